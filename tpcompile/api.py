@@ -78,6 +78,7 @@ def compile(
     weights: str | None = None,
     head: str | None = None,
     activations: str = "16",
+    kv: str | None = None,
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
@@ -115,6 +116,9 @@ def compile(
     With `activations="int8"`, linears with weights in 8 or 4 bits round their inputs to int8, with
     a scale per token and block of columns, which is faster on some CPUs and less exact. Other
     linears, and "16", leave them in the model's dtype.
+
+    With `kv="int8"`, the KV cache stores keys, after their rotation, and values in int8, with a
+    scale per token and head. By default it stores them in the model's dtype.
     """
     asked = dict(locals())
     load_plugins()
@@ -131,7 +135,7 @@ def compile(
     group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()
     share = threads if threads or group is None else agreed_threads(group, place)
-    passes = passes_for(pipeline, tp)
+    passes = passes_for(pipeline, tp, kv)
     check_shards(passes, tp)
     inside = simulate or (tp == 1 and not isolate)
     with starting(tp, group, place, inside=inside, timeout=rank_timeout, threads=share) as load:

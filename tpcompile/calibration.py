@@ -40,12 +40,14 @@ class Case:
     weights: str | None = None
     head: str | None = None
     activations: str = "16"
-    """`weights` and `head` are those of `compile`."""
+    kv: str | None = None
+    """`weights`, `head`, `activations` and `kv` are those of `compile`."""
 
     @property
     def name(self) -> str:
         first = "" if self.layers is None else f", first {self.layers} layers"
         first += "" if self.weights is None else f", {self.weights}"
+        first += "" if self.kv is None else f", KV cache in {self.kv}"
         return f"{self.model}{first}, batch {self.batch}, {self.context:,} tokens"
 
 
@@ -73,6 +75,7 @@ def calibrate(
     weights: str | None = None,
     head: str | None = None,
     activations: str = "16",
+    kv: str | None = None,
     say: Say = lambda text: None,
 ) -> Calibration:
     """Measure steps of MODEL with random weights, and fit a target for the machine of `device`.
@@ -80,15 +83,20 @@ def calibrate(
     All layers run with one sequence of `context` tokens. The first layers also run with a few
     sequences: the time of a single one is that of its loads, so it does not show the rates of
     arithmetic and of values. Ranks of one machine share its memory, so the delay and the
-    bandwidth between ranks are those of instructions and of the memory. `weights`, `head` and
-    `activations` are those of `compile`.
+    bandwidth between ranks are those of instructions and of the memory. `weights`, `head`,
+    `activations` and `kv` are those of `compile`.
     """
     target = replace(machine_of(device), name=name)
     if workers is not None:
         target = replace(target, workers=workers)
     layers = min(_FIRST_LAYERS, config_of(model).num_hidden_layers)
     first = (Case(model, _SHORT, batch, layers) for batch in _BATCHES)
-    quantized: dict[str, Any] = {"weights": weights, "head": head, "activations": activations}
+    quantized: dict[str, Any] = {
+        "weights": weights,
+        "head": head,
+        "activations": activations,
+        "kv": kv,
+    }
     cases = [replace(one, **quantized) for one in (Case(model, context), *first)]
     random, samples, whole = RandomMemory(device), list[Sample](), None
     for case in cases:
@@ -119,6 +127,7 @@ def program_of(case: Case, target: Target, say: Say = lambda text: None) -> Prog
         weights=case.weights,
         head=case.head,
         activations=case.activations,
+        kv=case.kv,
     ).program
 
 

@@ -16,6 +16,8 @@ HEADS = (*INTEGERS, "keep")
 """What the head can be quantized to; `keep` leaves it as it is."""
 ACTIVATIONS = ("16", "int8")
 """The dtypes of inputs of linears with weights in 8 or 4 bits; "16" is that of the model."""
+KV = ("int8",)
+"""What the KV cache can store instead of the model's dtype."""
 GROUP_COLUMNS = 64
 """The default number of columns per group."""
 GROUPS = ("32", "64", "128", "row")

@@ -14,6 +14,7 @@ from tpcompile.dtypes import (
     DTYPE_NAMES,
     DTYPES,
     HEADS,
+    KV,
     WEIGHTS_FORM,
     integers_of,
 )
@@ -21,20 +22,25 @@ from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.ir.format import Kind
 from tpcompile.ir.scheme import Integers, Scheme
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline
+from tpcompile.passes.pipeline import with_kv
 from tpcompile.passes.plan_sharding import PlanSharding
 
 
-def passes_for(pipeline: str | Sequence[Pass] | None, tp: int) -> list[Pass]:
-    """Return the passes of `pipeline` (default: the standard pipeline) for `tp` ranks."""
+def passes_for(pipeline: str | Sequence[Pass] | None, tp: int, kv: str | None = None) -> list[Pass]:
+    """Return the passes of `pipeline` (default: the standard pipeline) for `tp` ranks.
+
+    `kv` is what the KV cache stores: see `check_kv`.
+    """
     check_tp(tp)
+    check_kv(kv)
     if pipeline is None:
-        return default_pipeline(tp)
+        return with_kv(default_pipeline(tp), kv)
     if not isinstance(pipeline, str | Sequence):
         raise UsageError(
             f"pipeline must be text or a sequence of passes, got {type(pipeline).__name__}"
         )
     named = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
-    passes = for_ranks(named, tp)
+    passes = with_kv(for_ranks(named, tp), kv)
     for current in passes:
         if isinstance(current, PlanSharding) and current.tp != tp:
             raise UsageError(
@@ -131,6 +137,15 @@ def rounds_inputs(activations: str) -> bool:
             hint=did_you_mean(str(activations), ACTIVATIONS),
         )
     return activations == "int8"
+
+
+def check_kv(kv: str | None) -> None:
+    """Raise unless `kv` is what the KV cache can store, or None for the model's dtype."""
+    if kv is not None and kv not in KV:
+        raise UsageError(
+            f"kv must be one of {', '.join(KV)}, or None for the model's dtype, got {kv!r}",
+            hint=did_you_mean(str(kv), KV),
+        )
 
 
 _KINDS = {kind.word: kind for kind in (Kind.INT8, Kind.INT4)}

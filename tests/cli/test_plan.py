@@ -51,6 +51,14 @@ def test_numbers(cli: Cli) -> None:
     assert ops == ["all_reduce"] * 5 + ["all_gather", "argmax"]
 
 
+def test_a_cache_in_int8(cli: Cli) -> None:
+    """Rows of 16 values in fp32 become 16 bytes and a scale."""
+    ranks = json.loads(cli("plan preset:tiny-qwen3 --tp 4 --kv int8 --json").out)["ranks"]
+    assert [rank["kv_bytes_per_token"] for rank in ranks] == [80, 160, 80, 80]
+    refused = cli("plan preset:tiny-qwen3 --kv int4")
+    assert refused.status == 2 and "--kv" in refused.err
+
+
 def test_one_rank_holds_the_model(cli: Cli) -> None:
     plan = json.loads(cli("plan preset:tiny-qwen3 --tp 1 --json").out)
     assert plan["collectives"] == []

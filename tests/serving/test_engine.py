@@ -91,6 +91,16 @@ def test_random_mixes(model: Any, seed: int) -> None:
     mixed(model, seed)
 
 
+def test_a_cache_in_int8() -> None:
+    """Shared, copied and preempted blocks hold the scales of their rows."""
+    with tpcompile.compile(lively("tiny-qwen3"), tp=2, max_seq_len=160, kv="int8") as model:
+        for seed in range(2):
+            mixed(model, seed)
+        test_a_shared_prefix(model)
+        test_a_request_that_is_preempted(model)
+        test_bits_do_not_depend_on_the_batch(model)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, 2, 3])
 def test_five_hundred_random_mixes(tp: int) -> None:

@@ -13,7 +13,7 @@ from tpcompile.backends.rotation import CPU
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.format import FLOATS
 from tpcompile.registry import Registry
-from tpcompile.vm.program import Program
+from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.abi import VERSION, check_version
 from tpcompile.vm.program.instruction import Probe, StepInstruction
 
@@ -34,6 +34,22 @@ def executor(kind: _Kind) -> _Kind:
     return kind
 
 
+_HELD = {Role.WEIGHT: "weights", Role.CACHE: "a KV cache"}
+
+
+def refuse_formats(program: Program, role: Role, backend: str) -> None:
+    """Raise if weights, or the KV cache, are in a format, for a backend that reads none."""
+    held = (one for one in program.buffers if one.role == role and one.format is not None)
+    first = next(held, None)
+    if first is not None:
+        raise UnsupportedError(
+            f"The {backend} backend cannot read {_HELD[role]} in {first.format}",
+            where=first.name,
+            expected=f"{_HELD[role]} in " + ", ".join(map(str, FLOATS)),
+            hint='Compile with backend="torch"',
+        )
+
+
 class Executor(ABC):
     """An interpreter or a compiled kernel that runs one program in its memory.
 
@@ -50,6 +66,8 @@ class Executor(ABC):
     """Whether each rank may run in a process of its own; if not, one process runs all ranks."""
     in_formats: ClassVar[bool] = False
     """Whether it reads weights of several components."""
+    kv_in_formats: ClassVar[bool] = False
+    """Whether it reads and writes a KV cache whose rows have several components."""
     same_for_ranks: ClassVar[bool] = True
     """Whether results have the same bits for every number of ranks that splits the sizes evenly."""
     functions: ClassVar[str] = TORCH
@@ -71,14 +89,10 @@ class Executor(ABC):
                 f"The {cls.name} backend does not run on {device}",
                 expected=" or ".join(cls.devices),
             )
-        kept = next((one for one in program.buffers if one.format is not None), None)
-        if kept is not None and not cls.in_formats:
-            raise UnsupportedError(
-                f"The {cls.name} backend cannot read weights in {kept.format}",
-                where=kept.name,
-                expected="weights in " + ", ".join(map(str, FLOATS)),
-                hint='Compile with backend="torch"',
-            )
+        if not cls.in_formats:
+            refuse_formats(program, Role.WEIGHT, cls.name)
+        if not cls.kv_in_formats:
+            refuse_formats(program, Role.CACHE, cls.name)
 
     @classmethod
     def during(cls, wait: Callable[[], T]) -> T:

@@ -11,6 +11,7 @@ from tpcompile.backends.devices import FASTEST
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.rotation import CPU, Rotation
+from tpcompile.ir.kv import is_rounded, stored_rows
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 
@@ -47,23 +48,32 @@ class RandomMemory:
             return self._weight((rank, name, extents), part.dtype.torch)
 
         found = StepMemory(program, parameter, _rotation(program), poison=False, device=self.device)
-        for cache in found.values(Role.CACHE):
-            self._fill(cache)
+        for number in program.one_per_rank(Role.CACHE):
+            storage = program.buffers[number].storage
+            assert storage is not None
+            cache = found.tensors[number]
+            self._fill(cache, self._rows(cache, storage[-1]) if is_rounded(cache) else None)
         return found
+
+    def _rows(self, cache: torch.Tensor, width: int) -> torch.Tensor:
+        """Return rows of a cache with values of the pattern, one after the other."""
+        count = max(1, _PATTERN // width)
+        values = self._pattern.repeat(-(-width // _PATTERN))[: count * width]
+        return stored_rows(values.view(count, width), cache).flatten()
 
     def _weight(self, key: tuple[int, str, tuple[int, ...]], dtype: torch.dtype) -> torch.Tensor:
         if key not in self._weights:
             self._weights[key] = self._fill(torch.empty(key[2], dtype=dtype, device=self.device))
         return self._weights[key]
 
-    def _fill(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _fill(self, tensor: torch.Tensor, pattern: torch.Tensor | None = None) -> torch.Tensor:
         """Write every element, so that the system provides the pages."""
         flat = tensor.as_strided((tensor.numel(),), (1,))
-        pattern = self._pattern
-        if not tensor.is_floating_point():
-            pattern = pattern.view(tensor.dtype)[:_PATTERN]
-        for start in range(0, len(flat), _PATTERN):
-            part = flat[start : start + _PATTERN]
+        if pattern is None:
+            own = self._pattern
+            pattern = own if tensor.is_floating_point() else own.view(tensor.dtype)[:_PATTERN]
+        for start in range(0, len(flat), len(pattern)):
+            part = flat[start : start + len(pattern)]
             part.copy_(pattern[: len(part)])
         return tensor
 

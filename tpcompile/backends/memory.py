@@ -13,6 +13,7 @@ from tpcompile.backends.share import RankShare
 from tpcompile.backends.step_checks import check_clocks, check_launch, check_step
 from tpcompile.errors import UsageError
 from tpcompile.ir.format import Format
+from tpcompile.ir.kv import nan_element
 from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.program.abi import buffer_row
 from tpcompile.vm.program.instruction import NONE
@@ -104,6 +105,8 @@ class StepMemory:
         found = torch.empty_strided(
             extents, strides, dtype=buffer.dtype, device=self.device
         ).zero_()
+        if buffer.role == Role.CACHE and self._poisons:
+            return found.fill_(nan_element(found))
         return found if buffer.role.kind in ("state", "input") else self._poison(found)
 
     @property
@@ -123,7 +126,7 @@ class StepMemory:
             buffer = self.program.buffers[number]
             assert buffer.storage is not None
             slots = cache.shape[2] if cache.dim() == len(buffer.storage) else buffer.storage[2]
-            extents = (*buffer.storage[:2], slots, *buffer.storage[3:])
+            extents = (*buffer.extents[:2], slots, *buffer.extents[3:])
             self.tensors[number] = _checked(cache, buffer, extents)
 
     def values(self, role: Role) -> list[torch.Tensor]:
@@ -256,7 +259,7 @@ class StepMemory:
             for length, table in zip(lengths.tolist(), tables.tolist(), strict=True):
                 for place in range(length - 1):
                     free[table[place // block] * block + place % block] = False
-            cache[:, :, free.to(cache.device)] = torch.nan
+            cache[:, :, free.to(cache.device)] = nan_element(cache)
 
     def _poison(self, tensor: torch.Tensor) -> torch.Tensor:
         if not self._poisons:

@@ -12,6 +12,7 @@ from tpcompile.cli.command import (
     Command,
     Parser,
     Result,
+    add_kv_argument,
     add_quantization_arguments,
     add_threads_argument,
     json_text,
@@ -61,6 +62,7 @@ def _add_arguments(parser: Parser) -> None:
     )
     add_threads_argument(parser)
     add_quantization_arguments(parser)
+    add_kv_argument(parser)
     add(
         "--repeats",
         metavar="N",
@@ -104,12 +106,13 @@ def _run(args: argparse.Namespace) -> Result:
             weights=args.weights,
             head=args.head,
             activations=args.activations,
+            kv=args.kv,
             say=_both(say),
         )
         write_file(args.output, lambda file: file.write(target_text(found.target)))
         sys.stderr.write(f"wrote {args.output}\n")
         cases = cases_of(args.model, args.other) if args.verify else []
-        quantized = {name: getattr(args, name) for name in ("weights", "head", "activations")}
+        quantized = {name: getattr(args, name) for name in ("weights", "head", "activations", "kv")}
         cases = [replace(one, **quantized) for one in cases]
         steps = verify(found.target, cases, repeats=args.repeats, device=device, say=_both(say))
         checked = list(steps)

@@ -16,6 +16,7 @@ from tpcompile.dtypes import (
     DTYPES,
     GROUP_COLUMNS,
     HEADS,
+    KV,
     WEIGHTS_FORM,
     integers_of,
 )
@@ -204,6 +205,7 @@ def add_model_arguments(
     )
     add_dtype_argument(parser)
     add_quantization_arguments(parser)
+    add_kv_argument(parser)
     if weights:
         parser.add_argument(
             "--random-weights",
@@ -254,6 +256,17 @@ def add_quantization_arguments(parser: Parser, *, required: bool = False) -> Non
         default=ACTIVATIONS[0],
         help="what linears with weights in 8 or 4 bits round their inputs to: int8, with a scale "
         "per token and block of columns, or 16, the model's dtype; default: 16",
+    )
+
+
+def add_kv_argument(parser: Parser) -> None:
+    """Add what the KV cache stores."""
+    parser.add_argument(
+        "--kv",
+        metavar="K",
+        type=choice(*KV),
+        help="store keys and values in int8, with a scale per token and head; default: in the "
+        "model's dtype",
     )
 
 

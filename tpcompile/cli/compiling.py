@@ -55,7 +55,7 @@ def passes_of(args: argparse.Namespace) -> list[Pass]:
     check_model_name(args.model)
     from tpcompile.options import passes_for
 
-    return passes_for(args.pipeline, args.tp)
+    return passes_for(args.pipeline, args.tp, args.kv)
 
 
 def warn_unsharded(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
@@ -88,6 +88,7 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
             weights=args.weights,
             head=args.head,
             activations=args.activations,
+            kv=args.kv,
             **more,
         )
 

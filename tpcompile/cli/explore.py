@@ -121,6 +121,7 @@ def _run(args: argparse.Namespace) -> Result:
             weights=args.weights,
             head=args.head,
             activations=args.activations,
+            kv=args.kv,
             threads=args.threads,
             say=say,
         )

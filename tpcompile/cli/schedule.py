@@ -235,6 +235,7 @@ def _choices(args: argparse.Namespace) -> Choices:
         interleaved=args.rotary == "interleaved",
         pipeline=args.pipeline,
         measured=args.measured,
+        kv=args.kv,
     )
 
 

@@ -18,14 +18,18 @@ import torch
 
 from tpcompile.compare.agreement import WatchedRanks, same_bits
 from tpcompile.compare.comparison import Comparison, compare
+from tpcompile.compare.rounded_cache import empty_cache, rounding_attention
 from tpcompile.compare.rows import Row, row_of, token_margin
 from tpcompile.compare.source import Source, eager_model, in_fp32
 from tpcompile.errors import UsageError
 from tpcompile.frontend import Captured, capture
+from tpcompile.ir.format import Format
 from tpcompile.ir.info import info_of
+from tpcompile.ir.ops import ATTENTION
 from tpcompile.ir.scheme import Scheme
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
+from tpcompile.passes.cache_kv import stored_format
 from tpcompile.rewriting.reproducer import write_reproducer
 from tpcompile.runtime.cache_name import CACHE
 from tpcompile.runtime.kv.packing import Packed, pack
@@ -72,20 +76,23 @@ def compare_with_eager(
         threads=threads,
     )
     with ranks as load, opened(weights) as read:
-        side = Source(captured, read)
+        side = Source(captured, read, stored_format(graph))
         exact = in_fp32(side) if tolerance is None else None
         truth = _values(exact, packed) if exact else None
         reference, values = _values(side, packed), _values(side, packed, graph)
         found = compare(reference, graph, values, tolerance, truth)
-        theirs = [eager_model(each) for each in (side, exact) if each]
+        sources = [each for each in (side, exact) if each]
         loaded = load(rank_modules(graph), weights, captured.rotary.fresh)
         watched = WatchedRanks(loaded)
         with CompiledModel(captured, graph, stages, watched) as compiled:
+            theirs = [_Eager(each, compiled.can_generate()) for each in sources]
             runs = list(_side_by_side(theirs, compiled, ids, mask, tolerance))
     where = "one process each" if isinstance(loaded, SpawnedRanks) else "in this process"
     ends = [run.row() for run in _ends(runs, _logits(reference), _logits(values), where)]
     if side.rounds and runs[0].exact is not None:
         ends.append(_of_rounding(runs[0].eager, runs[0].exact))
+    if side.kv is not None and exact is not None:
+        ends += _of_cache(side.kv, *theirs)
     ends += [_agreement(watched)] if tp > 1 else []
     shown = tuple(row.node for row in ends)
     rows = (ends[0], *found.rows, *ends[1:])
@@ -112,9 +119,15 @@ class _Run:
 class _Eager:
     """A Hugging Face model that processes sequences piece by piece."""
 
-    def __init__(self, model: Any, cached: bool) -> None:
-        self._model, self._cached = model, cached
-        self._past: Any = None
+    def __init__(self, source: Source, cached: bool) -> None:
+        self._model, self._cached = eager_model(source), cached
+        rounds = source.kv is not None
+        self._past: Any = empty_cache(self._model.config, source.kv) if rounds else None
+
+    def kept(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the keys and the values of each layer's cache."""
+        for layer in self._past.layers:
+            yield layer.keys, layer.values
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
@@ -131,7 +144,7 @@ class _Eager:
 
 
 def _side_by_side(
-    models: Sequence[Any],
+    eager: Sequence[_Eager],
     compiled: CompiledModel,
     ids: torch.Tensor,
     mask: torch.Tensor,
@@ -139,10 +152,9 @@ def _side_by_side(
 ) -> Iterator[_Run]:
     """Run the prompts, then decode the tokens that eager chooses, through all KV caches.
 
-    `models` are eager and, if needed, eager in fp32.
+    `eager` is eager and, if needed, eager in fp32.
     """
     cached = compiled.can_generate()
-    eager = [_Eager(model, cached) for model in models]
     with torch.inference_mode():
         theirs = [each(ids, mask) for each in eager]
         ours = compiled(ids, attention_mask=mask, use_cache=cached)
@@ -193,6 +205,18 @@ def _of_rounding(logits: torch.Tensor, exact: torch.Tensor) -> Row:
     return replace(row, ok=not row.problem, limit=math.inf)
 
 
+def _of_cache(stored: Format, eager: _Eager, exact: _Eager) -> Iterator[Row]:
+    """Yield the errors of the keys and values that eager's cache stores, by layer.
+
+    No limit applies: they are the errors of the option, for any implementation.
+    """
+    source = f"in the cache as {stored} beside fp32, both eager"
+    for layer, sides in enumerate(zip(eager.kept(), exact.kept(), strict=True)):
+        for name, found, expected in zip(("keys", "values"), *sides, strict=True):
+            row = row_of(f"l{layer}_{name}", source, found, expected, layer=layer, exact=expected)
+            yield replace(row, ok=not row.problem, limit=math.inf)
+
+
 def _agreement(ranks: WatchedRanks) -> Row:
     """Compare the results of all ranks in the first step in which they differ, or the last."""
     first, *others = ranks.results
@@ -226,9 +250,11 @@ def _tokens(
 def _values(source: Source, packed: Packed, graph: Any = None) -> Values:
     """Compute every value of a graph, by default of the captured one."""
     chosen = source.captured.graph if graph is None else graph
+    instead = {} if source.kv is None else {ATTENTION: rounding_attention(source.kv)}
     with torch.inference_mode():
         weights = materialise(chosen, source.read)
-        return run_ranks(chosen, packed.inputs(), weights, source.captured.rotary.fresh())
+        rotary = source.captured.rotary.fresh()
+        return run_ranks(chosen, packed.inputs(), weights, rotary, instead)
 
 
 def _logits(values: Values) -> torch.Tensor:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend import Captured, capture
+from tpcompile.ir.format import Format
 from tpcompile.ir.ops.few_bits import RoundingWeight
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.simulate import whole_value
@@ -23,6 +24,8 @@ class Source:
 
     captured: Captured
     read: Read
+    kv: Format | None = None
+    """The format of the KV cache, None for one in the model's dtype."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -43,10 +46,12 @@ class Source:
 def in_fp32(source: Source) -> Source | None:
     """Return the model in fp32 with the same weights, to tell rounding from errors.
 
-    Its linears do not round their inputs. Return None if the model itself rounds nothing.
+    Its linears do not round their inputs, and its KV cache does not round keys and values. Return
+    None if the model itself rounds nothing.
     """
     dtype, read = source.dtype, source.read
-    if dtype.itemsize >= torch.float32.itemsize and not source.rounds:
+    rounds = source.rounds or source.kv is not None
+    if dtype.itemsize >= torch.float32.itemsize and not rounds:
         return None
     exact = capture(source.captured.config, dtype=torch.float32)
     graphs = (exact.graph, source.captured.graph)

@@ -17,17 +17,16 @@ from tpcompile.ir.ops import (
     ALL_REDUCE,
     ALL_REDUCE_RESIDUAL,
     ATTENTION,
+    CACHE_WRITERS,
     EMBEDDINGS,
     NORM_MLPS,
     NORM_MLPS_APART,
-    PAGED_ATTENTION,
-    QKV_OPS,
     SPECS,
     SWIGLU,
     arguments_of,
     spec_of,
 )
-from tpcompile.ir.ops.cache import kept_type
+from tpcompile.ir.ops.cache import stored_type
 from tpcompile.ir.ops.spec import local_bytes
 from tpcompile.ir.types import ValueType
 
@@ -167,12 +166,11 @@ def _formats(weights: Iterable[ValueType], ranks: int) -> dict[str, int]:
 
 def _heads(node: fx.Node) -> tuple[ValueType, ValueType] | None:
     """Return the types of the queries and keys of an attention op, or None for another op."""
-    if node.target in (ATTENTION, PAGED_ATTENTION):
+    if node.target == ATTENTION:
         return value_type(operand(node)), value_type(operand(node, 1))
-    if node.target in QKV_OPS:
+    if node.target in CACHE_WRITERS:
         queries = value_type(node)
-        read = arguments_of(node)
-        return queries, kept_type(value_type(read["cache"]), queries.shape[0])
+        return queries, stored_type(value_type(arguments_of(node)["cache"]), queries.shape[0])
     return None
 
 

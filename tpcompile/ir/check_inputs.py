@@ -28,6 +28,8 @@ def check_input(node: fx.Node, ranks: int) -> None:
     known = kind.role is None or isinstance(kind.role, CacheOf)
     if not known:
         raise RuleError("input", str(kind), "an input without a role, or a KV cache")
+    if kind.format is not None and kind.role is None:
+        raise RuleError("input", str(kind), "an input without a format, or a KV cache")
     cache = bool(node.users) and all(_is_cache(node, user) for user in node.users)
     if kind.placement != REPLICATE and not (cache and isinstance(kind.placement, Shard)):
         raise RuleError("input", str(kind), "a replicated input, or a sharded KV cache")

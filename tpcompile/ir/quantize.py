@@ -57,12 +57,21 @@ def rounded(x: torch.Tensor, stored: Format, first: int = 0) -> torch.Tensor:
     padding = (skipped, -(skipped + width) % stored.block)
     padded = functional.pad(x.float(), padding)
     blocks = padded.reshape(*x.shape[:-1], padded.shape[-1] // stored.block, stored.block)
+    integers, scales = integers_of(blocks)
+    found = integers * scales
+    return found.reshape(padded.shape)[..., skipped : skipped + width]
+
+
+def integers_of(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the integers, in fp32, and the scales of blocks `[…, values]` of fp32.
+
+    See `rounded`. If a block has a value that is not finite, its integers or its scale are not.
+    """
     most = blocks.abs().amax(-1, keepdim=True)
     steps = most.new_tensor(127.0)  # a tensor, because torch divides numbers by multiplication
     factor = steps / most
     integers = (blocks * factor.where(~factor.isinf(), 0.0)).round()
-    found = integers * (most / steps)
-    return found.reshape(padded.shape)[..., skipped : skipped + width]
+    return integers, most / steps
 
 
 def _scales(groups: torch.Tensor, kind: Kind, dtype: torch.dtype) -> torch.Tensor:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx
 
 from tpcompile.ir.info import info_of
+from tpcompile.ir.kv import nan_element, row_in_memory
 from tpcompile.ir.meta import Parameter, operand, parameter_of, parameters, type_of, value_type
 from tpcompile.ir.ops import CACHE_WRITERS, OpSpec, arguments_of, spec_of
 from tpcompile.ir.ops.few_bits import RoundingWeight
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import Tensor
+from tpcompile.ir.types import ValueType
 
 Values = dict[fx.Node, list[Any]]
 _DECODED_ROWS = 1024
@@ -77,8 +80,12 @@ def run_ranks(
     inputs: Mapping[str, torch.Tensor],
     weights: Mapping[str, Sequence[Weight]],
     rotary: Callable[..., Any],
+    instead: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
 ) -> Values:
-    """Execute a graph, and return the value of every node on every rank."""
+    """Execute a graph, and return the value of every node on every rank.
+
+    `instead` has functions that replace ops, by target.
+    """
     ranks = info_of(gm).tp
     dealt = rank_inputs(gm, inputs)
     values: Values = {}
@@ -90,7 +97,7 @@ def run_ranks(
         elif node.op == "output":
             values[node] = [_local(node.args[0], values, rank) for rank in range(ranks)]
         else:
-            values[node] = _call(node, values, ranks, rotary)
+            values[node] = _call(node, values, ranks, rotary, instead)
     return values
 
 
@@ -116,7 +123,7 @@ def run_streamed(
             for used in node.all_input_nodes:
                 if used not in values:
                     values[used] = [_weight(parameter_of(used), 0, read)]
-            values[node] = _call(node, values, 1, rotary)
+            values[node] = _call(node, values, 1, rotary, {})
             for used in node.all_input_nodes:
                 if last[used] is node:
                     del values[used]
@@ -152,17 +159,24 @@ def rank_inputs(
         slots.append(first * block + torch.arange(length))
     placed = {"slots": torch.cat(slots), "tables": tables, "lengths": lengths}
     count = sum(held) * block
-    shapes = (
-        [count if isinstance(extent, str) else extent for extent in kind.local_shape(rank)]
-        for rank in ranks
-    )
-    return [
-        {**inputs, **placed, "cache": torch.full(shape, torch.nan, dtype=kind.dtype)}
-        for shape in shapes
-    ]
+    return [{**inputs, **placed, "cache": empty_cache(kind, rank, count)} for rank in ranks]
 
 
-def _call(node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any]) -> list[Any]:
+def empty_cache(kind: ValueType, rank: int, slots: int) -> torch.Tensor:
+    """Return a rank's KV cache, filled with NaN."""
+    shape = [slots if isinstance(extent, str) else extent for extent in kind.local_shape(rank)]
+    shape[-1], dtype = row_in_memory(shape[-1], kind.dtype, kind.format)
+    found = torch.empty(shape, dtype=dtype)
+    return found.fill_(nan_element(found))
+
+
+def _call(
+    node: fx.Node,
+    values: Values,
+    ranks: int,
+    rotary: Callable[..., Any],
+    instead: Mapping[Any, Callable[..., Any]],
+) -> list[Any]:
     spec = spec_of(node)
     assert spec is not None, node
     if spec.across is not None:
@@ -176,7 +190,9 @@ def _call(node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any])
             results.append(rotary(*args))
         else:
             kwargs = {key: _local(arg, values, rank) for key, arg in node.kwargs.items()}
-            results.append(spec.call({**spec.bind(args, kwargs), **local_args(node, spec, rank)}))
+            bound = {**spec.bind(args, kwargs), **local_args(node, spec, rank)}
+            other = instead.get(node.target)
+            results.append(spec.call(bound) if other is None else other(**bound))
     return results
 
 

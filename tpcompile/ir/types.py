@@ -52,7 +52,8 @@ PARTIAL = Partial()
 class ValueType:
     """Global shape, dtype, placement across the ranks, and the role if the value has one.
 
-    A parameter may also have a format. Then `dtype` is that of the values that it stands for.
+    A parameter or a KV cache may also have a format. Then `dtype` is that of the values that it
+    stands for.
     """
 
     shape: tuple[Dim, ...]
@@ -60,7 +61,7 @@ class ValueType:
     placement: Placement = REPLICATE
     role: Role | None = None
     format: Format | None = None
-    """None for a value, and for a parameter that is stored as its values."""
+    """None for a value, and for a parameter or a KV cache that is stored as its values."""
 
     @cached_property
     def _hash(self) -> int:
@@ -104,10 +105,10 @@ class ValueType:
         return tuple(shape)
 
     def columns(self, rank: int) -> Interval:
-        """Return the columns of a matrix that a rank holds, which are one run of the whole ones."""
-        layout = self.layout_of(1)
+        """Return the columns of rows that a rank holds, which are one run of the whole ones."""
+        layout = self.layout_of(-1)
         first = layout.intervals(rank)[0][0] if isinstance(layout, Layout) else 0
-        columns = self.local_shape(rank)[1]
+        columns = self.local_shape(rank)[-1]
         assert isinstance(columns, int)
         return first, first + columns
 

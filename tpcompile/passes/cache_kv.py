@@ -8,7 +8,9 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from tpcompile.errors import PassError, UsageError
+from tpcompile.errors import PassError, UsageError, did_you_mean
+from tpcompile.ir.format import Format
+from tpcompile.ir.kv import KV_FORMATS
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import ATTENTION, CACHE_WRITERS, PAGED_ATTENTION, arguments_of
@@ -19,6 +21,18 @@ from tpcompile.rewriting.rewrite import Report, calls, insert_bound, replace
 
 CACHE = "cache"
 """The input with the keys and values of all layers, for the rank's KV heads."""
+MODEL_KV = "model"
+"""The option for keys and values in the model's dtype."""
+
+
+def kv_format(kv: str) -> Format | None:
+    """Return the format of rows of the cache, None for the model's dtype."""
+    names = (MODEL_KV, *KV_FORMATS)
+    if kv not in names:
+        raise UsageError(
+            f"kv must be one of {', '.join(names)}, got {kv!r}", hint=did_you_mean(kv, names)
+        )
+    return KV_FORMATS.get(kv)
 
 
 @dataclass(frozen=True)
@@ -37,14 +51,17 @@ class CacheKv:
     after: ClassVar[tuple[str, ...]] = ("canonicalize", "raise-attention")
     block: int = 32
     """Number of tokens per block."""
+    kv: str = MODEL_KV
+    """How keys and values are stored: in the dtype of the `model`, or as `int8`."""
 
     def apply(self, gm: fx.GraphModule) -> Report:
         if self.block < 1:
             raise UsageError(f"block must be at least 1 token, got {self.block}")
+        stored = kv_format(self.kv)
         found = calls(gm, ATTENTION)
         if not found:
             return Report()
-        cache = _cache_type(found, self.block)
+        cache = _cache_type(found, self.block, stored)
         inputs = _new_inputs(gm.graph, cache, value_type(found[0]).shape[0])
         for node in found:
             bound = {**arguments_of(node), **inputs, "block": self.block}
@@ -55,7 +72,7 @@ class CacheKv:
         return Report(matches=len(found))
 
 
-def _cache_type(found: list[fx.Node], block: int) -> ValueType:
+def _cache_type(found: list[fx.Node], block: int, stored: Format | None) -> ValueType:
     """Return the type of the cache; it serves all layers, so their keys must have one type."""
     kinds = list(dict.fromkeys(value_type(operand(node, 1)) for node in found))
     odd = next((node for node in found if value_type(operand(node, 1)) != kinds[0]), None)
@@ -77,7 +94,8 @@ def _cache_type(found: list[fx.Node], block: int) -> ValueType:
             hint="Put cache-kv after raise-attention and the sharding passes",
         )
     layers = 1 + max(arguments_of(node)["layer"] for node in found)
-    cache = ValueType((layers, 2, "C", *kind.shape[1:]), kind.dtype, role=CacheOf(block))
+    shape = (layers, 2, "C", *kind.shape[1:])
+    cache = ValueType(shape, kind.dtype, role=CacheOf(block), format=stored)
     layout = kind.layout_of(1)
     return cache if layout is None else cache.sharded(HEADS, layout)
 
@@ -96,6 +114,14 @@ def _new_inputs(graph: fx.Graph, cache: ValueType, tokens: Dim) -> dict[str, fx.
             made[name] = graph.placeholder(name)
             made[name].meta |= {"type": kind, "origin": origin_of(last)}
     return made
+
+
+def stored_format(gm: fx.GraphModule) -> Format | None:
+    """Return the format of the rows of the graph's cache, None without a cache or a format."""
+    for node in gm.graph.nodes:
+        if node.target in CACHE_WRITERS:
+            return value_type(arguments_of(node)["cache"]).format
+    return None
 
 
 def block_size(gm: fx.GraphModule) -> int:

@@ -117,9 +117,11 @@ class Standard:
     """Number of tokens per block of the KV cache."""
     interleaved: bool = False
     """Rotate adjacent elements of a head, instead of elements half a head apart."""
+    kv: str = CacheKv.kv
+    """How keys and values are stored: in the dtype of the `model`, or as `int8`."""
 
     def passes(self) -> list[Pass]:
-        return list(_made(_STANDARD, self.interleaved, CacheKv(self.block)))
+        return list(_made(_STANDARD, self.interleaved, CacheKv(self.block, self.kv)))
 
 
 @pipeline
@@ -134,9 +136,11 @@ class Decode:
     """Number of tokens per block of the KV cache."""
     interleaved: bool = False
     """Rotate adjacent elements of a head, instead of elements half a head apart."""
+    kv: str = CacheKv.kv
+    """How keys and values are stored: in the dtype of the `model`, or as `int8`."""
 
     def passes(self) -> list[Pass]:
-        options = CacheKv(self.block), SplitAttention(self.spans)
+        options = CacheKv(self.block, self.kv), SplitAttention(self.spans)
         return list(_made(_DECODE, self.interleaved, *options))
 
 
@@ -155,15 +159,19 @@ def default_pipeline(tp: int = 1, interleaved: bool = False) -> list[Pass]:
 
 
 def decode_pipeline(
-    tp: int = 1, spans: int = 1, block: int = CacheKv.block, interleaved: bool = False
+    tp: int = 1,
+    spans: int = 1,
+    block: int = CacheKv.block,
+    interleaved: bool = False,
+    kv: str = CacheKv.kv,
 ) -> list[Pass]:
     """Return the pipeline for decode steps, which process one new token per sequence.
 
     The result is a graph of instruction groups. `spans` is the number of parts into which attention
     splits a sequence, `block` the number of tokens per KV block. With `interleaved`, adjacent
-    elements of a head are rotated together.
+    elements of a head are rotated together. `kv` is an option of `cache-kv`.
     """
-    return for_ranks(Decode(spans, block, interleaved).passes(), tp)
+    return for_ranks(Decode(spans, block, interleaved, kv).passes(), tp)
 
 
 def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
@@ -205,6 +213,20 @@ def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:
         dataclasses.replace(current, tp=tp)
         if isinstance(current, PlanSharding) and not current.tp
         else current
+        for current in passes
+    ]
+
+
+def with_kv(passes: Sequence[Pass], kv: str | None) -> list[Pass]:
+    """Return the same passes, with `kv` as the option of `cache-kv`; None changes nothing."""
+    if kv is None:
+        return list(passes)
+    if not any(isinstance(current, CacheKv) for current in passes):
+        raise UsageError(
+            f"The pipeline has no KV cache, which kv={kv!r} requires", hint="Add cache-kv to it"
+        )
+    return [
+        dataclasses.replace(current, kv=kv) if isinstance(current, CacheKv) else current
         for current in passes
     ]
 

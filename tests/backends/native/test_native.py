@@ -18,6 +18,7 @@ from tests.backends.reference.stepping import (
     BIASED,
     EDGES,
     EVEN,
+    WINDOWED,
     Case,
     place,
     steps_of,
@@ -56,6 +57,17 @@ def test_steps_are_eager_s(model: str, path: str) -> None:
         assert worst_error(case, _steps(case, path)) < TOLERANCE
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("model", ["tiny-qwen3", EVEN, WINDOWED])
+def test_a_cache_in_int8(model: str, path: str) -> None:
+    """Steps are those of eager with the same rounding, for heads and for rows."""
+    for tp, (lowering, interleaved) in zip(
+        (1, 2, 3), (("heads", False), ("rows", True), ("heads", True)), strict=True
+    ):
+        case = Case(model, tp, spans=3, lowering=lowering, interleaved=interleaved, kv="int8")
+        assert worst_error(case, _steps(case, path)) < TOLERANCE
+
+
 @pytest.mark.parametrize("spans", [1, 2, 7])
 @pytest.mark.parametrize("length", EDGES)
 def test_one_sequence(length: int, spans: int) -> None:
@@ -64,21 +76,24 @@ def test_one_sequence(length: int, spans: int) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_bits_do_not_depend_on_the_schedule(path: str) -> None:
+@pytest.mark.parametrize("kv", ["model", "int8"])
+def test_bits_do_not_depend_on_the_schedule(path: str, kv: str) -> None:
     """The logits are bitwise equal for all policies, lowerings and thread counts."""
-    wanted = _steps(CASE, path)
+    case = replace(CASE, kv=kv)
+    wanted = _steps(case, path)
     for policy, workers, lowering in product(POLICIES, (1, 2, 5), ("heads", "rows")):
-        other = replace(CASE, policy=policy, workers=workers, lowering=lowering)
+        other = replace(case, policy=policy, workers=workers, lowering=lowering)
         found = _steps(other, path)
         assert all(map(torch.equal, found, wanted)), (policy, workers, lowering)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_bits_do_not_depend_on_the_batch(path: str) -> None:
+@pytest.mark.parametrize("kv", ["model", "int8"])
+def test_bits_do_not_depend_on_the_batch(path: str, kv: str) -> None:
     """A sequence has the same bits alone and in a batch of up to 16, from its first token on."""
-    alone = _steps(Case("tiny-qwen3", lengths=(1,)), path, 9)
+    alone = _steps(Case("tiny-qwen3", lengths=(1,), kv=kv), path, 9)
     for batch in (2, 3, 5, 8, 16):
-        found = _steps(Case("tiny-qwen3", lengths=(1,) * batch), path, 9)
+        found = _steps(Case("tiny-qwen3", lengths=(1,) * batch, kv=kv), path, 9)
         for step, logits in zip(alone, found, strict=True):
             assert torch.equal(step[0], logits[0]), batch
 

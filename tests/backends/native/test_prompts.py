@@ -21,6 +21,7 @@ from tpcompile.backends.native import functions, prompts
 from tpcompile.backends.native.build import paths
 from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.ir.format import Format
+from tpcompile.ir.kv import ROUNDED, loaded_rows, nan_element, row_in_memory, stored_rows
 
 pytestmark = pytest.mark.skipif(not prompts.available(), reason="needs AVX2")
 PATHS = [path for path in paths() if path in prompts.PATHS]
@@ -120,14 +121,21 @@ class Case:
     """New tokens of sequences, in blocks in random order; other blocks contain NaN."""
 
     def __init__(
-        self, sizes: Sequence[tuple[int, int]], heads: int, shared: int, width: int
+        self,
+        sizes: Sequence[tuple[int, int]],
+        heads: int,
+        shared: int,
+        width: int,
+        kv: Format | None = None,
     ) -> None:
         new = torch.tensor([0, *(own for _, own in sizes)])
         self.starts = new.cumsum(0)
         tokens = int(self.starts[-1])
         self.q = random(tokens, heads * width).unflatten(1, (-1, width))
         self.k, self.v = random(2, tokens, shared, width)
-        self.cache = torch.full((3, 2, SLOTS, shared, width), torch.nan).bfloat16()
+        row, dtype = row_in_memory(width, torch.bfloat16, kv)
+        self.cache = torch.empty(3, 2, SLOTS, shared, row, dtype=dtype)
+        self.cache.fill_(nan_element(self.cache))
         self.lengths = torch.tensor([length for length, _ in sizes])
         order = torch.randperm(SLOTS // BLOCK).tolist()
         most = max(-(-length // BLOCK) for length, _ in sizes)
@@ -138,7 +146,7 @@ class Case:
             self.tables[row, : len(held)] = held
             places = torch.arange(length)
             slots = held[places // BLOCK] * BLOCK + places % BLOCK
-            self.cache[1, :, slots] = random(2, length, shared, width)
+            self.cache[1, :, slots] = stored_rows(random(2, length, shared, width), self.cache)
             self.slots[self.starts[row] : self.starts[row + 1]] = slots[length - own :]
 
     def run(self, how: Any, window: int | None = None, heads: Sequence[int] | None = None) -> Any:
@@ -157,10 +165,17 @@ SIZES = [[(1, 1)], [(128, 128)], [(70, 70), (65, 1), (200, 131)], [(300, 33), (6
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(("heads", "shared", "width"), [(4, 2, 32), (6, 1, 96), (3, 3, 128)])
 @pytest.mark.parametrize("window", [None, 1, 50])
+@pytest.mark.parametrize("kv", [None, ROUNDED])
 def test_attention(
-    sizes: list[tuple[int, int]], heads: int, shared: int, width: int, window: int | None
+    sizes: list[tuple[int, int]],
+    heads: int,
+    shared: int,
+    width: int,
+    window: int | None,
+    kv: Format | None,
 ) -> None:
-    case = Case(sizes, heads, shared, width)
+    case = Case(sizes, heads, shared, width, kv)
+    assert prompts.takes_heads(case.q, case.k, case.v, case.cache)
     (found, cache), (expected, torchs_cache) = (
         case.run(one, window) for one in (functions, torchs)
     )
@@ -174,8 +189,11 @@ def test_attention_of_heads_that_are_shared_unevenly() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 40])
-def test_attention_does_not_depend_on_cuts_nor_on_neighbours(window: int | None) -> None:
-    case = Case([(200, 170), (90, 90)], 4, 2, 32)
+@pytest.mark.parametrize("kv", [None, ROUNDED])
+def test_attention_does_not_depend_on_cuts_nor_on_neighbours(
+    window: int | None, kv: Format | None
+) -> None:
+    case = Case([(200, 170), (90, 90)], 4, 2, 32, kv)
     whole = case.run(functions, window)[0]
     parts = []
     for first, last in ((0, 1), (1, 34), (34, 128), (128, 170)):
@@ -205,9 +223,22 @@ def short_sequence(case: Case) -> None:
     case.lengths[0] = 3
 
 
+def test_rows_that_are_not_finite_are_stored_as_nan() -> None:
+    case = Case([(40, 20), (20, 20)], 2, 1, 32, ROUNDED)
+    case.k[3, 0, 5], case.v[25, 0, 1] = torch.nan, torch.inf
+    (found, cache), (_, expected) = case.run(functions), case.run(torchs)
+    rows, wanted = (loaded_rows(one[1]).nan_to_num(7) for one in (cache, expected))
+    assert torch.equal(rows, wanted)
+    assert found[3:20].isnan().all() and found[25:].isnan().all()
+    assert found[:3].isfinite().all()
+
+
 @pytest.mark.parametrize("break_it", [wrong_slot, wrong_block, short_table, short_sequence])
-def test_addresses_outside_the_cache_are_refused(break_it: Callable[[Case], None]) -> None:
-    case = Case([(40, 20)], 2, 1, 32)
+@pytest.mark.parametrize("kv", [None, ROUNDED])
+def test_addresses_outside_the_cache_are_refused(
+    break_it: Callable[[Case], None], kv: Format | None
+) -> None:
+    case = Case([(40, 20)], 2, 1, 32, kv)
     break_it(case)
     with pytest.raises(ValueError, match=r"slots must be|blocks must contain|must contain its 20"):
         case.run(functions)
@@ -231,7 +262,7 @@ def test_argmax(dtype: torch.dtype) -> None:
 def test_other_dtypes_and_widths_are_torchs() -> None:
     x = torch.randn(4, 2, 16)
     assert not prompts.takes(x)
-    assert not prompts.takes_heads(x.bfloat16())
+    assert not prompts.takes_heads(*[x.bfloat16()] * 4)
     gate = torch.randn(4, 32)
     assert torch.equal(functions.swiglu(gate, gate), torchs.swiglu(gate, gate))
 

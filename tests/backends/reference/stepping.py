@@ -25,12 +25,15 @@ from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.backends.rotation import CPU, Rotation, rotation_of
+from tpcompile.compare.rounded_cache import RoundedCache
 from tpcompile.ir.info import info_of
+from tpcompile.ir.kv import nan_element
 from tpcompile.ir.simulate import components, materialise, run_ranks
-from tpcompile.passes.cache_kv import CACHE
+from tpcompile.passes.cache_kv import CACHE, CacheKv, kv_format
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
 from tpcompile.rewriting.manager import Pass, clone
+from tpcompile.runtime.cache_name import CACHE as CACHE_NAME
 from tpcompile.runtime.ranks.rank import cache_shape
 from tpcompile.runtime.weights import ModelWeights
 from tpcompile.vm.lowering import StepPlan
@@ -144,6 +147,7 @@ class Case:
     workers: int = 3
     blocks_per_worker: int = 1
     column_splits: int = 1
+    kv: str = CacheKv.kv
 
     @property
     def pair(self) -> Pair:
@@ -151,7 +155,7 @@ class Case:
 
     @property
     def graph(self) -> fx.GraphModule:
-        return _graphs(self.model, self.tp, self.spans, self.interleaved)[1]
+        return _graphs(self.model, self.tp, self.spans, self.interleaved, self.kv)[1]
 
     @property
     def plan(self) -> StepPlan:
@@ -180,7 +184,7 @@ class Case:
     ) -> StepMemory:
         """Return such a memory for any executor, on any device."""
         weights = _weights(self.model, self.tp, self.interleaved)
-        kept = _prefilled(self.model, self.tp, self.lengths, self.interleaved)
+        kept = _prefilled(self.model, self.tp, self.lengths, self.interleaved, self.kv)
         caches = [cache.clone().to(device) for cache in kept]
         return StepMemory(
             self.program,
@@ -207,19 +211,24 @@ def _program(case: Case) -> Program:
 
 @lru_cache(maxsize=64)
 def _graphs(
-    model: str, tp: int, spans: int, interleaved: bool
+    model: str, tp: int, spans: int, interleaved: bool, kv: str = CacheKv.kv
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the graph that can prefill, and the decode graph lowered from it."""
-    passes = decode_passes(model, tp, spans, BLOCK, interleaved)
+    passes = decode_passes(model, tp, spans, BLOCK, interleaved, kv)
     stages = stages_of(pair_named(model), passes)
     return next(s.graph for s in stages if s.name == "cache-kv"), stages[-1].graph
 
 
 def decode_passes(
-    model: str, tp: int, spans: int, block: int, interleaved: bool = False
+    model: str,
+    tp: int,
+    spans: int,
+    block: int,
+    interleaved: bool = False,
+    kv: str = CacheKv.kv,
 ) -> list[Pass]:
     """Return the pipeline of a model's decode steps."""
-    passes = decode_pipeline(tp, spans, block, interleaved)
+    passes = decode_pipeline(tp, spans, block, interleaved, kv)
     apart = ("fuse-qkv", "fuse-gate-up") if model == APART else ()
     return [one for one in passes if one.name not in apart]
 
@@ -253,18 +262,19 @@ def tables_of(lengths: Sequence[int], steps: int = STEPS) -> torch.Tensor:
 
 @lru_cache(maxsize=16)
 def _prefilled(
-    model: str, tp: int, lengths: tuple[int, ...], interleaved: bool
+    model: str, tp: int, lengths: tuple[int, ...], interleaved: bool, kv: str
 ) -> list[torch.Tensor]:
     """Prefill each rank's cache with all tokens but the last; all other slots are NaN."""
     pair = pair_named(model)
-    gm = clone(_graphs(model, tp, 1, interleaved)[0])
+    gm = clone(_graphs(model, tp, 1, interleaved, kv)[0])
     node = next(node for node in gm.graph.nodes if node.name == CACHE)
     blocks = int(tables_of(lengths).max()) + 1
     caches = []
     for rank in range(info_of(gm).tp):
         shape = cache_shape(gm, rank)
         assert shape is not None and shape.block == BLOCK
-        caches.append(shape.allocate(blocks, torch.device("cpu")).fill_(torch.nan))
+        cache = shape.allocate(blocks, torch.device("cpu"))
+        caches.append(cache.fill_(nan_element(cache)))
     inputs = _prompt(model, lengths)
     if len(inputs["input_ids"]):
         weights = materialise(gm, pair.read) | {str(node.target): caches}
@@ -294,10 +304,17 @@ def _prompt(model: str, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
 
 
 @lru_cache(maxsize=16)
-def eager_logits(model: str, lengths: tuple[int, ...]) -> list[torch.Tensor]:
+def eager_logits(model: str, lengths: tuple[int, ...], kv: str = CacheKv.kv) -> list[torch.Tensor]:
     """Return Hugging Face's logits of all tokens of each sequence."""
+    eager, stored = pair_named(model).eager, kv_format(kv)
+    past = [
+        {} if stored is None else {CACHE_NAME: RoundedCache(stored, eager.config)} for _ in lengths
+    ]
     with torch.inference_mode():
-        return [pair_named(model).eager(row[None]).logits[0] for row in texts(model, lengths)]
+        return [
+            eager(row[None], **own).logits[0]
+            for row, own in zip(texts(model, lengths), past, strict=True)
+        ]
 
 
 def steps_of(
@@ -333,7 +350,7 @@ def place(executor: Any, case: Case, step: int = 0, **options: Any) -> None:
 
 def worst_error(case: Case, found: Sequence[torch.Tensor]) -> float:
     """Return the largest error of any step, relative to the largest logit of that step."""
-    eager = eager_logits(case.model, case.lengths)
+    eager = eager_logits(case.model, case.lengths, case.kv)
     worst = 0.0
     for step, logits in enumerate(found):
         places = [length - 1 + step for length in case.lengths]

@@ -12,7 +12,9 @@ from tests.backends.reference.stepping import (
     APART,
     BIASED,
     EDGES,
+    EVEN,
     STEPS,
+    WINDOWED,
     Case,
     eager_logits,
     steps_of,
@@ -59,6 +61,17 @@ def test_a_weight_each(tp: int, lowering: str) -> None:
     assert {one.name for one in case.program.instructions} >= {"norm_gate", "norm_gated_up"}
     for logits, wanted in zip(found, steps_of(joined, FEW_STEPS), strict=True):
         assert relative_error(logits, wanted) < 1e-6
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3])
+@pytest.mark.parametrize("model", [*TINY, EVEN, WINDOWED])
+def test_a_cache_in_int8(model: str, tp: int) -> None:
+    """Steps are those of eager with the same rounding, and not those without it."""
+    number = ("tiny-qwen2", "tiny-qwen3", EVEN, WINDOWED).index(model) * 3 + tp
+    case = _on_the_way(Case(model, tp, kv="int8"), number)
+    found = steps_of(case, FEW_STEPS)
+    assert worst_error(case, found) < TOLERANCE
+    assert worst_error(replace(case, kv="model"), found) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize("model", OFFICIAL)

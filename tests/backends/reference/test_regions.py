@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from tests.backends.reference.stepping import Case, tables_of, texts
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.regions import verify_regions
 from tpcompile.errors import VerifyError
+from tpcompile.vm.program import Region, Role
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 CASES = {
@@ -17,6 +20,7 @@ CASES = {
         "tiny-qwen2", 2, lengths=(3, 9), lowering="rows", column_splits=2
     ),
     "interleaved, 3 ranks": Case("tiny-qwen3", 3, lengths=(5,), lowering="rows", interleaved=True),
+    "a cache in int8": Case("tiny-qwen3", 2, lengths=(3, 9), kv="int8"),
 }
 
 
@@ -36,6 +40,31 @@ def _placed(case: Case) -> Machine:
 
 def test_nothing_else_is_read_or_written(machine: Machine) -> None:
     verify_regions(machine.memory)
+
+
+@pytest.mark.parametrize("case", ["heads", "a cache in int8"])
+@pytest.mark.parametrize("dim", range(5))
+def test_rows_of_another_layer_side_sequence_head_or_age(
+    monkeypatch: pytest.MonkeyPatch, case: str, dim: int
+) -> None:
+    """A region that leaves out a part of the cache is refused; a row includes its scale."""
+    machine = _placed(CASES[case])
+    kind, buffers = INSTRUCTIONS["partial_attention"], machine.memory.program.buffers
+    true = kind.reads.func
+
+    def narrowed(one: Any) -> tuple[Region, ...]:
+        return tuple(
+            Region(number, (*box[:dim], (box[dim][1] - 1, box[dim][1]), *box[dim + 1 :]))
+            if buffers[number].role == Role.CACHE and box[dim][1] - box[dim][0] > 1
+            else Region(number, (*box[:dim], (0, 0), *box[dim + 1 :]))
+            if buffers[number].role == Role.CACHE
+            else Region(number, box)
+            for number, box in true(one)
+        )
+
+    monkeypatch.setattr(kind, "reads", property(narrowed))
+    with pytest.raises(VerifyError, match="partial_attention are wrong"):
+        verify_regions(machine.memory)
 
 
 @pytest.mark.parametrize(

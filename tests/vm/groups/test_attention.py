@@ -15,7 +15,7 @@ from tpcompile.ir.ops.decode.attention import cached_attention, partial_attentio
 from tpcompile.vm.groups import AttentionReduce, PartialAttention
 from tpcompile.vm.groups import attention as module
 from tpcompile.vm.groups.attention import AttentionOperands, ReduceOperands
-from tpcompile.vm.program import DType
+from tpcompile.vm.program import Format
 from tpcompile.vm.program.instruction import Range, to_fp32
 
 WIDTH, BLOCK, LAYER, MOST = 8, 4, 1, 8
@@ -67,7 +67,7 @@ class Work:
             block=BLOCK,
             spans=spans,
             planned=16,
-            dtype=DType.F32,
+            format=Format.of(dtype),
         )
         out = desk.put(unknown(batch, heads * WIDTH, dtype=dtype))
         self.merged = ReduceOperands(0, LAYER, self.at.values, self.at.lse, out, spans, WIDTH)

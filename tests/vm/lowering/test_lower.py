@@ -14,12 +14,14 @@ from tests.backends.reference.stepping import EVEN, Case
 from tests.models import preset_pair
 from tests.stages import graph_after
 from tpcompile.errors import UnsupportedError, UsageError, VerifyError
+from tpcompile.ir.kv import ROUNDED
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU
 from tpcompile.passes.pipeline import decode_pipeline, default_pipeline
 from tpcompile.rewriting.manager import clone
 from tpcompile.vm.groups import AllReduce, LinearResidual, NormQkvRows
 from tpcompile.vm.groups.qkv_operands import Part
 from tpcompile.vm.lowering import Lowered, StepPlan, lower
+from tpcompile.vm.program import Role
 from tpcompile.vm.program.instruction import NONE
 
 
@@ -143,6 +145,23 @@ def test_all_regions_lie_in_their_buffers() -> None:
 
 def _stage(model: str, passes: Any) -> Any:
     return graph_after(preset_pair(model), passes)
+
+
+@pytest.mark.parametrize("lowering", ["heads", "rows"])
+def test_a_cache_in_int8_has_the_same_regions(lowering: str) -> None:
+    """A row is one part of memory with its scale, so every proof of the regions applies."""
+    case = Case("tiny-qwen3", tp=3, spans=3, lowering=lowering)
+    plain, eight = (_lowered(replace(case, kv=kv)) for kv in ("model", "int8"))
+    for one, other in zip(plain.instructions, eight.instructions, strict=True):
+        assert (one.reads, one.writes, one.joins) == (other.reads, other.writes, other.joins)
+        fewer = one.name == "partial_attention"
+        assert other.traffic * 4 * 16 == one.traffic * (16 + 4 if fewer else 4 * 16)
+    for before, after in zip(plain.buffers, eight.buffers, strict=True):
+        if before.role == Role.CACHE:
+            assert after == replace(before, dtype=torch.int8, format=ROUNDED)
+            assert after.extents == (*before.extents[:-1], 16 + 4)
+        else:
+            assert after == before
 
 
 def test_refuses_what_is_no_decode_graph() -> None:

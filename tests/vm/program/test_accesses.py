@@ -318,7 +318,8 @@ def test_the_bytes_of_a_row_are_said_once(monkeypatch: pytest.MonkeyPatch) -> No
     weighted = [isinstance(i, WeightInstruction) for i in lowered(CASES[-1]).instructions]
     grown = [one.traffic for one in lowered(CASES[-1]).instructions]
     each = zip(weighted, lowered(CASES[-1]).instructions, traffic, grown, strict=True)
-    assert all(new == (3 if w or i.name == "embed" else 1) * old for w, i, old, new in each)
+    in_rows = ("embed", "partial_attention")
+    assert all(new == (3 if w or i.name in in_rows else 1) * old for w, i, old, new in each)
     after = first_weights(program)
     assert (after[:, 0] == before[:, 0]).all() and (after[:, 1:] == 3 * before[:, 1:]).all()
     assert before[:, 2].sum() > 0

@@ -39,7 +39,7 @@ MISTAKES: dict[str, tuple[Role | None, dict[str, Any], str]] = {
     "a column within 16": (None, {**INT4, "first": 8}, "first of .*8.*a multiple of 16"),
     "a negative column": (None, {**INT4, "first": -16}, "first of .*-16.*first column"),
     "a column of a weight in its values": (Role.WEIGHT, {"first": 16}, "first of .*in a format"),
-    "int4 in int8": (None, {**INT4, "dtype": torch.int8}, "format of .*weights in i8"),
+    "int4 in int8": (None, {**INT4, "dtype": torch.int8}, "format of .*cache in i8"),
     "a format of scratch": (None, {**INT4, "role": Role.SCRATCH}, "format of .*int4:64"),
     "no such rank": (None, {"rank": 2}, "rank of .*2.*from 0 to 1"),
     "a negative rank": (None, {"rank": -1}, "rank of .*-1.*from 0 to 1"),

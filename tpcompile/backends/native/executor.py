@@ -69,6 +69,7 @@ class Native(Executor):
     functions: ClassVar[str] = "tpcompile.backends.native"
     takes_times: ClassVar[bool] = True
     in_formats: ClassVar[bool] = True
+    kv_in_formats: ClassVar[bool] = True
 
     @classmethod
     def prepare(cls) -> None:

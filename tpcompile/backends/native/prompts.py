@@ -13,6 +13,7 @@ import torch
 from tpcompile.backends.native.build import kernels, library, paths
 from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import HIGH, SCALE, SUPER_SCALE, Format
+from tpcompile.ir.kv import is_rounded
 from tpcompile.ir.layout import Interval
 from tpcompile.ir.ops.few_bits import RoundingWeight, decoded
 from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
@@ -71,9 +72,10 @@ def takes(*tensors: torch.Tensor) -> bool:
     )
 
 
-def takes_heads(q: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Return whether attention takes these queries, keys, values and caches."""
-    return takes(q, *others) and q.shape[-1] % _COLUMNS == 0
+def takes_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor) -> bool:
+    """Return whether attention takes these queries, keys and values, and this cache."""
+    whole = is_rounded(cache) and cache.device.type == "cpu" and cache.stride(-1) == 1
+    return takes(q, k, v) and (whole or takes(cache)) and q.shape[-1] % _COLUMNS == 0
 
 
 def _multiplies() -> bool:
@@ -136,13 +138,13 @@ _RopeOf = _structure(
 )
 _AppendOf = _structure(
     *_each(_Heads, "keys", "values", "cached_keys", "cached_values"), ("slots", _address),
-    *_each(_number, "heads", "width"),
+    *_each(_number, "heads", "width", "rounds"),
 )  # fmt: skip
 _AttentionOf = _structure(
     *_each(_Heads, "q", "keys", "values"), ("out", _address), *_each(_number, "heads", "width"),
     *_each(_address, "starts", "lengths", "tables"),
     *_each(_number, "sequences", "columns", "table_stride", "slots", "block", "part_tokens"),
-    ("runs", _address), *_each(_number, "run_count", "window"), ("scale", _real),
+    ("runs", _address), *_each(_number, "run_count", "window", "rounds"), ("scale", _real),
 )  # fmt: skip
 _OF_ROWS = ("format", "row_bytes", "high_bytes", "groups", "supers", "first")
 """The numbers of a weight of few bits: its format, and what its rows have."""
@@ -287,7 +289,8 @@ def append(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.T
     if not library().tpc_writes_cache(*written):
         raise ValueError(f"slots must be in the cache of {held}, got {slots.tolist()}")
     sides = map(_Heads.of, (k, v, *cache))
-    _run(_APPEND, _AppendOf(*sides, slots.data_ptr(), *k.shape[1:]), len(k), k[0].numel())
+    own = _AppendOf(*sides, slots.data_ptr(), *k.shape[1:], is_rounded(cache))
+    _run(_APPEND, own, len(k), k[0].numel())
 
 
 def attention(
@@ -311,7 +314,7 @@ def attention(
         *(*map(_Heads.of, (q, *cache)), out.data_ptr(), *q.shape[1:]),
         *(starts.data_ptr(), lengths.data_ptr(), tables.data_ptr()),
         *(*tables.shape, tables.stride(0), cache.shape[1], block, _PART),
-        *(each.data_ptr(), len(each), window or 0, scale),
+        *(each.data_ptr(), len(each), window or 0, is_rounded(cache), scale),
     )
     if not library().tpc_reads_cache(ctypes.byref(own)):
         raise _outside(cache.shape[1], starts, tables, lengths, window, block)

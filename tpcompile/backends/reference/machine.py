@@ -17,6 +17,7 @@ class Machine(Executor):
 
     name: ClassVar[str] = "reference"
     in_formats: ClassVar[bool] = True
+    kv_in_formats: ClassVar[bool] = True
 
     def launch(self, steps: int, order: Order | None = None) -> int:
         """Interpret up to `steps` steps. The default order is `StepMemory.turns`."""

@@ -13,6 +13,7 @@ import torch
 
 from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import VerifyError
+from tpcompile.ir.kv import nan_element
 from tpcompile.vm.program import Region, Role
 from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.program.program import joined
@@ -105,6 +106,8 @@ def spoilt_elsewhere(memory: StepMemory, instruction: StepInstruction) -> list[t
     found = []
     for number, tensor in enumerate(values_of(memory)):
         wrong = torch.nan if tensor.is_floating_point() else _NONSENSE
+        if memory.program.buffers[number].role == Role.CACHE:
+            wrong = nan_element(tensor)
         kept = mask(memory, number, may)
         found.append(tensor.where(kept, torch.tensor(wrong).to(tensor)))
     return found

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from tpcompile.backends.executor import refuse_formats
 from tpcompile.backends.triton.branches import Branch, branch_of, constant_text
-from tpcompile.vm.program import Program
+from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 TILES = "tpcompile.backends.triton.tiles"
@@ -125,6 +126,7 @@ class Emitted:
 
 def emit(program: Program, tiles: str = TILES) -> Emitted:
     """Emit the kernel of a program. `tiles` is the package of the tile bodies."""
+    refuse_formats(program, Role.CACHE, "triton")
     numbers: dict[Branch, int] = {}
     taken = []
     for one in program.instructions:

@@ -30,7 +30,7 @@ from tpcompile.ir.ops import PARTIAL_ATTENTION, arguments_of
 from tpcompile.ir.scheme import Scheme
 from tpcompile.ir.simulate import components, materialise
 from tpcompile.passes import Pass, Stage, run_passes
-from tpcompile.passes.cache_kv import CacheKv
+from tpcompile.passes.cache_kv import CacheKv, stored_format
 from tpcompile.rewriting.reproducer import write_reproducer
 from tpcompile.runtime.weights import opened, weights_of
 from tpcompile.vm.program import Program
@@ -130,12 +130,12 @@ def prepare(
     sharded = _before_fusion(stages)
     structure = structure_of(sharded, _spans(graph))
     with opened(weights) as read:
-        source = Source(captured, read)
+        source = Source(captured, read, stored_format(graph))
         exact = in_fp32(source) if tolerance is None else None
         vocabulary = captured.config.vocab_size
         texts = random_texts(batch.lengths, batch.steps, vocabulary, structure.block, batch.seed)
-        models = [eager_model(each) for each in (source, exact) if each]
-        theirs = [Eager(each, structure) for each in models]
+        sources = [each for each in (source, exact) if each]
+        theirs = [Eager(eager_model(each), structure, each.kv) for each in sources]
         module = Module(sharded, structure, source)
         sides: list[Eager | Module] = [*theirs, module]
         for side in sides:

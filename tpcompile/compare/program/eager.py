@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tpcompile.compare.group_rows import LOGITS, TOKEN, best_tokens
@@ -18,7 +17,9 @@ from tpcompile.compare.groups import Group, Key, Pieces, Side
 from tpcompile.compare.program.spans import Seen, put_spans
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
+from tpcompile.compare.rounded_cache import empty_cache
 from tpcompile.errors import UnsupportedError
+from tpcompile.ir.format import Format
 from tpcompile.ir.meta import origin_of
 from tpcompile.ir.ops import LINEAR
 from tpcompile.runtime.cache_name import CACHE
@@ -68,14 +69,14 @@ class _Watch:
 class Eager:
     """A Hugging Face model with one cache per sequence, and the places to observe."""
 
-    def __init__(self, model: Any, structure: Structure) -> None:
-        self._model, self._structure = model, structure
+    def __init__(self, model: Any, structure: Structure, kv: Format | None = None) -> None:
+        self._model, self._structure, self._kv = model, structure, kv
         self._spots = spots(structure)
         self._caches: list[Any] = []
 
     def fill(self, texts: Texts) -> None:
         """Run all tokens but the new ones, each sequence with an empty cache."""
-        self._caches = [DynamicCache(config=self._model.config) for _ in texts.tokens]
+        self._caches = [empty_cache(self._model.config, self._kv) for _ in texts.tokens]
         for text, cache in zip(texts.tokens, self._caches, strict=True):
             if len(text) > 1:
                 self._run(text[:-1], 0, cache)

@@ -13,6 +13,7 @@ from tpcompile.compare.program.structure import Layer, Structure
 from tpcompile.compare.program.texts import Texts
 from tpcompile.compare.source import Source
 from tpcompile.ir.info import info_of
+from tpcompile.ir.kv import loaded_rows, nan_element
 from tpcompile.ir.simulate import Values, materialise, run_ranks
 from tpcompile.passes.cache_kv import CACHE
 from tpcompile.rewriting.manager import clone
@@ -36,7 +37,7 @@ class Module:
             shape = cache_shape(self._gm, rank)
             assert shape is not None
             cache = shape.allocate(texts.slots // shape.block, torch.device("cpu"))
-            self.caches.append(cache.fill_(torch.nan))
+            self.caches.append(cache.fill_(nan_element(cache)))
         node.op = "get_attr"  # each rank holds its own cache, like a weight
         self.weights[str(node.target)] = [*self.caches]
         before = texts.before()
@@ -80,5 +81,5 @@ def put_cached(pieces: Pieces, layer: Layer, caches: Sequence[torch.Tensor], tex
     places = [texts.places(row, n - kept, n) for row, (kept, n) in enumerate(runs)]
     for rank, cache in enumerate(caches):
         for side, name in enumerate(("k_cached", "v_cached")):
-            found = cache[layer.number, side, torch.cat(places)].flatten(1)
+            found = loaded_rows(cache[layer.number, side, torch.cat(places)]).flatten(1)
             pieces.put((name, layer.number), found, f"the cache of rank {rank}", rank=rank)

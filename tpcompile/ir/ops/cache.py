@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from tpcompile.ir.kv import KV_FORMATS
 from tpcompile.ir.ops.spec import require
 from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import REPLICATE, Dim, Shard, ValueType
@@ -19,6 +22,11 @@ def kept_type(cache: ValueType, tokens: Dim) -> ValueType:
     return kind if layout is None else kind.sharded(1, layout)
 
 
+def stored_type(cache: ValueType, tokens: Dim) -> ValueType:
+    """Return the same type in the format of the cache, in which costs count its bytes."""
+    return replace(kept_type(cache, tokens), format=cache.format)
+
+
 def check_cache(cache: ValueType, layer: int, block: int) -> None:
     """Refuse a value that is not a KV cache with this layer, replicated or sharded by head."""
     shape = cache.dims == HEADS + 2 and cache.shape[1] == 2
@@ -29,6 +37,12 @@ def check_cache(cache: ValueType, layer: int, block: int) -> None:
         "kv-cache",
         cache,
         "a cache sharded by head or replicated",
+    )
+    require(
+        cache.format in (None, *KV_FORMATS.values()),
+        "kv-cache",
+        cache,
+        f"rows of {cache.dtype}, or {', '.join(map(str, KV_FORMATS.values()))}",
     )
     layers = cache.shape[0]
     assert isinstance(layers, int)

@@ -146,7 +146,8 @@ def composite(
     tensors = [n for n, kind in types.items() if "Tensor" in kind]
     cost = cost or _cost([tensors.index(weight) for weight in weights])
     others.setdefault("localize", _localize(calls))
-    return define(body, rule=rule, cost=cost, pattern=pattern, in_formats=weights, **others)
+    others["in_formats"] = (*weights, *others.get("in_formats", ()))
+    return define(body, rule=rule, cost=cost, pattern=pattern, **others)
 
 
 def pattern_of(function: Callable[..., Any], *names: str) -> Any:

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
+from tpcompile.ir.kv import is_rounded, loaded_rows, stored_rows
 from tpcompile.ir.ops.attention import (
     attend,
     attention_cost,
     attention_localize,
     attention_rule,
 )
-from tpcompile.ir.ops.cache import check_append, check_places
-from tpcompile.ir.ops.spec import define, require
+from tpcompile.ir.ops.cache import check_append, check_places, stored_type
+from tpcompile.ir.ops.spec import Cost, define, require
 from tpcompile.ir.types import ValueType
 
 
@@ -39,10 +40,11 @@ def paged_attention(
     The keys and values of token `t` are first stored in slot `slots[t]`. Sequence `i` then has
     `lengths[i]` tokens, the new ones last, and is stored in the blocks `tables[i]`, where block
     `b` consists of `block` slots from slot `b * block`. Blocks not in the tables are never read.
+
+    If the cache rounds its rows, new tokens too attend to the rounded keys and values. So a result
+    depends neither on the tokens of the step, nor on which step stored a token.
     """
-    keys, values = cache[layer]
-    keys.index_copy_(0, slots, k)
-    values.index_copy_(0, slots, v)
+    keys, values = append_rows(k, v, cache, slots, layer)
     out = torch.empty_like(q)
     sequences = zip(pairwise(starts.tolist()), lengths.tolist(), tables, strict=True)
     for (start, stop), length, table in sequences:
@@ -50,13 +52,37 @@ def paged_attention(
         first = first_seen(new, length, window)
         if not new:
             continue
-        if length == new:  # no earlier tokens: the cache need not be read
-            seen_k, seen_v = k[own], v[own]
+        if length == new and not is_rounded(cache):  # the cache need not be read
+            out[own] = attend(q[own], k[own], v[own], scale, window, kv_heads)
         else:
-            seen_k = read_tokens(keys, table, first, length, block)
-            seen_v = read_tokens(values, table, first, length, block)
-        out[own] = attend(q[own], seen_k, seen_v, scale, window, kv_heads)
+            own_k, own_v = (read_tokens(one, table, first, length, block) for one in (keys, values))
+            out[own] = attend_rows(q[own], own_k, own_v, scale, window, kv_heads)
     return out
+
+
+def append_rows(
+    k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, layer: int
+) -> torch.Tensor:
+    """Store keys and values in slots of a layer of the cache; return the layer."""
+    sides = cache[layer]
+    for side, new in zip(sides, (k, v), strict=True):
+        side.index_copy_(0, slots, stored_rows(new, side))
+    return sides
+
+
+def attend_rows(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    window: int | None,
+    kv_heads: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Compute `attend` for rows of the cache; in fp32 if these are rounded."""
+    if not is_rounded(keys):
+        return attend(q, keys, values, scale, window, kv_heads)
+    k, v = loaded_rows(keys), loaded_rows(values)
+    return attend(q.float(), k, v, scale, window, kv_heads).to(q.dtype)
 
 
 def first_seen(new: int, length: int, window: int | None) -> int:
@@ -119,12 +145,19 @@ def _rule(
     return result
 
 
+def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+    q, _, _, cache, *_ = operands
+    kept = stored_type(cache, q.shape[0])
+    return attention_cost(result, [q, kept, kept], rank)
+
+
 PAGED_ATTENTION = define(
     paged_attention,
     fake=lambda q, *_, **__: torch.empty_like(q),
     overwrites=("cache",),
     rule=_rule,
-    cost=lambda result, operands, rank: attention_cost(result, operands[:3], rank),
+    cost=_cost,
     localize=attention_localize,
     takes_roles=True,
+    in_formats=("cache",),
 )

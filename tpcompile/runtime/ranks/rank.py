@@ -23,6 +23,7 @@ from tpcompile.backends.torch_tp import (
 from tpcompile.comm import Group
 from tpcompile.huge_pages import zeros
 from tpcompile.ir.info import info_of
+from tpcompile.ir.kv import row_in_memory
 from tpcompile.ir.meta import OUTPUTS, parameter_of, parameters, value_type
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.recipe import Recipe
@@ -56,14 +57,15 @@ class RankModule:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The KV cache of a rank: `[layers, 2, slots, heads, width]`; a block is a run of slots.
+    """The KV cache of a rank: `[layers, 2, slots, heads, row]`; a block is a run of slots.
 
     In memory the slots of a head are contiguous, in the order in which attention reads them.
     """
 
     layers: int
     heads: int
-    width: int
+    row: int
+    """The elements of a row in memory: see `tpcompile/ir/kv.py`."""
     dtype: torch.dtype
     block: int
 
@@ -73,7 +75,7 @@ class CacheShape:
         All pages are there from the start. So steps do not wait for them, and the memory that was
         free when the cache was allocated cannot be missing later.
         """
-        shape = (self.layers, 2, self.heads, blocks * self.block, self.width)
+        shape = (self.layers, 2, self.heads, blocks * self.block, self.row)
         size = math.prod(shape) * self.dtype.itemsize
         if device.type != "cpu" or not size:
             return torch.empty(shape, dtype=self.dtype, device=device).transpose(2, 3)
@@ -210,7 +212,8 @@ def cache_shape(graph: fx.GraphModule, rank: int) -> CacheShape | None:
         return None
     kind = value_type(cache)
     layers, _, _, heads, width = kind.local_shape(rank)
-    return CacheShape(int(layers), int(heads), int(width), kind.dtype, block_size(graph))
+    row, dtype = row_in_memory(int(width), kind.dtype, kind.format)
+    return CacheShape(int(layers), int(heads), row, dtype, block_size(graph))
 
 
 _READ_BY_HOST = ("starts", "tables", "lengths")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import fx
 
+from tpcompile.ir.kv import loaded_rows
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ATTENTION_REDUCE, PARTIAL_ATTENTION
 from tpcompile.ir.ops.cache import HEADS
@@ -21,7 +22,7 @@ from tpcompile.vm.groups.arithmetic import dots, exp, log, total
 from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import DType, Role, rules
+from tpcompile.vm.program import Format, Role, rules
 from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.instruction import (
     NONE,
@@ -63,7 +64,7 @@ class AttentionOperands:
     spans: Annotated[int, rules.COUNT]
     planned: Annotated[int, rules.COUNT]
     """The tokens per sequence that the cost assumes. The result is correct for any number."""
-    dtype: Annotated[DType, rules.DTypeOf("cache")]
+    format: Annotated[Format, rules.FormatOf("cache")]
 
 
 @instruction
@@ -97,7 +98,7 @@ class PartialAttention(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return 2 * self.planned * self.at.width * self.at.dtype.itemsize
+        return 2 * self.planned * self.at.format.row_bytes(0, self.at.width)
 
     @property
     def work(self) -> int:
@@ -124,7 +125,8 @@ class PartialAttention(StepInstruction):
         else:
             table = memory[at.tables][row].long()
             slots = memory[at.cache][at.layer][:, :, self.kv_head].transpose(0, 1)
-            k, v = read_tokens(slots, table, first, last, at.block).float().unbind(1)
+            rows = read_tokens(slots, table, first, last, at.block)
+            k, v = loaded_rows(rows).float().unbind(1)
             q = memory[at.q][row].view(-1, at.width)[self.heads.slice].float()
             values[:], lse[row, self.heads.slice, span] = attend_span(q, k, v, at.scale)
 
@@ -241,7 +243,7 @@ def _attention_operands(
         window=NONE if bound["window"] is None else bound["window"],
         spans=spans,
         planned=context,
-        dtype=DType.of(value_type(bound["q"]).dtype),
+        format=value_type(bound["cache"]).stored,
         **places(to, block, rank),
     )
 

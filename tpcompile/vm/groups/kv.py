@@ -20,7 +20,8 @@ def cache_of(to: Building, node: fx.Node, block: int) -> int:
         assert isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int)
         regions.append((layers, 2, to.plan.batch, heads, 2))
         storages.append((layers, 2, slots, heads, width))
-    return to.declare(Role.CACHE.word, regions, kind.dtype, Role.CACHE, storages)
+    dtype = kind.stored.values.dtype.torch
+    return to.declare(Role.CACHE.word, regions, dtype, Role.CACHE, storages, kind.format)
 
 
 def places(to: Building, block: int, rank: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import torch
 
+from tpcompile.ir.kv import stored_rows
 from tpcompile.ir.ops.rotary import rope
 from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import rms_norm
@@ -126,7 +127,7 @@ class QkvOperands:
             return
         side = memory[self.out][self.layer, int(self.part)]
         for row, slot in self._slots(memory):
-            side[slot, heads.slice] = values[row]
+            side[slot, heads.slice] = stored_rows(values[row], side)
 
     def report(self, memory: Memory, heads: Range, probe: Probe) -> None:
         """Send the stored queries of some heads to a probe. The others are in the cache."""

@@ -65,7 +65,8 @@ COLUMNS = {
 `block` is the tokens per block of the KV cache, and 0 for other buffers. Strides count elements.
 A weight of several components has the shape of the weight, and the address, dtype and strides of
 its values, of which `high` has the highest bits of some; `first` is its first column. The last
-columns are addresses of further components, or 0.
+columns are addresses of further components, or 0. A cache in a format has the shape and the dtype
+of its values, and the strides of its rows, in which the scale follows the values.
 """
 PARTS = {
     "high": HIGH,
@@ -158,6 +159,8 @@ def row_of(
 ) -> list[int]:
     """Return the table row of a buffer, given what its memory determines."""
     dtype = DType.of(buffer.dtype)
+    if buffer.storage is not None and len(shape) == len(buffer.storage):
+        shape = (*shape[:-1], buffer.storage[-1])
     columns: Mapping[str, list[int]] = {
         **{name: [addresses.get(name, 0)] for name in ("address", *PARTS)},
         "role": [buffer.role],

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tpcompile.ir.dtypes import DType, dtype_name
+from tpcompile.ir.dtypes import dtype_name
 from tpcompile.vm.program.buffer import Buffer, Role
 from tpcompile.vm.program.fields import Named, shared_rules
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.names import Names
 from tpcompile.vm.program.rules import (
     Chosen,
-    DTypeOf,
     FormatOf,
     Held,
     Missing,
@@ -75,7 +74,7 @@ class Agreement:
         for check, kinds in (
             (self._check_least, (Number, Missing, Real)),
             (self._check_held, (Number, Held)),
-            (self._check_limits, (Number, DTypeOf, FormatOf)),
+            (self._check_limits, (Number, FormatOf)),
         ):
             for named in rules:
                 if isinstance(named.rule, kinds):
@@ -117,11 +116,6 @@ class Agreement:
 
     def _check_limits(self, path: str, prefix: str, rule: Rule) -> None:
         value = self.names[path]
-        if isinstance(rule, DTypeOf):
-            dtype = self._buffers.all[self.names[prefix + rule.operand]].dtype
-            if value != DType.of(dtype):
-                got = DType(value).word
-                self._refuse(path, got, f"{dtype_name(dtype)}, the dtype of {rule.operand}")
         if isinstance(rule, FormatOf):
             stored = self._buffers.all[self.names[prefix + rule.operand]].stored
             if value != stored:
@@ -172,7 +166,8 @@ class Agreement:
         if buffer.role != rule.role:
             return False
         matrix = rule.role == Role.WEIGHT and len(rule.shape) > 1
-        if not (matrix and buffer.format) and not self._has_dtype(buffer.dtype, rule.dtype):
+        in_format = buffer.format and (matrix or rule.role == Role.CACHE)
+        if not in_format and not self._has_dtype(buffer.dtype, rule.dtype):
             return False
         bound: dict[str, int] = {}
         shapes = [(buffer.shape, rule.shape)]

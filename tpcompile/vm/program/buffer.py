@@ -10,6 +10,7 @@ import torch
 
 from tpcompile.ir.dtypes import DTYPES, Named, dtype_name
 from tpcompile.ir.format import Component, Format
+from tpcompile.ir.kv import KV_FORMATS, row_in_memory
 from tpcompile.ir.layout import Interval
 
 Box = tuple[tuple[int, int], ...]
@@ -79,13 +80,14 @@ class Buffer:
     storage: tuple[int, ...] | None = None
     """The shape of the cache in memory, whose dimensions are not those of regions."""
     format: Format | None = None
-    """The format of a weight of several components, of which the values have this dtype."""
+    """The format of a weight, or of the rows of the cache, of several components; the values have
+    this dtype."""
     first: int = 0
     """The first column of a weight in a format, among the columns of all ranks."""
 
     @property
     def stored(self) -> Format:
-        """The format of a weight, also if its values are its only component."""
+        """The format of a weight or the cache, also if its values are its only component."""
         return Format.of(self.dtype) if self.format is None else self.format
 
     @property
@@ -96,9 +98,10 @@ class Buffer:
     @property
     def extents(self) -> tuple[int, ...]:
         """The shape of the tensor in memory; of a weight in a format, the shape of the values."""
-        if self.format is not None:
-            return self.extents_of(self.format.values)
-        return self.shape if self.storage is None else self.storage
+        if self.storage is not None:
+            row, _ = row_in_memory(self.storage[-1], self.dtype, self.format)
+            return (*self.storage[:-1], row)
+        return self.shape if self.format is None else self.extents_of(self.format.values)
 
     @property
     def columns(self) -> Interval:
@@ -160,6 +163,13 @@ def wrong_buffers(buffers: Iterable[Buffer], ranks: int) -> Iterator[WrongBuffer
             yield WrongBuffer(number, what, str(getattr(buffer, field)), expected)
 
 
+def _has_format(buffer: Buffer, stored: Format) -> bool:
+    """Return whether a buffer of this role and shape may have a format."""
+    if buffer.role == Role.CACHE:
+        return stored in KV_FORMATS.values()
+    return buffer.role == Role.WEIGHT and len(buffer.shape) == _MATRIX
+
+
 def _wrong_field(buffer: Buffer, ranks: int) -> tuple[str, str] | None:
     """Return a field that is wrong and the value expected, or None."""
     if not 0 <= buffer.rank < ranks:
@@ -169,11 +179,10 @@ def _wrong_field(buffer: Buffer, ranks: int) -> tuple[str, str] | None:
     if any(extent < 1 for extent in buffer.shape):
         return "shape", "extents of at least 1"
     if buffer.format is not None and (
-        buffer.role != Role.WEIGHT
-        or len(buffer.shape) != _MATRIX
-        or buffer.dtype != buffer.format.values.dtype.torch
+        buffer.dtype != buffer.format.values.dtype.torch or not _has_format(buffer, buffer.format)
     ):
-        return "format", f"None, or that of a matrix of weights in {dtype_name(buffer.dtype)}"
+        held = f"of a matrix of weights or of a cache in {dtype_name(buffer.dtype)}"
+        return "format", f"None, or that {held}"
     if not 0 <= buffer.first <= (0 if buffer.format is None else _MOST_COLUMNS):
         return "first", "the first column of a weight in a format, or 0"
     if buffer.format is not None and buffer.first % buffer.format.grain:

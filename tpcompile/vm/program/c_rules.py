@@ -35,8 +35,7 @@ class _Kind(IntEnum):
     MOST = 3
     EXACTLY = 4
     RANGE = 5
-    DTYPE = 6
-    FORMAT = 7
+    FORMAT = 6
 
 
 class _Row(NamedTuple):
@@ -48,8 +47,8 @@ class _Row(NamedTuple):
     kind: _Kind
     word: int
     other: int = 0
-    """The lower bound; the word of the minimum length, of the buffer of a dtype or a format, or of
-    the tokens per block of a cache; or how many terms are of the first of two exact numbers."""
+    """The lower bound; the word of the minimum length, of the buffer of a format, or of the
+    tokens per block of a cache; or how many terms are of the first of two exact numbers."""
     optional: bool = False
     role: int = 0
     dtype: int = 0
@@ -126,9 +125,9 @@ class _Table:
             yield _Row(*when, _Kind.ABSENT, word)
         elif isinstance(rule, rules.Held):
             yield self._buffer(word, prefix, rule, when)
-        elif isinstance(rule, rules.DTypeOf | rules.FormatOf):
-            kind = _Kind.DTYPE if isinstance(rule, rules.DTypeOf) else _Kind.FORMAT
-            yield _Row(*when, kind, word, self._fields[f"at.{prefix}{rule.operand}"].offset)
+        elif isinstance(rule, rules.FormatOf):
+            other = self._fields[f"at.{prefix}{rule.operand}"].offset
+            yield _Row(*when, _Kind.FORMAT, word, other)
         elif isinstance(rule, rules.Within):
             least = self._fields[rule.least].offset if rule.least else 0
             yield _Row(*when, _Kind.RANGE, word, least, products=self._terms(rule.extent, prefix))

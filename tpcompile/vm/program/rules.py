@@ -110,7 +110,10 @@ def sole(role: Role, *shape: str, dtype: torch.dtype | str = I32) -> Held:
 
 
 def cache(heads: str, batch: str = "batch", dtype: str = "float") -> Held:
-    """Return the rule of the KV cache, whose storage determines the tokens per block."""
+    """Return the rule of the KV cache, whose storage determines the tokens per block.
+
+    Its rows may be in a format. If they are not, they have this dtype.
+    """
     return Held(
         Role.CACHE,
         ("layers", "2", batch, heads, "2"),
@@ -151,15 +154,8 @@ class Real:
 
 
 @dataclass(frozen=True)
-class DTypeOf:
-    """The dtype of a buffer."""
-
-    operand: str
-
-
-@dataclass(frozen=True)
 class FormatOf:
-    """The format of a weight."""
+    """The format of a weight or of the cache."""
 
     operand: str
 
@@ -181,7 +177,7 @@ class Chosen:
     rules: Mapping[Any, Rule]
 
 
-Rule = Held | Missing | Number | Real | DTypeOf | FormatOf | Within | Chosen
+Rule = Held | Missing | Number | Real | FormatOf | Within | Chosen
 
 COUNT = Number(1)
 RANKS = Number(1, exactly=(PROGRAM_RANKS,))

@@ -1,75 +1,17 @@
 // Attention of one sequence's new token in spans of the cache, and the merge of the spans.
 #pragma once
 
+#include "attention_integers.h"
 #include "normed.h"
+#include "spans.h"
 
 namespace {
 
-struct Span {
-  int64_t first, last;
-};
-
-// The tokens of a span: whole blocks, as evenly as possible, within the window.
-TPC_INLINE Span span_of(int64_t length, int64_t block, int64_t span, int64_t spans,
-                        int64_t window) {
-  const int64_t blocks = (length + block - 1) / block;
-  int64_t first = blocks * span / spans * block, last = blocks * (span + 1) / spans * block;
-  last = last < length ? last : length;
-  if (window != TPC_NONE && first < length - window) first = length - window;
-  return {first, last < first ? first : last};
-}
-
-// The keys or values of one KV head of a sequence.
-template <class T>
-struct Side {
-  const T* first;
-  int64_t stride;
-  const int32_t* table;
-  int64_t block;
-
-  const T* row(int64_t token) const {
-    return first + (table[token / block] * block + token % block) * stride;
-  }
-
-  // Call `use(place, row, count)` for the runs of tokens in one block each; `place` counts from 0.
-  template <class Use>
-  TPC_INLINE void each(Span tokens, const Use& use) const {
-    for (int64_t token = tokens.first; token < tokens.last;) {
-      const int64_t held = token / block, left = (held + 1) * block - token;
-      const int64_t count = left < tokens.last - token ? left : tokens.last - token;
-      use(token - tokens.first, row(token), count);
-      token += count;
-    }
-  }
-};
-
-// Scale the scores of one head, and turn them into weights. Return the log of their sum.
-inline float softmax(float* scores, int64_t count, float scale, float* mass) {
-  Lanes most = all(-std::numeric_limits<float>::infinity());
-  for (int64_t at = 0; at < count; at += kLanes) {
-    const int64_t left = count - at;
-    Lanes own = load_some(scores + at, left) * scale;
-    store_some(scores + at, own, left);
-    for (int64_t lane = left; lane < kLanes; ++lane) own[lane] = own[0];
-    most = own > most ? own : most;
-  }
-  const float top = largest(most);
-  Lanes total{};
-  for (int64_t at = 0; at < count; at += kLanes) {
-    const int64_t left = count - at;
-    Lanes own = by_register(load_some(scores + at, left) - top, exponential<Register>);
-    for (int64_t lane = left; lane < kLanes; ++lane) own[lane] = 0;
-    store_some(scores + at, own, left);
-    total = total + own;
-  }
-  *mass = sum(total);
-  return top + std::log(*mass);
-}
-
-// Add `kParts * 16` columns of the values of all tokens, each with its weight, for some heads.
+// Add `kParts * 16` columns of the values of all tokens, each with its weight, for some heads. The
+// rows have `left` columns from the first of these on.
 template <class T, int kHeads, int kParts>
 inline void mix_columns(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
-                        int64_t width, float* out) {
+                        int64_t width, int64_t left, float* out) {
   Registers total[kHeads][kParts] = {};
   const int64_t in_span = tokens.last - tokens.first;
   values.each(tokens, [&](int64_t place, const T* row, int64_t count) {
@@ -78,13 +20,16 @@ inline void mix_columns(const Side<T>& values, Span tokens, const float* weights
       const char* ahead = reinterpret_cast<const char*>(row) + (last ? 0 : kAhead);
       for (int64_t line = 0; line < Plain<T>::bytes(kParts * kLanes); line += 64)
         __builtin_prefetch(ahead + line);
+      float own[kHeads];
+#pragma GCC unroll 2
+      for (int head = 0; head < kHeads; ++head)
+        own[head] = weight_of(weights[head * stride + place + token], row, left);
 #pragma GCC unroll 8
       for (int part = 0; part < kParts; ++part) {
         const Registers value = load_registers(row + part * kLanes);
 #pragma GCC unroll 2
         for (int head = 0; head < kHeads; ++head)
-          total[head][part] = multiply_add(total[head][part], value,
-                                           weights[head * stride + place + token]);
+          total[head][part] = multiply_add(total[head][part], value, own[head]);
       }
     }
   });
@@ -102,7 +47,7 @@ inline void mix_rest(const Side<T>& values, Span tokens, const float* weights, i
     for (int64_t token = 0; token < count; ++token, row += values.stride) {
       const Lanes value = load_some(row, columns);
       for (int head = 0; head < kHeads; ++head)
-        total[head] += value * weights[head * stride + place + token];
+        total[head] += value * weight_of(weights[head * stride + place + token], row, columns);
     }
   });
   for (int head = 0; head < kHeads; ++head) store_some(out + head * width, total[head], columns);
@@ -119,12 +64,45 @@ inline void mix(Side<T> values, Span tokens, const float* weights, int64_t strid
     out += columns;
   };
   for (; left >= 8 * kLanes; past(8 * kLanes))
-    mix_columns<T, kHeads, 8>(values, tokens, weights, stride, width, out);
+    mix_columns<T, kHeads, 8>(values, tokens, weights, stride, width, left, out);
   for (; left >= 4 * kLanes; past(4 * kLanes))
-    mix_columns<T, kHeads, 4>(values, tokens, weights, stride, width, out);
+    mix_columns<T, kHeads, 4>(values, tokens, weights, stride, width, left, out);
   for (; left >= kLanes; past(kLanes))
-    mix_columns<T, kHeads, 1>(values, tokens, weights, stride, width, out);
+    mix_columns<T, kHeads, 1>(values, tokens, weights, stride, width, left, out);
   if (left > 0) mix_rest<T, kHeads>(values, tokens, weights, stride, width, left, out);
+}
+
+// Attend some heads to a span in fp32. The results are as for `attend_in_integers`.
+template <class T, class C, class F>
+inline void attend(const T* queries, int64_t heads, int64_t width, const Side<C>& keys,
+                   const Side<C>& values, Span tokens, float scale, float* mixed, float* mass,
+                   float* logs, Scratch& scratch) {
+  const int64_t count = tokens.last - tokens.first;
+  const Sequences<F> q = sequences<F>(queries, heads, width, scratch);
+  const int64_t stride = (count + kLanes - 1) / kLanes * kLanes;
+  float* scores = scratch.take<float>(heads * stride);
+  float* scales = kIsScaled<C> ? scratch.take<float>(stride) : nullptr;
+  Sums sums;
+  const int64_t rows = rows_ahead(Plain<C>::bytes(keys.stride));
+  const C* first_value = values.row(tokens.first);
+  keys.each(tokens, [&](int64_t place, const C* own, int64_t tokens_here) {
+    for (int64_t token = place; token < place + tokens_here; ++token, own += keys.stride) {
+      // The last keys prefetch the first values.
+      const C* ahead = token + rows < count ? own + rows * keys.stride
+                                            : first_value + (token + rows - count) * keys.stride;
+      row_dots(own, reinterpret_cast<const char*>(ahead), q, heads, width, scores + token, stride,
+               sums);
+      if constexpr (kIsScaled<C>) scales[token] = scale_of(own, width);
+    }
+  });
+  sums.flush();
+  for (int64_t head = 0; head < heads; ++head)
+    logs[head] = softmax(scores + head * stride, count, scales, scale, mass + head);
+  int64_t head = 0;
+  for (; head + 2 <= heads; head += 2)
+    mix<C, 2>(values, tokens, scores + head * stride, stride, width, mixed + head * width);
+  for (; head < heads; ++head)
+    mix<C, 1>(values, tokens, scores + head * stride, stride, width, mixed + head * width);
 }
 
 template <class Types>
@@ -132,18 +110,16 @@ void attend_span(const Memory& memory, const tpc_partial_attention& at, int64_t 
                  Scratch& scratch) {
   using T = typename Types::Value;
   using C = typename Types::Cache;
-  using F = typename Types::Score;
   const int64_t width = at.width, heads = at.heads.stop - at.heads.start;
   const int64_t all_heads = memory.extent(at.lse, 1), row = at.sequence;
   const int64_t length = memory.at<int32_t>(at.lengths)[row];
   const Span tokens = span_of(length, at.block, span, at.spans, at.window);
-  const int64_t count = tokens.last - tokens.first;
   const auto out_of = [&](int64_t head) {
     return (row * all_heads + at.heads.start + head) * at.spans + span;
   };
   float* values = memory.at<float>(at.values);
   float* lse = memory.at<float>(at.lse);
-  if (count == 0) {
+  if (tokens.last == tokens.first) {
     for (int64_t head = 0; head < heads; ++head) {
       std::memset(values + out_of(head) * width, 0, sizeof(float) * static_cast<size_t>(width));
       lse[out_of(head)] = -std::numeric_limits<float>::infinity();
@@ -156,36 +132,21 @@ void attend_span(const Memory& memory, const tpc_partial_attention& at, int64_t 
   const Side<C> keys{base, memory.stride(at.cache, 2), table, at.block};
   const Side<C> kept{base + memory.stride(at.cache, 1), keys.stride, table, at.block};
   const T* queries = memory.at<T>(at.q) + row * memory.stride(at.q, 0) + at.heads.start * width;
-  const Sequences<F> q = sequences<F>(queries, heads, width, scratch);
-  const int64_t stride = (count + kLanes - 1) / kLanes * kLanes;
-  float* scores = scratch.take<float>(heads * stride);
-  Sums sums;
-  const int64_t rows = rows_ahead(Plain<C>::bytes(keys.stride));
-  const C* first_value = kept.row(tokens.first);
-  keys.each(tokens, [&](int64_t place, const C* own, int64_t tokens_here) {
-    for (int64_t token = place; token < place + tokens_here; ++token, own += keys.stride) {
-      // The last keys prefetch the first values.
-      const C* ahead = token + rows < count ? own + rows * keys.stride
-                                            : first_value + (token + rows - count) * keys.stride;
-      row_dots(own, reinterpret_cast<const char*>(ahead), q, heads, width, scores + token, stride,
-               sums);
-    }
-  });
-  sums.flush();
   float* mixed = scratch.take<float>(heads * width);
-  float* mass = scratch.take<float>(heads);
-  for (int64_t head = 0; head < heads; ++head)
-    lse[out_of(head)] = softmax(scores + head * stride, count, at.scale, mass + head);
-  int64_t head = 0;
-  for (; head + 2 <= heads; head += 2)
-    mix<C, 2>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
-  for (; head < heads; ++head)
-    mix<C, 1>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
-  for (head = 0; head < heads; ++head)
+  float *mass = scratch.take<float>(heads), *logs = scratch.take<float>(heads);
+  if constexpr (kInIntegers<T, C>)
+    attend_in_integers(queries, heads, width, keys, kept, tokens, at.scale, mixed, mass, logs,
+                       scratch);
+  else
+    attend<T, C, typename Types::Score>(queries, heads, width, keys, kept, tokens, at.scale, mixed,
+                                        mass, logs, scratch);
+  for (int64_t head = 0; head < heads; ++head) {
+    lse[out_of(head)] = logs[head];
     for (int64_t column = 0; column < width; column += kLanes)
       store_some(values + out_of(head) * width + column,
                  load_some(mixed + head * width + column, width - column) / mass[head],
                  width - column);
+  }
 }
 
 template <class Types>

@@ -134,15 +134,11 @@ class Checker {
                 static_cast<Integer>(limit(rule)));
         return;
       }
-      case TPC_RULE_DTYPE:
-        return expect_like(rule, program_.buffers[values_[rule.other]].dtype);
-      case TPC_RULE_FORMAT:
-        return expect_like(rule, program_.buffers[values_[rule.other]].format);
+      case TPC_RULE_FORMAT: {
+        const int64_t wanted = program_.buffers[values_[rule.other]].format;
+        return expect(rule, value == wanted, "equal to", wanted);
+      }
     }
-  }
-
-  void expect_like(const tpc_rule& rule, int64_t wanted) const {
-    expect(rule, values_[rule.word] == wanted, "equal to", wanted);
   }
 
   void expect(const tpc_rule& rule, bool good, const char* how, int64_t wanted) const {
@@ -242,7 +238,13 @@ class Checker {
            right(buffer.super_minima, supers && minima, parts(kSuper), 2);
   }
 
-  // Whether the strides are those of a tensor without gaps, of which no size overflows.
+  // The bytes of the scale after the values of a row of the cache.
+  static int64_t scale_bytes(const tpc_buffer& buffer) {
+    const bool rounded = buffer.role == TPC_ROLE_CACHE && buffer.format != buffer.dtype;
+    return rounded ? itemsize(scales_of(buffer.format)) : 0;
+  }
+
+  // Whether the strides are those of rows without gaps, of which no size overflows.
   static bool has_strides(const tpc_buffer& buffer) {
     constexpr int kOrder[] = TPC_CACHE_ORDER;
     int64_t step = itemsize(buffer.dtype);
@@ -251,6 +253,8 @@ class Checker {
       if (buffer.shape[dim] > 1 && buffer.strides[dim] != step / itemsize(buffer.dtype))
         return false;
       if (__builtin_mul_overflow(step, std::max(buffer.shape[dim], int64_t{1}), &step)) return false;
+      if (at == buffer.dims - 1 && __builtin_add_overflow(step, scale_bytes(buffer), &step))
+        return false;
     }
     return step <= INT64_MAX - buffer.address;
   }

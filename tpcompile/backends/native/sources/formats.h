@@ -11,13 +11,22 @@
 // A `Form` (see forms.h) multiplies numbers of a format by values of a type.
 #pragma once
 
+#include "integers.h"
 #include "machine.h"
-#include "numbers.h"
 
 namespace {
 
 using tpc::Memory;
 using tpc::Scratch;
+
+// An integer of a row that ends with the scale of its integers, as in a KV cache of 8 bits.
+struct scaled8 {
+  int8_t value;
+};
+
+TPC_INLINE Register load_register(const scaled8* from) {
+  return __builtin_convertvector(load_register(&from->value), Register);
+}
 
 // The numbers of types in words and in the table of buffers.
 template <class S>
@@ -28,6 +37,8 @@ template <>
 constexpr int64_t kDType<bf16> = TPC_DTYPE_BF16;
 template <>
 constexpr int64_t kDType<f16> = TPC_DTYPE_F16;
+template <>
+constexpr int64_t kDType<scaled8> = TPC_KIND_INT8 | TPC_SCALES_F32 << 8;
 
 // Rows of numbers of type S.
 template <class S>

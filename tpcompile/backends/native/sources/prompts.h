@@ -50,11 +50,12 @@ struct Rope {
   int64_t heads, width;
 };
 
-// Keys and values of tokens, written to their slots of the cache.
+// Keys and values of tokens, written to their slots of the cache. If the cache rounds its rows, the
+// heads in it are rows in int8, whose strides are bytes: see kv.h.
 struct Append {
   Heads keys, values, cached_keys, cached_values;
   const int64_t* slots;
-  int64_t heads, width;
+  int64_t heads, width, rounds;
 };
 
 // Attention to tokens in the cache. An item is a part of a sequence's new tokens, and a run of query
@@ -69,6 +70,7 @@ struct Attention {
   const int64_t* runs;  // of each run the KV head, the first query head and their number
   int64_t run_count;
   int64_t window;  // 0 for none
+  int64_t rounds;  // whether keys and values are in int8
   double scale;
 };
 

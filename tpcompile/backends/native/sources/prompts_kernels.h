@@ -12,8 +12,7 @@
 #include "prompts.h"
 
 #include "float8_numbers.h"
-#include "numbers.h"
-
+#include "kv.h"
 
 namespace {
 
@@ -30,6 +29,12 @@ using tpc::Swiglu;
 TPC_INLINE const bf16* at(const Heads& from, int64_t token, int64_t head) {
   return reinterpret_cast<const bf16*>(from.data + token * from.token_stride +
                                        head * from.head_stride);
+}
+
+// A row of the cache in int8.
+TPC_INLINE const scaled8* rounded_at(const Heads& from, int64_t slot, int64_t head) {
+  return reinterpret_cast<const scaled8*>(from.data) + slot * from.token_stride +
+         head * from.head_stride;
 }
 
 TPC_INLINE bf16* to(uint16_t* out, int64_t place) { return reinterpret_cast<bf16*>(out + place); }
@@ -151,12 +156,29 @@ void rope(const void* arguments, int64_t first, int64_t last, Scratch&) {
   }
 }
 
-void append(const void* arguments, int64_t first, int64_t last, Scratch&) {
+// Round the head of a token and store it in a slot.
+inline void append_rounded(const Heads& heads, const Heads& cached, int64_t token, int64_t slot,
+                           int64_t head, int64_t width, Scratch& scratch) {
+  float* values = scratch.take<float>(width);
+  const bf16* own = at(heads, token, head);
+  by_lanes(width, [&](int64_t place, int64_t count) TPC_ALWAYS {
+    store_some(values + place, load_some(own + place, count), count);
+  });
+  store_row(values, width, const_cast<scaled8*>(rounded_at(cached, slot, head)), scratch);
+  scratch.reset();
+}
+
+void append(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
   const auto& a = *static_cast<const Append*>(arguments);
   const auto bytes = sizeof(bf16) * static_cast<size_t>(a.width);
   for (int64_t token = first; token < last; ++token)
     for (int64_t head = 0; head < a.heads; ++head) {
       const int64_t slot = a.slots[token];
+      if (a.rounds) {
+        append_rounded(a.keys, a.cached_keys, token, slot, head, a.width, scratch);
+        append_rounded(a.values, a.cached_values, token, slot, head, a.width, scratch);
+        continue;
+      }
       std::memcpy(const_cast<bf16*>(at(a.cached_keys, slot, head)), at(a.keys, token, head), bytes);
       std::memcpy(const_cast<bf16*>(at(a.cached_values, slot, head)), at(a.values, token, head),
                   bytes);
@@ -172,6 +194,8 @@ void append(const void* arguments, int64_t first, int64_t last, Scratch&) {
 namespace {
 
 // Attention, over 64 keys at a time. Scores and sums are fp32, probabilities are rounded to bf16.
+// Keys and values in int8 are multiplied as integers, which are exact in bf16: scores are then
+// multiplied by the scales of keys, and probabilities by those of values before they are rounded.
 
 constexpr int64_t kKeys = 64, kKeySteps = kKeys / kColumns;
 
@@ -181,37 +205,66 @@ struct Seen {
   const int64_t* table;
   int64_t head, first, last;
 
-  const bf16* row(const Heads& side, int64_t key) const {
+  // Return a row, or null. One in int8 is widened to the row `place` of `rows`, and its scale is
+  // stored.
+  const bf16* row(const Heads& side, int64_t key, bf16* rows, int64_t place, float* scales) const {
     if (key < first || key >= last) return nullptr;
-    return at(side, table[key / a.block] * a.block + key % a.block, head);
+    const int64_t slot = table[key / a.block] * a.block + key % a.block;
+    if (!a.rounds) return at(side, slot, head);
+    const scaled8* found = rounded_at(side, slot, head);
+    bf16* held = rows + place * a.width;
+    for (int64_t column = 0; column < a.width; column += kLanes)
+      store(held + column, lanes(load_registers(found + column)));
+    scales[key % kKeys] = scale_of(found, a.width);
+    return held;
+  }
+};
+
+// Rows in int8 that are widened, and the scales of 64 keys and values. They are null for rows in
+// bf16.
+struct Widened {
+  bf16* rows = nullptr;
+  float *keys = nullptr, *values = nullptr;
+
+  Widened(const Attention& a, Scratch& scratch) {
+    if (!a.rounds) return;
+    rows = scratch.take<bf16>((kLanes > kColumns ? kLanes : kColumns) * a.width);
+    keys = scratch.take<float>(kKeys), values = scratch.take<float>(kKeys);
+  }
+
+  void clear() const {
+    if (rows == nullptr) return;
+    std::memset(keys, 0, sizeof(float) * kKeys);
+    std::memset(values, 0, sizeof(float) * kKeys);
   }
 };
 
 // Lay out keys as `pack_rows` does, 64 apart; those that are not seen are zero.
 inline void pack_keys(const Seen& seen, int64_t begin, int64_t count, int64_t width,
-                      Packed* packed) {
+                      const Widened& widened, Packed* packed) {
   for (int64_t key = 0; key < count; key += kLanes) {
     const bf16* rows[kLanes];
     for (int64_t own = 0; own < kLanes; ++own)
-      rows[own] = seen.row(seen.a.keys, begin + key + own);
+      rows[own] = seen.row(seen.a.keys, begin + key + own, widened.rows, own, widened.keys);
     pack_rows(rows, width, packed + key, kKeys);
   }
 }
 
 // Lay out values as `[keys of a step][column]`; those of keys that are not seen are zero.
 inline void pack_values(const Seen& seen, int64_t begin, int64_t steps, int64_t width,
-                        Packed* packed) {
+                        const Widened& widened, Packed* packed) {
   for (int64_t step = 0; step < steps; ++step) {
     const bf16* rows[kColumns];
     for (int64_t own = 0; own < kColumns; ++own)
-      rows[own] = seen.row(seen.a.values, begin + kColumns * step + own);
+      rows[own] = seen.row(seen.a.values, begin + kColumns * step + own, widened.rows, own,
+                           widened.values);
     interleave(rows, width, packed + step * width);
   }
 }
 
 // Replace scores by probabilities times exp(most); return the factor for earlier ones.
-TPC_INLINE float soften(const float* scores, int64_t first, int64_t last, float scale, float& most,
-                        float& total, Packed* out) {
+TPC_INLINE float soften(const float* scores, int64_t first, int64_t last, float scale,
+                        const Widened& widened, float& most, float& total, Packed* out) {
   constexpr int kVectors = kKeys / kLanes;
   const Lanes least = all(std::numeric_limits<float>::lowest());
   Lanes own[kVectors], greatest = least;
@@ -219,7 +272,9 @@ TPC_INLINE float soften(const float* scores, int64_t first, int64_t last, float 
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     seen[v] = lanes_from(first - kLanes * v, last - kLanes * v);
-    own[v] = load(scores + kLanes * v) * scale;
+    own[v] = load(scores + kLanes * v);
+    if (widened.keys) own[v] = own[v] * load(widened.keys + kLanes * v);
+    own[v] = own[v] * scale;
     greatest = larger(greatest, chosen(seen[v], own[v], least));
   }
   const float before = most, now = greatest_of(greatest);
@@ -229,7 +284,8 @@ TPC_INLINE float soften(const float* scores, int64_t first, int64_t last, float 
   for (int v = 0; v < kVectors; ++v) {
     const Lanes kept = chosen(seen[v], power_of_e(own[v] - most), Lanes{});
     sums += kept;
-    hold(kept, out + kLanes / kColumns * v);
+    hold(widened.values ? kept * load(widened.values + kLanes * v) : kept,
+         out + kLanes / kColumns * v);
   }
   const float factor = power_of_e(all(before - most))[0];
   total = total * factor + sum(sums);
@@ -264,6 +320,7 @@ void attend(const Attention& a, int64_t part, int64_t run, Scratch& scratch) {
   Packed* chances = scratch.take<Packed>(held * kKeySteps);
   float* mixed = scratch.take<float>(held * a.width);
   float *most = scratch.take<float>(rows), *total = scratch.take<float>(rows);
+  const Widened widened(a, scratch);
   std::memset(q, 0, sizeof(Packed) * static_cast<size_t>(held * steps));
   std::memset(chances, 0, sizeof(Packed) * static_cast<size_t>(held * kKeySteps));
   std::memset(mixed, 0, sizeof(float) * static_cast<size_t>(held * a.width));
@@ -276,16 +333,17 @@ void attend(const Attention& a, int64_t part, int64_t run, Scratch& scratch) {
     const int64_t here = last - begin < kKeys ? last - begin : kKeys;
     const int64_t vectors = (here + kLanes - 1) / kLanes;
     const int64_t used = (here + kColumns - 1) / kColumns;
-    pack_keys(seen, begin, vectors * kLanes, a.width, keys);
-    pack_values(seen, begin, used, a.width, values);
+    widened.clear();
+    pack_keys(seen, begin, vectors * kLanes, a.width, widened, keys);
+    pack_values(seen, begin, used, a.width, widened, values);
     for (int64_t row = 0; row < held; row += kRows)
       kScores[vectors - 1](q + row * steps, steps, keys, kKeys, steps, scores + row * kKeys, kKeys);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t own = position + row % tokens - begin;  // the place of its own key
       const int64_t from = a.window > 0 ? own + 1 - a.window : 0;
       const float factor =
-          soften(scores + row * kKeys, from, own + 1, static_cast<float>(a.scale), most[row],
-                 total[row], chances + row * kKeySteps);
+          soften(scores + row * kKeys, from, own + 1, static_cast<float>(a.scale), widened,
+                 most[row], total[row], chances + row * kKeySteps);
       if (factor == 1.0f) continue;
       float* sums = mixed + row * a.width;
       for (int64_t column = 0; column < a.width; column += kLanes)

@@ -1,6 +1,7 @@
 // Queries, keys and values: projection, norm and rotation of whole heads.
 #pragma once
 
+#include "kv.h"
 #include "normed.h"
 
 namespace {
@@ -58,7 +59,10 @@ inline void finish(const Memory& memory, const Words& at, int64_t first, int64_t
         const int64_t place =
             at.layer * memory.stride(at.out, 0) + at.part * memory.stride(at.out, 1) +
             slot * memory.stride(at.out, 2) + (first + head) * memory.stride(at.out, 3);
-        convert(x, width, memory.at<typename Types::Cache>(at.out) + place);
+        if (memory.buffers[at.out].format == kDType<scaled8>)
+          store_row(x, width, memory.at<scaled8>(at.out) + place, scratch);
+        else
+          convert(x, width, memory.at<typename Types::Cache>(at.out) + place);
       }
     }
   }

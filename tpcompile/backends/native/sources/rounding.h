@@ -30,15 +30,20 @@ TPC_INLINE int32_t rounded(const float* x, int64_t block, float factor, int32_t*
   return added(total);
 }
 
-// Round values of a block to integers of at most 127, and return what to multiply them by: see
+// Round values of a block to integers of at most `steps`, and return what to multiply them by: see
 // `rounded` in tpcompile/ir/quantize.py. `sum` becomes the sum of the integers.
-TPC_INLINE float rounded_to_bytes(const float* x, int64_t block, int32_t* whole, int32_t& sum) {
+TPC_INLINE float rounded_to_integers(const float* x, int64_t block, float steps, int32_t* whole,
+                                     int32_t& sum) {
   const uint32_t bits = largest_of(x, block);
   const bool finite = bits < kInfinite;
-  const float most = finite ? load_bytes<float>(&bits) : 0.0f, factor = 127.0f / most;
+  const float most = finite ? load_bytes<float>(&bits) : 0.0f, factor = steps / most;
   const bool some = factor <= std::numeric_limits<float>::max();
   sum = rounded(x, block, some ? factor : 0.0f, whole);
-  return finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+  return finite ? most / steps : std::numeric_limits<float>::quiet_NaN();
+}
+
+TPC_INLINE float rounded_to_bytes(const float* x, int64_t block, int32_t* whole, int32_t& sum) {
+  return rounded_to_integers(x, block, 127.0f, whole, sum);
 }
 
 }  // namespace

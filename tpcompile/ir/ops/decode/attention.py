@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from tpcompile.ir.kv import loaded_rows
 from tpcompile.ir.ops.attention import (
-    attend,
     attention_cost,
     attention_localize,
     attention_rule,
@@ -24,9 +24,10 @@ from tpcompile.ir.ops.cache import (
     check_one_each,
     check_places,
     kept_type,
+    stored_type,
 )
 from tpcompile.ir.ops.collectives import fold_tree
-from tpcompile.ir.ops.paged_attention import read_tokens
+from tpcompile.ir.ops.paged_attention import attend_rows, read_tokens
 from tpcompile.ir.ops.spec import Cost, define, refuse, require, streaming_cost
 from tpcompile.ir.roles import QueriesOf, SpansOf
 from tpcompile.ir.types import Partial, ValueType
@@ -51,7 +52,7 @@ def cached_attention(
         first = 0 if window is None else max(0, length - window)
         k, v = (read_tokens(side, table, first, length, block) for side in (keys, values))
         own = slice(row, row + 1)
-        out[own] = attend(q[own], k, v, scale, window, kv_heads)
+        out[own] = attend_rows(q[own], k, v, scale, window, kv_heads)
     return out
 
 
@@ -98,7 +99,7 @@ def partial_attention(
             if first == last:
                 continue
             k, v = (
-                read_tokens(side, table, first, last, block)[:, read].float()
+                loaded_rows(read_tokens(side, table, first, last, block)[:, read]).float()
                 for side in cache[layer]
             )
             scores = torch.einsum("hw,thw->ht", q[row].float(), k) * scale
@@ -242,8 +243,8 @@ def _localize(result: Any, rank: int, q: ValueType, cache: ValueType, **_: Any) 
 def _cost(result: Any, operands: Sequence[ValueType], rank: int) -> Cost:
     """Return the cost of one token per token of context, as for attention."""
     q, cache = operands[:2]
-    keys = kept_type(cache, q.shape[0])
-    return attention_cost(q, [q, keys, keys], rank)
+    kept = stored_type(cache, q.shape[0])
+    return attention_cost(q, [q, kept, kept], rank)
 
 
 CACHED_ATTENTION = define(
@@ -253,6 +254,7 @@ CACHED_ATTENTION = define(
     cost=_cost,
     localize=_localize,
     takes_roles=True,
+    in_formats=("cache",),
 )
 PARTIAL_ATTENTION = define(
     partial_attention,
@@ -264,6 +266,7 @@ PARTIAL_ATTENTION = define(
     cost=_cost,
     localize=_localize,
     takes_roles=True,
+    in_formats=("cache",),
 )
 ATTENTION_REDUCE = define(
     attention_reduce,

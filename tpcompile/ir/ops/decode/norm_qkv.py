@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from tpcompile.ir.layout import FusedLayout
-from tpcompile.ir.ops.cache import check_append, kept_type
+from tpcompile.ir.ops.cache import check_append, stored_type
 from tpcompile.ir.ops.composite import Part, composite, optional
 from tpcompile.ir.ops.decode.norm_linear import SPLIT, norm_linear
 from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import RMS_NORM
+from tpcompile.ir.ops.paged_attention import append_rows
 from tpcompile.ir.ops.rotary import ROPE
 from tpcompile.ir.ops.spec import Cost, CostRule, local_bytes, numel, require
 from tpcompile.ir.roles import QueriesOf
@@ -109,8 +110,7 @@ def _append(
     block: int,
 ) -> torch.Tensor:
     """Store keys and values in the cache; return the queries, which may then be compared."""
-    for side, kept in zip(cache[layer], (k, v), strict=True):
-        side.index_copy_(0, slots, kept)
+    append_rows(k, v, cache, slots, layer)
     return q
 
 
@@ -153,7 +153,7 @@ def _cost(weights: int) -> CostRule:
         x, norm, *projected = operands[: 2 + weights]
         cache = next(kind for kind in operands if kind.dims == 5)
         flops = sum(2 * numel(weight.local_shape(rank)) for weight in projected)
-        moved = [result, x, norm, *projected, *[kept_type(cache, x.shape[0])] * 2]
+        moved = [result, x, norm, *projected, *[stored_type(cache, x.shape[0])] * 2]
         return Cost(flops, sum(local_bytes(kind, rank) for kind in moved))
 
     return cost
@@ -166,6 +166,7 @@ _OPTIONS: dict[str, Any] = {
         "interleaved": "queries and keys are rotated in different layouts",
     },
     "takes_roles": True,
+    "in_formats": ("cache",),
 }
 NORM_QKV_ROPE_APPEND = composite(
     norm_qkv_rope_append, check=_check, cost=_cost(1), localize=_localize, **_OPTIONS
