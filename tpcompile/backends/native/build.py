@@ -26,12 +26,17 @@ _BF16 = (*_AVX512, "-mavx512bf16")
 _PATHS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "amx_bf16": {
         "amx_bf16": (*_BF16, "-mamx-tile", "-mamx-bf16"),
-        "prompts_avx512_bf16": _BF16,
+        **dict.fromkeys(("few_bits_avx512_bf16", "prompts_avx512_bf16"), _BF16),
     },
-    "avx512_bf16": {"avx512_bf16": _BF16, "prompts_avx512_bf16": _BF16},
-    "avx512_vnni": {"avx512_vnni": _AVX512, "prompts_avx2": _AVX2},
-    "avx2": {"avx2": _AVX2, "prompts_avx2": _AVX2},
-    "portable": {"portable": _EXACT},
+    "avx512_bf16": dict.fromkeys(
+        ("avx512_bf16", "few_bits_avx512_bf16", "prompts_avx512_bf16"), _BF16
+    ),
+    "avx512_vnni": {
+        **dict.fromkeys(("avx512_vnni", "few_bits_avx512_vnni"), _AVX512),
+        "prompts_avx2": _AVX2,
+    },
+    "avx2": dict.fromkeys(("avx2", "few_bits_avx2", "prompts_avx2"), _AVX2),
+    "portable": dict.fromkeys(("portable", "few_bits_portable"), _EXACT),
 }
 """The source files of the kernels of each vector path, and their flags."""
 _COMMON: Mapping[str, tuple[str, ...]] = dict.fromkeys(

@@ -4,6 +4,6 @@
 #include "prompts.h"
 
 extern "C" const void* tpc_avx2() {
-  static constexpr tpc::Path kPath = make_path("avx2", tpc::many_avx2);
+  static constexpr tpc::Path kPath = make_path("avx2", tpc::few_bits_avx2, tpc::many_avx2);
   return &kPath;
 }

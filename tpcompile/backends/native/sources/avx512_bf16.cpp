@@ -4,6 +4,7 @@
 #include "prompts.h"
 
 extern "C" const void* tpc_avx512_bf16() {
-  static constexpr tpc::Path kPath = make_path("avx512_bf16", tpc::many_avx512_bf16);
+  static constexpr tpc::Path kPath =
+      make_path("avx512_bf16", tpc::few_bits_avx512_bf16, tpc::many_avx512_bf16);
   return &kPath;
 }

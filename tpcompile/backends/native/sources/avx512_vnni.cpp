@@ -4,6 +4,7 @@
 #include "prompts.h"
 
 extern "C" const void* tpc_avx512_vnni() {
-  static constexpr tpc::Path kPath = make_path("avx512_vnni", tpc::many_avx2);
+  static constexpr tpc::Path kPath =
+      make_path("avx512_vnni", tpc::few_bits_avx512_vnni, tpc::many_avx2);
   return &kPath;
 }

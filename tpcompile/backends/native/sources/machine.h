@@ -98,13 +98,18 @@ constexpr int64_t kRoundsValues = 1 << 14;
 // The fields by which a kernel is chosen: the kind, and whether values are rounded.
 inline int64_t arithmetic_of(int64_t format) { return format & (0xff | kRoundsValues); }
 
+struct Kernels {
+  const TypedKernel* first;
+  size_t count;
+};
+
 // The kernels of one vector path.
 struct Path {
   const char* name;
   uint64_t (*read)(const char* from, int64_t bytes);
   const ManyKernel* many;  // null if the path has no kernels for many tokens
-  const TypedKernel* kernels;
-  size_t count;
+  Kernels kernels;
+  const Kernels* few_bits;  // those of weights of few bits
 };
 
 // Return the kernel of a path for an instruction with these types, or null.

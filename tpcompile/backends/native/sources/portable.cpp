@@ -3,6 +3,6 @@
 #include "path.h"
 
 extern "C" const void* tpc_portable() {
-  static constexpr tpc::Path kPath = make_path("portable");
+  static constexpr tpc::Path kPath = make_path("portable", tpc::few_bits_portable);
   return &kPath;
 }
