@@ -349,4 +349,6 @@ def _plain(dtype: DType) -> Format:
 
 FLOATS = tuple(map(_plain, _FLOATS))
 """The formats of weights that are stored as their values."""
+FLOAT_DTYPES = tuple(one.torch for one in _FLOATS)
+"""Their dtypes."""
 _WORDS = {str(one): one for one in FLOATS}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tpcompile.ir.dtypes import dtype_name
+from tpcompile.ir.format import FLOAT_DTYPES
 from tpcompile.vm.program.buffer import Buffer, Role
 from tpcompile.vm.program.fields import Named, shared_rules
 from tpcompile.vm.program.instruction import NONE
@@ -187,7 +188,7 @@ class Agreement:
     def _has_dtype(self, dtype: torch.dtype, wanted: torch.dtype | str) -> bool:
         if not isinstance(wanted, str):
             return dtype == wanted
-        return dtype.is_floating_point and self._dtypes.get(wanted, dtype) == dtype
+        return dtype in FLOAT_DTYPES and self._dtypes.get(wanted, dtype) == dtype
 
     def _wanted(self, rule: Held, prefix: str) -> str:
         """Describe the buffer that a rule requires, with the values of bound names."""

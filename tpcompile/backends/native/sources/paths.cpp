@@ -71,7 +71,9 @@ bool has_groups(int64_t format) {
   if ((bits == 5 || bits == 6 || has_supers(format) || has_minima(format)) &&
       format & kRoundsValues)
     return false;
-  if (kind_of(format) == TPC_KIND_FP8) return columns % 32 == 0;
+  const bool floats = kind_of(format) == TPC_KIND_FP8;
+  if (!scales_of(format) && (floats || kind_of(format) == TPC_KIND_INT8)) return false;
+  if (floats) return columns % 32 == 0;
   if (bits == 6) return columns == 16;
   const bool wider = bits != 5 && !has_supers(format);
   return columns == 32 || (wider && (columns == 64 || columns % 128 == 0));
