@@ -143,7 +143,7 @@ def test_the_option_changes_logits_a_little(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "Only linears with weights in 8 or 4 bits round activations, and this model has none"),
+        ({}, "Only linears with integers as weights round activations, and this model has none"),
         ({"activations": "int4", "weights": "int8"}, r"must be one of 16, int8, got 'int4'"),
         ({"activations": 8, "weights": "int8"}, r"must be one of 16, int8, got 8"),
     ],

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.quantizers.quantizers_utils import should_convert_module
 
 from tpcompile.frontend.stored.layout import (
     Layout,
@@ -55,6 +54,9 @@ def _converted(module: nn.Module, left: Any) -> list[str]:
     if left is None:
         head = module.get_output_embeddings()  # type: ignore[operator]
         return [name for name, one in linears.items() if one is not head]
+    # Imported here, because it loads packages that nothing else needs.
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
     for pattern in names_of_modules(_LEFT, left):
         check_pattern(_LEFT, pattern, pattern)
     return [name for name in linears if should_convert_module(name, left)]
