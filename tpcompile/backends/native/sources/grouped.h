@@ -94,7 +94,45 @@ class Grouped {
   TPC_INLINE const char* high(int64_t row) const { return high_ + row * high_stride_; }
   TPC_INLINE int64_t high_stride() const { return high_stride_; }
 
-  // The scales, minima and offsets of a register of blocks from a block on.
+  // Where a row has what belongs to its blocks from one on.
+  struct Place {
+    const char *scales, *minima;
+    const f16 *super_scales, *super_minima;
+  };
+
+  TPC_INLINE Place place(int64_t row, int64_t block) const {
+    const int64_t at = (row * groups_ + block - first_group_) * scale_bytes();
+    const int64_t super = row * supers_ + (block >> super_shift_) - first_super_;
+    const auto of = [](auto* first, int64_t place) TPC_ALWAYS {
+      return first ? first + place : nullptr;
+    };
+    return {scales_ + at, of(minima_, at), of(super_scales_, super), of(super_minima_, super)};
+  }
+
+  // Whether a row has so many blocks from one on, each with a scale. If there are superblocks, one
+  // must begin there.
+  bool has_blocks(int64_t block, int64_t count) const {
+    const int64_t group = block - first_group_;
+    const bool begins = !super_scales_ || (block & ((int64_t{1} << super_shift_) - 1)) == 0;
+    return group_ <= kMostBlock && group >= 0 && group + count <= groups_ && begins;
+  }
+
+  // The scales and minima of a register of such blocks, so many blocks after a place.
+  TPC_INLINE Register scales(const Place& at, int64_t after) const {
+    if (super_scales_) return of_whole_supers(at.scales, at.super_scales, after);
+    if (scale_type_ == TPC_DTYPE_BF16)
+      return load_register(reinterpret_cast<const bf16*>(at.scales) + after);
+    if (scale_type_ == TPC_DTYPE_F32)
+      return load_register(reinterpret_cast<const f32*>(at.scales) + after);
+    return load_register(reinterpret_cast<const f16*>(at.scales) + after);
+  }
+
+  TPC_INLINE Register minima(const Place& at, int64_t after) const {
+    if (super_minima_) return -of_whole_supers(at.minima, at.super_minima, after);
+    return load_register(reinterpret_cast<const f16*>(at.minima) + after);
+  }
+
+  // The same, and offsets, of any register of blocks.
   TPC_INLINE Register scales(int64_t row, int64_t block) const {
     if (super_scales_) return of_supers(scales_, super_scales_, row, block);
     if (scale_type_ == TPC_DTYPE_BF16)
@@ -137,18 +175,15 @@ class Grouped {
   // Fetch what a row has beside its loads.
   TPC_INLINE void fetch_scales(int64_t row) const {
     __builtin_prefetch(scales_ + row * groups_ * scale_bytes());
-    if (scale_type_ > TPC_DTYPE_F16 || high_) fetch_others(row);
-  }
-
- private:
-  [[gnu::noinline]] void fetch_others(int64_t row) const {
-    if (minima_) __builtin_prefetch(minima_ + row * groups_ * scale_bytes());
     for (int64_t at = 0; at < high_stride_; at += kLoad)
       __builtin_prefetch(high_ + row * high_stride_ + at, 0, 2);
+    if (scale_type_ <= TPC_DTYPE_F16) return;
+    if (minima_) __builtin_prefetch(minima_ + row * groups_ * scale_bytes());
     if (super_scales_) __builtin_prefetch(super_scales_ + row * supers_);
     if (super_minima_) __builtin_prefetch(super_minima_ + row * supers_);
   }
 
+ private:
   int32_t integer_at(int64_t row, int64_t column) const {
     const auto* octets = reinterpret_cast<const uint8_t*>(address(row));
     if (bits_ == 8) return static_cast<int8_t>(octets[column]);
@@ -170,6 +205,18 @@ class Grouped {
 
   int64_t scale_bytes() const {
     return super_scales_ ? 1 : scale_type_ == TPC_DTYPE_F32 ? 4 : 2;
+  }
+
+  // The numbers of a register of blocks, times those of their superblocks, of which one begins with
+  // the place.
+  TPC_INLINE Register of_whole_supers(const char* small, const f16* supers, int64_t after) const {
+    const f16* own = supers + (after >> super_shift_);
+    Register found = Register{} + number(own);
+    if (const int64_t each = int64_t{1} << super_shift_; kRegister > each)
+      found = this->after(found, Register{} + number(own + 1), each);
+    return __builtin_convertvector(load_register(reinterpret_cast<const int8_t*>(small) + after),
+                                   Register) *
+           found;
   }
 
   // The numbers of a register of blocks, times those of their superblocks.

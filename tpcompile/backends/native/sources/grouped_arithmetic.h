@@ -7,12 +7,15 @@ struct Integers {
 
   // Return sums less their offsets, given the sums of values.
   static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
-    total -= offsets * load_bytes<IntRegister>(sums);
+    return numbers(total - offsets * load_bytes<IntRegister>(sums));
+  }
+
+  static TPC_INLINE Register numbers(Sums total) {
     return __builtin_convertvector(total, Register);
   }
 
   static TPC_INLINE Register of_sums(const Sum* sums) {
-    return __builtin_convertvector(load_bytes<IntRegister>(sums), Register);
+    return numbers(load_bytes<IntRegister>(sums));
   }
 };
 
@@ -82,6 +85,8 @@ struct Wide {
   static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
     return total - __builtin_convertvector(offsets, Register) * load_register(sums);
   }
+
+  static TPC_INLINE Register numbers(Sums total) { return total; }
 
   static TPC_INLINE Register of_sums(const Sum* sums) { return load_register(sums); }
 };

@@ -118,6 +118,7 @@ TPC_INLINE void run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& r
   const int64_t start = weight.offset(run.start), stop = start + run.loads * kLoad;
   [[maybe_unused]] const int64_t high_start = kHigh<kBits> ? weight.high_offset(run.start) : 0;
   const char* bytes = weight.address(row);
+  const auto begin = run.whole ? weight.place(row, run.block) : Grouped::Place{};
   int64_t load = 0, place = 0;
   // Add the blocks of some sums of lanes, whose first load is at a byte of the row.
   const auto add = [&](auto used, int64_t at) {
@@ -143,16 +144,19 @@ TPC_INLINE void run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& r
                                           x.values + load * kColumns<kBits>};
     each_register([&](auto own) {
       constexpr int kOwn = decltype(own)::value;
-      const int64_t own_place = place + kOwn * kRegister, block = run.block + own_place;
+      const int64_t after = place + kOwn * kRegister, block = run.block + after;
       const auto found = blocks.template sums<kSums, kUsed * kRegisters, kOwn>();
-      const Register factors = load_register(x.factors + own_place);
-      const int32_t raised = weight.has_minima() ? 0 : A::template kRaised<kBits>;
-      const Register products =
-          A::less(found, weight.offsets(row, block) + raised, x.sums + own_place) * factors;
-      take(own, place / kLanes, products, weight.scales(row, block), std::false_type());
-      if (weight.has_minima())
-        take(own, place / kLanes, A::of_sums(x.sums + own_place) * factors,
-             weight.minima(row, block), std::true_type());
+      const Register factors = load_register(x.factors + after);
+      const Register scales = run.whole ? weight.scales(begin, after) : weight.scales(row, block);
+      if (!weight.has_minima()) {
+        IntRegister offsets = IntRegister{} + A::template kRaised<kBits>;
+        if (weight.has_offsets()) offsets += weight.offsets(row, block);
+        const Register products = A::less(found, offsets, x.sums + after) * factors;
+        return take(own, place / kLanes, products, scales, std::false_type());
+      }
+      take(own, place / kLanes, A::numbers(found) * factors, scales, std::false_type());
+      take(own, place / kLanes, load_register(x.minima + after),
+           run.whole ? weight.minima(begin, after) : weight.minima(row, block), std::true_type());
     });
     load += kEach, place += kLanes;
   };

@@ -6,6 +6,7 @@ struct Laid {
   const typename A::Value* values;
   const float* factors;
   const typename A::Sum* sums;
+  const float* minima;  // what minima are multiplied by: sums times factors
 };
 
 // Adjacent leaves, among the columns of the whole weight, and the loads that have them.
@@ -14,6 +15,7 @@ struct Run {
   int64_t start;  // the column with which the first load begins
   int64_t loads;  // whole sums of lanes: two loads if a block is wider than a load
   int64_t block;  // the first one
+  bool whole;     // rows have scales for all blocks of each 16, see `Grouped::has_blocks`
 };
 
 // Some lanes of 16 blocks that belong to a leaf.
@@ -124,7 +126,12 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, const Run& run, S
     }
     lay_out<A, kBits>(from, count, block, at, values, factors, sums);
   }
-  return {values, factors, sums};
+  auto* minima = scratch.take<float>(blocks);
+  for (int64_t own = 0; own < blocks; own += kRegister) {
+    const Register found = A::of_sums(sums + own) * load_register(factors + own);
+    std::memcpy(minima + own, &found, sizeof found);
+  }
+  return {values, factors, sums, minima};
 }
 
 // A run, its leaves, and its values of each sequence.
@@ -207,9 +214,11 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     const int64_t lanes = begin % unit ? unit : kLanes * block, start = begin / lanes * lanes;
     const int64_t loads = (end - start + unit - 1) / unit * (unit / kColumns<kBits>);
     LaidRun<A>& own = runs[count++];
-    own = {{begin, end, start, loads, start / block}, nullptr, next - leaf, 0, 0, nullptr, nullptr};
+    own = {{begin, end, start, loads, start / block, false}, nullptr, next - leaf, 0, 0, nullptr,
+           nullptr};
     own.loads_of_round = kLanes * block / kColumns<kBits>;
     own.rounds = (loads + own.loads_of_round - 1) / own.loads_of_round, rounds += own.rounds;
+    own.whole = weight.has_blocks(own.block, own.rounds * kLanes);
     auto* first_loads = scratch.take<int64_t>(own.leaves + 1);
     for (int64_t at = 0; at < own.leaves; ++at)
       first_loads[at] = (begin_of(leaf + at) - start) / unit * (unit / kColumns<kBits>);
