@@ -23,9 +23,9 @@ class Codec(ABC):
     name: str
     """The last part of the tensor's name, such as `weight_packed`."""
 
-    @abstractmethod
     def dtype(self, component: torch.dtype) -> torch.dtype:
-        """Return the dtype of the tensor, given that of the component."""
+        """Return the dtype of the tensor, given that of the component: by default the same."""
+        return component
 
     @abstractmethod
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -49,9 +49,6 @@ class Transposed(Codec):
     """The component with rows and columns exchanged."""
 
     name: str
-
-    def dtype(self, component: torch.dtype) -> torch.dtype:
-        return component
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[::-1]
@@ -174,9 +171,6 @@ class OfRows(Codec):
     rows: int
     """The rows of the weight per row of the tensor. The last one may have fewer."""
 
-    def dtype(self, component: torch.dtype) -> torch.dtype:
-        return component
-
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return -(-shape[0] // self.rows), *shape[1:]
 
@@ -200,9 +194,6 @@ class OfWeight(Codec):
     dims: int
     """The dimensions of the tensor, which has one element."""
 
-    def dtype(self, component: torch.dtype) -> torch.dtype:
-        return component
-
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (1,) * self.dims
 
@@ -221,9 +212,6 @@ class Finite(Codec):
     """The component itself, which must not have NaN."""
 
     name: str
-
-    def dtype(self, component: torch.dtype) -> torch.dtype:
-        return component
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape

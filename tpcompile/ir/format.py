@@ -220,6 +220,11 @@ class Format(int):
         """The columns of an input that are rounded with one scale: a group, or a part of it."""
         return min(self.columns or _MOST_BLOCK, _MOST_BLOCK)
 
+    @property
+    def may_round(self) -> bool:
+        """Whether linears may round their inputs: they multiply integers."""
+        return self.kind in _INTEGERS
+
     def rounding(self, rounds: bool = True) -> Format:
         """Return this format of few bits, for linears that round their inputs, or do not."""
         return Format(self | _ROUNDS_BIT if rounds else self & ~_ROUNDS_BIT)
@@ -293,7 +298,8 @@ _BITS = {Kind.INT4: 4, Kind.INT5: 5, Kind.INT6: 6}
 """The bits of integers that share words."""
 _LOW_BITS = 4
 _PACKED = Component(PACKED, DType.I32, WORD_BITS // _LOW_BITS)
-_GROUPED = (Kind.INT8, *_BITS, Kind.FP8)
+_INTEGERS = (Kind.INT8, *_BITS)
+_GROUPED = (*_INTEGERS, Kind.FP8)
 _WORD = re.compile(
     rf"({'|'.join(one.word for one in _GROUPED)}):({_ROW}|[1-9][0-9]{{0,4}})"
     rf":({'|'.join(one.word for one in Scales)})(:{_OFFSETS})?(:{_ROUNDS})?"
@@ -306,7 +312,7 @@ def _is_grouped(number: int) -> bool:
     if kind not in _GROUPED or scales not in tuple(Scales) or not 0 <= columns <= MOST_COLUMNS:
         return False
     own, offsets = Scales(scales), number >> 15 & 1
-    if kind == Kind.FP8 and (own.super or number & (_ROUNDS_BIT | 1 << 15)):
+    if kind not in _INTEGERS and (own.super or offsets or number & _ROUNDS_BIT):
         return False
     if (own.super and (not columns or _SUPER % columns)) or (own.minima and kind not in _BITS):
         return False

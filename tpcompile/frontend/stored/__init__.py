@@ -13,7 +13,6 @@ from tpcompile.errors import UsageError
 from tpcompile.frontend.stored import awq, compressed, fp8, gguf, gptq
 from tpcompile.frontend.stored.layout import StoredWeight, refuse
 from tpcompile.ir.codec import Encoded, Encodings
-from tpcompile.ir.format import Kind
 from tpcompile.ir.recipe import Tensor
 
 _Weights = Callable[
@@ -40,14 +39,14 @@ def stored_weights(
     stored = _weights(module, config, scales, rounds)
     if not rounds:
         return stored
-    if not any(one.format.kind != Kind.FP8 for one in stored.values()):
+    if not any(one.format.may_round for one in stored.values()):
         raise UsageError(
             "Only linears with integers as weights round activations, and this model has none",
             got="activations='int8'",
             hint='Add weights="int8" or weights="int4", or omit activations',
         )
     return {
-        name: one if one.format.kind == Kind.FP8 else replace(one, format=one.format.rounding())
+        name: replace(one, format=one.format.rounding()) if one.format.may_round else one
         for name, one in stored.items()
     }
 
