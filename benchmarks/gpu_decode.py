@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ _EXAMPLES = """\
 examples:
   python -m benchmarks gpu-decode
   python -m benchmarks gpu-decode --models qwen3-0.6b --contexts 128 --compiled 128
+  python -m benchmarks gpu-decode --models qwen3-8b --contexts 128 --batches 1 8 64
   python -m benchmarks gpu-decode --device cpu --models tiny-qwen3 --contexts 8 \\
       --steps 2 --bursts 2 --repeats 2 --compiled --record /tmp/results
 
@@ -66,17 +68,17 @@ def _run(name: str, options: argparse.Namespace, device: torch.device, report: R
     report.checks.append(check_error(name, eager))
     shape = Shape(name, options.contexts[0], options.steps)
     report.checks += check_bits(shape, random, options.repeats)
-    for context in options.contexts:
-        shape = Shape(name, context, options.steps)
+    for context, batch in product(options.contexts, options.batches):
+        shape = Shape(name, context, options.steps, batch)
         program = shape.program(device)
         makers: dict[str, Callable[[], Any]] = {
             Megakernel.name: partial(Megakernel, shape, program, random),
             TileGraph.name: partial(TileGraph, shape, program, random),
             Eager.name: partial(Eager, shape, eager),
         }
-        if context in options.compiled:
+        if context in options.compiled and batch == 1:
             makers[Compiled.name] = partial(Compiled, shape, eager)
-        _time(shape, makers, bytes_of(program, context), options.bursts, report)
+        _time(shape, makers, bytes_of(program, context, batch), options.bursts, report)
 
 
 def _time(
@@ -85,7 +87,7 @@ def _time(
     """Run bursts of all sides in turn. A side that fails is reported, and the others go on."""
     sides, errors = {}, {}
     for name, make in makers.items():
-        _say(f"{shape.model}, {shape.context:,} tokens: preparing {name}")
+        _say(f"{shape.model}, {shape.context:,} tokens, batch {shape.batch}: preparing {name}")
         try:
             sides[name] = make()
         except Exception as error:  # a peer may fail in many ways, and is then reported
@@ -98,7 +100,7 @@ def _time(
             times[name].append(side.burst())
     for name in makers:
         own, error = times.get(name, []), errors.get(name, "")
-        report.rows.append(Row(shape.model, shape.context, name, size, own, error))
+        report.rows.append(Row(shape.model, shape.context, shape.batch, name, size, own, error))
     for side in sides.values():
         side.close()
     sides.clear()
@@ -135,8 +137,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--models", nargs="+", default=list(MODELS), metavar="NAME", help="presets to run")
     add("--contexts", nargs="+", type=positive, default=list(CONTEXTS), metavar="C",
         help="tokens in the cache; default: 128 2048 16384")  # fmt: skip
+    add("--batches", nargs="+", type=positive, default=[1], metavar="B",
+        help="sequences of a step; default: 1")  # fmt: skip
     add("--compiled", nargs="*", type=positive, default=[CONTEXTS[0]], metavar="C",
-        help="the contexts with torch.compile, which takes minutes each; default: 128")  # fmt: skip
+        help="contexts with torch.compile at batch 1, minutes each; default: 128")  # fmt: skip
     add("--steps", type=positive, default=32, help="steps per burst, at most 64; default: 32")
     add("--bursts", type=positive, default=9, help="bursts per side, at most 15; default: 9")
     add("--repeats", type=positive, default=100, help="runs that must agree; default: 100")

@@ -8,11 +8,14 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import torch
 
 import tpcompile
 from tpcompile.cli import main
 from tpcompile.errors import UsageError, VerifyError
+from tpcompile.scheduling import choose
 from tpcompile.vm.program.text import parse_program
+from tpcompile.vm.targets import TARGETS
 
 pytestmark = pytest.mark.usefixtures("captured_once")
 
@@ -41,6 +44,14 @@ def test_a_schedule_is_shown() -> None:
         "context": 32,
         "lowering": "rows",
     }
+
+
+def test_a_gpu_measures_the_target_of_a_gpu() -> None:
+    """It may also be like the GPU that is here: the kernel is refused if it needs more SMs."""
+    gpu = torch.device("cuda")
+    assert choose(target="h100", measured=gpu).target is TARGETS["h100"]
+    with pytest.raises(UsageError, match=r"machine's GPU.*Found target='cpu'.*such as target='h1"):
+        choose(target="cpu", measured=gpu)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tpcompile.backends.rotation import CPU
 from tpcompile.compare.comparison import Comparison
 from tpcompile.compare.model import compare_with_eager
 from tpcompile.errors import UnsupportedError
@@ -133,7 +134,7 @@ def explore(
         batch=batch,
         context=context,
         lowering=lowering,
-        measured=measured,
+        measured=CPU if measured else None,
         kv=kv,
     )
     say(f"capturing {model}")

@@ -96,12 +96,12 @@ def choose(
     spans: int | None = None,
     interleaved: bool = False,
     pipeline: str | Sequence[Pass] | None = None,
-    measured: bool = False,
+    measured: torch.device | None = None,
     kv: str | None = None,
 ) -> Choices:
     """Resolve the options of `schedule`. Invalid ones are refused before a model is captured.
 
-    Steps can be `measured` on this machine only. Its ranks then share the cores.
+    Steps can be `measured` on a device of this machine only. Its ranks then share the cores or SMs.
     """
     check_tp(tp)
     check_kv(kv)
@@ -109,7 +109,7 @@ def choose(
         check_limit(name, limit)
     machine = target_of(target, workers)
     if measured:
-        machine = _measurable(machine, tp, workers)
+        machine = _measurable(machine, measured, tp, workers)
     longest = max_seq_len or max(context or 0, _CONTEXT)
     context = context or min(longest, _CONTEXT)
     if context > longest:
@@ -137,20 +137,23 @@ def choose(
     return found
 
 
-def _measurable(machine: Target, tp: int, workers: int | None) -> Target:
-    """Return the target for a measurement: this machine's CPU, or a target that a file describes.
+def _measurable(machine: Target, device: torch.device, tp: int, workers: int | None) -> Target:
+    """Return the target for a measurement: one of the device's kind, or one that a file describes.
 
     The target "cpu" gets an equal share of the cores for each rank, unless `workers` is given.
     """
     if machine.name not in TARGETS:
         return machine
-    if machine.name != "cpu":
+    on_cpu = device.type == "cpu"
+    if on_cpu != (machine.name == "cpu"):
+        own = "target='cpu'" if on_cpu else "the target of a GPU, such as target='h100'"
         raise UsageError(
-            "measured=True runs the program on this machine's CPU",
+            f"measured=True runs the program on this machine's {'CPU' if on_cpu else 'GPU'}",
             got=f"target={machine.name!r}",
-            expected="target='cpu', or a file that tpcompile calibrate wrote",
+            expected=f"{own}, or a file that tpcompile calibrate wrote",
+            hint="Choose where it runs: device='cuda'" if on_cpu else "",
         )
-    return machine if workers else machine_of(CPU, tp)
+    return machine_of(device, tp) if on_cpu and not workers else machine
 
 
 def _most(passes: Sequence[Pass], option: str) -> int:

@@ -44,13 +44,13 @@ class Shape:
         return found.program
 
 
-def bytes_of(program: Program, context: int) -> int:
-    """Return the bytes of weights and cache that a step must read."""
+def bytes_of(program: Program, context: int, batch: int = 1) -> int:
+    """Return the bytes of weights and of a batch's cache that a step must read."""
     weights = sum(one.traffic for one in program.instructions if isinstance(one, WeightInstruction))
     cache = next(b for b in program.buffers if b.role.kind == "cache")
     assert cache.storage is not None
     layers, two, _, heads, width = cache.storage
-    return weights + layers * two * heads * width * context * cache.dtype.itemsize
+    return weights + layers * two * heads * width * context * batch * cache.dtype.itemsize
 
 
 class Megakernel:
@@ -64,7 +64,7 @@ class Megakernel:
         self.burst()
 
     def burst(self) -> float:
-        """Run the steps; return the milliseconds per token, with all transfers."""
+        """Run the steps; return the milliseconds per step, with all transfers."""
         place_full(self.executor, self._shape.context)
         steps = self._shape.steps
         return elapsed_ms(self._device, lambda: self.executor.run(steps)) / steps
@@ -102,7 +102,7 @@ class TileGraph:
         self.burst()
 
     def burst(self) -> float:
-        """Run the steps; return the milliseconds per token."""
+        """Run the steps; return the milliseconds per step."""
         self._begin()
         steps = self._shape.steps
         return elapsed_ms(self._device, lambda: [self._replay() for _ in range(steps)]) / steps

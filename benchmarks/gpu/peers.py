@@ -23,11 +23,11 @@ class Eager:
     def __init__(self, shape: Shape, model: Any) -> None:
         self._shape, self._model = shape, model
         self._cache = DynamicCache(config=model.config)
-        _fill(model, self._cache, shape.context - 1)
+        _fill(model, self._cache, shape)
         self.burst()
 
     def burst(self) -> float:
-        """Run the steps; return the milliseconds per token."""
+        """Run the steps; return the milliseconds per step."""
         found = elapsed_ms(self._model.device, self._run) / self._shape.steps
         self._cache.crop(-self._shape.steps)
         return found
@@ -37,7 +37,7 @@ class Eager:
         self._cache = None
 
     def _run(self) -> None:
-        token = torch.zeros(1, 1, dtype=torch.long, device=self._model.device)
+        token = torch.zeros(self._shape.batch, 1, dtype=torch.long, device=self._model.device)
         with torch.inference_mode():
             for _ in range(self._shape.steps):
                 token = self._step(self._model, token)
@@ -61,11 +61,11 @@ class Compiled(Eager):
         self._compiled = torch.compile(model, mode="max-autotune", dynamic=False)
         length = shape.context + (1 + _BURSTS) * shape.steps
         self._cache = StaticCache(config=model.config, max_cache_len=length)
-        _fill(model, self._cache, shape.context - 1)
+        _fill(model, self._cache, shape)
         self.burst()
 
     def burst(self) -> float:
-        """Run the steps; return the milliseconds per token."""
+        """Run the steps; return the milliseconds per step."""
         if not self._left:
             raise RuntimeError(f"The static cache has no room for another of {_BURSTS} bursts")
         self._left -= 1
@@ -76,12 +76,14 @@ class Compiled(Eager):
         return super()._step(self._compiled, token).clone()
 
 
-def _fill(model: Any, cache: Any, tokens: int) -> None:
-    """Run a prompt of random tokens."""
-    if not tokens:
+def _fill(model: Any, cache: Any, shape: Shape) -> None:
+    """Run prompts of random tokens, one less than the context."""
+    if shape.context == 1:
         return
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, model.config.vocab_size, (1, tokens), generator=generator)
+    ids = torch.randint(
+        0, model.config.vocab_size, (shape.batch, shape.context - 1), generator=generator
+    )
     with torch.inference_mode():
         model(
             input_ids=ids.to(model.device),

@@ -50,6 +50,7 @@ def test_the_bytes_of_a_step() -> None:
     assert cache.storage is not None
     layers, _, _, heads, width = cache.storage
     longer = bytes_of(program, 104) - bytes_of(program, 4)
+    assert bytes_of(program, 104, 64) - bytes_of(program, 4, 64) == 64 * longer
     assert longer == 100 * layers * 2 * heads * width * 2
     matrices = sum(
         b.shape[0] * b.shape[1] * 2
@@ -60,7 +61,7 @@ def test_the_bytes_of_a_step() -> None:
 
 
 def test_a_burst_of_the_peer_starts_at_the_same_context() -> None:
-    side = Eager(SHAPE, lively("tiny-qwen3"))
+    side = Eager(replace(SHAPE, batch=2), lively("tiny-qwen3"))
     for _ in range(2):
         assert side.burst() > 0
         assert side._cache.get_seq_length() == SHAPE.context - 1
@@ -74,11 +75,11 @@ def test_limits() -> None:
 def test_the_report(tmp_path: Path) -> None:
     report = Report("NVIDIA H200", 32, Limits(4300.0, 4200.0))
     report.checks.append(Check("a: the same bits", True, "100/100"))
-    report.rows.append(Row("qwen3-0.6b", 128, "tpcompile", 1_204_000_000, [0.5, 0.6, 0.7]))
-    report.rows.append(Row("qwen3-0.6b", 128, "eager", 1, error="OSError: no room"))
+    report.rows.append(Row("qwen3-0.6b", 128, 1, "tpcompile", 1_204_000_000, [0.5, 0.6, 0.7]))
+    report.rows.append(Row("qwen3-0.6b", 128, 64, "eager", 1, error="OSError: no room"))
     text = report.text()
     assert "0.600" in text and "47%" in text and "0.48" in text
-    assert "qwen3-0.6b, 128: eager: OSError: no room" in text
+    assert "qwen3-0.6b, 128, batch 64: eager: OSError: no room" in text
     assert report.ok
     report.checks.append(Check("a: error", False, "2e-3, Hugging Face 1e-3"))
     assert not report.ok and "NO" in report.text()
@@ -106,11 +107,12 @@ def test_bits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's, of its Inductor
 def test_the_whole_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = "--device cpu --models tiny-qwen3 --contexts 8 --steps 2 --bursts 2 --repeats 2"
-    record = ["--compiled", "8", "--record", str(tmp_path)]
+    line = "--device cpu --models tiny-qwen3 --contexts 8 --batches 1 3 --steps 2 --bursts 2"
+    record = ["--repeats", "2", "--compiled", "8", "--record", str(tmp_path)]
     assert gpu_decode.main([*line.split(), *record, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert all(check["ok"] for check in found["checks"])
-    assert [row["error"] for row in found["rows"]] == [""] * 4
+    assert [row["error"] for row in found["rows"]] == [""] * 7
     assert len(list(tmp_path.iterdir())) == 1

@@ -307,6 +307,7 @@ REFUSED = {
     "--target cpu -p decode --spans 2": "options of the default pipeline",
     "--target cpu -p standard": "is not part of any decode instruction",
     "--target h200 --measured": "Expected --target cpu, or a file that tpcompile calibrate wrote",
+    "--target h100 --measured --device cpu": "Choose where it runs: --device cuda",
     "--target cpu --measured --text": "--measured prints tables or JSON",
     "--target cpu --measured --threads 0": "the number of threads must be an integer of at least 1",
     "--target cpu --measured --threads 1025": "--threads must be at most 1,024, got 1,025",

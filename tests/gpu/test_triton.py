@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from tests.backends.triton.test_triton import CASES, EXACT, never_met
 from tests.models import relative_error
 from tests.runtime.eager_pair import lively
 from tpcompile.backends.triton import Triton
+from tpcompile.cli import main
 from tpcompile.errors import RankError
 from tpcompile.vm.schedule.measured import measured_step
 from tpcompile.vm.schedule.policies import POLICIES
@@ -70,6 +72,12 @@ def test_times_of_instructions() -> None:
     triton.run(2, times)
     assert bool((times.diff(dim=1) >= 0).all())
     assert measured_step(CASE.program, times).step_us > 0
+
+
+def test_a_schedule_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "schedule preset:tiny-qwen3 --dtype bf16 --target h100 --workers 8 --batch 3"
+    assert main([*line.split(), "--measured", "--device", "cuda", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured"]["measured_us"] > 0
 
 
 def test_generation_decodes_in_the_kernel() -> None:

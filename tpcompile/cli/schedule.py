@@ -40,6 +40,7 @@ _EXAMPLES = """\
   tpcompile schedule preset:tiny-qwen3 --target h200 --kernel
   tpcompile schedule preset:qwen3-0.6b --target cpu --measured --trace a.json
   tpcompile schedule preset:qwen3-0.6b --target cpu --measured --threads 2
+  tpcompile schedule preset:qwen3-0.6b --target h200 --measured --device cuda
   tpcompile schedule preset:qwen3-0.6b --target h200 --aot sm_90
 
 Open the trace in https://ui.perfetto.dev. A target may be a JSON file with any
@@ -211,6 +212,7 @@ def _check_files(args: argparse.Namespace) -> None:
 
 def _choices(args: argparse.Namespace) -> Choices:
     """Resolve the options. Refuse invalid ones before the model is captured."""
+    from tpcompile.options import device_of
     from tpcompile.scheduling import choose
     from tpcompile.vm.targets import TARGETS
 
@@ -234,7 +236,7 @@ def _choices(args: argparse.Namespace) -> Choices:
         spans=args.spans,
         interleaved=args.rotary == "interleaved",
         pipeline=args.pipeline,
-        measured=args.measured,
+        measured=device_of(args.device) if args.measured else None,
         kv=args.kv,
     )
 
