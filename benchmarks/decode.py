@@ -4,7 +4,8 @@ All sides read one checkpoint with random weights and decode the same tokens. Th
 few steps each, so that a slow minute of the machine affects all of them. A step ends when its
 logits are known; to choose a token from them is not measured. The logits of all sides are compared
 before and after the steps. With --weights, tpcompile and its peers also run with weights in few
-bits, beside those that have them in the dtype of the checkpoint. benchmarks/README.md says how to
+bits, beside those that have them in the dtype of the checkpoint. With GGUF files, the native
+executor, llama.cpp and OpenVINO read each file in turn instead. benchmarks/README.md says how to
 install the peers.
 """
 
@@ -24,10 +25,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.checkpoint import RandomCheckpoint, kept_checkpoint, random_checkpoint
 from benchmarks.decode_measured import (
-    DTYPES,
-    EAGER,
+    OPENVINO,
     Agreement,
     Case,
     Loaded,
@@ -39,6 +38,7 @@ from benchmarks.decode_measured import (
 from benchmarks.decode_options import parse
 from benchmarks.decode_plot import plot
 from benchmarks.decode_report import WIDTH, show
+from benchmarks.decode_subjects import Subject, subjects
 from benchmarks.peers.kinds import integers_of
 from benchmarks.peers.side import NotInstalledError, Side, SideError, SideSpec
 from benchmarks.products import CachedProducts
@@ -52,6 +52,9 @@ FEW_BITS = {"int8": 0.015, "int4": 0.12}
 """The largest errors of logits that integers explain, per square root of layers and one more, over
 the largest logit. They allow for the groups and the rounding of peers, which also round activations
 to 8 bits, and for random weights, which are not rounded less where it matters."""
+
+ROUNDED_AGAIN = {OPENVINO: "int4"}
+"""Sides that round the weights of a file to formats of their own, and the integers of these."""
 
 
 def _rows(seed: int, vocabulary: int, batch: int) -> Iterator[list[int]]:
@@ -71,26 +74,24 @@ class Group:
 
     def __init__(
         self,
-        checkpoint: RandomCheckpoint,
-        dtype: str,
+        subject: Subject,
         measured: Measured,
         threads: int | None = None,
     ) -> None:
-        self._checkpoint = checkpoint
+        self._subject = subject
         self._threads = threads
-        self._dtype = dtype
         self._sides: dict[str, Side] = {}
-        self._read = ReadLoop(checkpoint.weight_bytes)
+        self._read = ReadLoop(subject.held)
         self._measured = measured
 
     def start(
         self, chosen: Sequence[SideSpec], batch: int, stack: ExitStack, progress: Console
     ) -> None:
         """Load the sides one after another for batches of up to `batch` sequences."""
-        known = self._measured.loaded.setdefault(self._dtype, {})
+        known = self._measured.loaded.setdefault(self._subject.name, {})
         for spec in chosen:
             progress.print(f"loading {spec.name}")
-            side = stack.enter_context(Side(spec, self._checkpoint.directory, batch))
+            side = stack.enter_context(Side(spec, self._subject.path, batch))
             try:
                 side.ready()
             except SideError as error:
@@ -101,9 +102,9 @@ class Group:
 
     def prefill(self, length: int, times: int, progress: Console) -> None:
         """Measure prompts of one length, with different tokens each time."""
-        turns = self._turns(Case(self._dtype, 1, length, prompt=True))
+        turns = self._turns(Case(self._subject.name, 1, length, prompt=True))
         chosen = {name: side for name, side in self._sides.items() if side.spec.prompts}
-        source = _rows(length, self._checkpoint.vocabulary, 1)
+        source = _rows(length, self._subject.vocabulary, 1)
         for time in track(range(times + 1), str(turns.case), console=progress):
             results = self._ask(chosen, "prefill", _take(source, length), length + 1)
             if time == 0:  # the first prompt warms up, and checks that the sides agree
@@ -117,10 +118,10 @@ class Group:
         Before and after each turn of a side, a loop reads as many bytes as its step. Before it, the
         kernels of native sides multiply as much as their step, with weights in caches.
         """
-        case = Case(self._dtype, batch, context)
+        case = Case(self._subject.name, batch, context)
         turns = self._turns(case)
         chosen = {name: side for name, side in self._sides.items() if self._supports(side, batch)}
-        source = _rows(context, self._checkpoint.vocabulary, batch)
+        source = _rows(context, self._subject.vocabulary, batch)
         rounds = -(-steps // STEPS_A_TURN)
         length = context + rounds * (1 + STEPS_A_TURN)
         results = self._ask(chosen, "prefill", _take(source, context), length)
@@ -151,13 +152,16 @@ class Group:
     def _products(
         self, chosen: Mapping[str, Side], batch: int
     ) -> Iterator[dict[str, CachedProducts]]:
-        """Provide the products of native sides; sides with the same weights share them."""
+        """Provide the products of native sides; sides with the same weights share them.
+
+        A file has none: its layers may differ in the kinds of weights.
+        """
         with ExitStack() as stack:
             made: dict[tuple[str, str | None, str], CachedProducts] = {}
             found: dict[str, CachedProducts] = {}
             for name, side in chosen.items():
                 spec = side.spec
-                if spec.kind != "tpcompile-native":
+                if spec.kind != "tpcompile-native" or not self._subject.preset:
                     continue
                 key = spec.weights, spec.head, spec.activations
                 if key not in made:
@@ -168,9 +172,9 @@ class Group:
     def _cached(
         self, batch: int, weights: str, head: str | None, activations: str
     ) -> CachedProducts:
-        model, dtype = self._measured.model, self._checkpoint.dtype
+        preset, dtype = self._subject.preset, self._subject.dtype
         threads = self._threads or cores()
-        return CachedProducts(model, dtype, batch, threads, weights or None, head, activations)
+        return CachedProducts(preset, dtype, batch, threads, weights or None, head, activations)
 
     def _turns(self, case: Case) -> Turns:
         self._measured.turns.append(Turns(case))
@@ -196,29 +200,37 @@ class Group:
 
     def _lose(self, name: str, side: Side, error: SideError) -> None:
         side.close()
-        installed = not isinstance(error, NotInstalledError)
-        where = self._measured.missing if installed else self._measured.not_installed
-        where[name] = str(error)
+        if isinstance(error, NotInstalledError):
+            self._measured.not_installed[name] = str(error)
+        else:
+            self._measured.missing.setdefault(self._subject.name, {})[name] = str(error)
 
     def _compare(self, what: str, results: Mapping[str, tuple[list[float], Any]]) -> None:
-        """Compare the logits with eager's, with the tolerance of `tpcompile compare`.
+        """Compare the logits with the reference's, with the tolerance of `tpcompile compare`.
 
         The tolerance allows for the rounding of every layer. That of weights in few bits also
         allows for theirs. So the sides of tpcompile with the same such weights are also compared
         with one of them, with the tolerance of their dtype.
         """
-        dtype = self._checkpoint.dtype
+        dtype, reference = self._subject.dtype, self._measured.reference
         logits = {n: torch.tensor(found).to(dtype) for n, (_, found) in results.items()}
         alike: dict[tuple[str, str], str] = {}
-        for name in [name for name in logits if name != EAGER]:
+        for name in [name for name in logits if name != reference]:
             spec = self._sides[name].spec
             weights = spec.weights
-            if EAGER in logits:
-                self._agree(what, name, EAGER, logits, FEW_BITS.get(integers_of(weights)))
+            if reference in logits:
+                self._agree(what, name, reference, logits, self._few_bits(spec))
             if weights and is_ours(name):
-                reference = alike.setdefault((weights, spec.activations), name)
-                if name != reference:
-                    self._agree(what, name, reference, logits)
+                first = alike.setdefault((weights, spec.activations), name)
+                if name != first:
+                    self._agree(what, name, first, logits)
+
+    def _few_bits(self, spec: SideSpec) -> float | None:
+        """Return the error that integers of the side, or of the file, explain; None without any."""
+        integers = integers_of(spec.weights) or self._subject.integers
+        if self._subject.integers:
+            integers = ROUNDED_AGAIN.get(spec.name, integers)
+        return FEW_BITS.get(integers)
 
     def _agree(
         self,
@@ -228,7 +240,7 @@ class Group:
         logits: Mapping[str, torch.Tensor],
         few_bits: float | None = None,
     ) -> None:
-        depth = self._checkpoint.layers
+        depth = self._subject.layers
         tolerance = None if few_bits is None else few_bits * math.sqrt(1 + depth)
         row = row_of(what, name, logits[name], logits[reference], tolerance, depth=depth)
         self._measured.agreements.append(Agreement(name, what, row.rel, row.ok, reference))
@@ -239,40 +251,28 @@ def _note(turns: Turns, seconds: Mapping[str, list[float]]) -> None:
         turns.seconds.setdefault(name, []).extend(own)
 
 
-def groups(chosen: Sequence[SideSpec], most: int | None) -> list[list[SideSpec]]:
-    """Divide the sides into groups of at most `most`. Each of several groups contains eager."""
+def groups(chosen: Sequence[SideSpec], most: int | None, reference: str) -> list[list[SideSpec]]:
+    """Divide the sides into groups of at most `most`; several groups all contain the reference."""
     if most is None or len(chosen) <= most:
         return [list(chosen)]
-    eager = [spec for spec in chosen if spec.name == EAGER]
-    others = [spec for spec in chosen if spec.name != EAGER]
-    size = most - len(eager)
-    return [eager + others[begin : begin + size] for begin in range(0, len(others), size)]
+    always = [spec for spec in chosen if spec.name == reference]
+    others = [spec for spec in chosen if spec.name != reference]
+    size = most - len(always)
+    return [always + others[begin : begin + size] for begin in range(0, len(others), size)]
 
 
 def measure(options: Namespace, progress: Console) -> Measured:
-    """Write the weights in each dtype, load the sides, compare them, and measure them in turn."""
-    measured = Measured(options.model, _machine(options.threads))
-    for dtype in options.dtypes:
-        progress.print(f"writing random weights of {options.model} in {dtype}")
-        wide = getattr(torch, DTYPES[dtype])
-        with _checkpoint(options, dtype, wide) as checkpoint:
-            measured.weights_read = checkpoint.weights_read
-            for chosen in groups(options.chosen, options.at_once):
-                with ExitStack() as stack:
-                    group = Group(checkpoint, dtype, measured, options.threads)
-                    group.start(chosen, max(options.batches), stack, progress)
-                    _measure_group(group, options, progress)
+    """Load the sides on each subject, compare them, and measure them in turn."""
+    model = "GGUF files" if options.files else options.model
+    measured = Measured(model, _machine(options.threads), options.reference)
+    for subject in subjects(options, progress):
+        measured.weights[subject.name] = subject.read
+        for chosen in groups(options.chosen, options.at_once, options.reference):
+            with ExitStack() as stack:
+                group = Group(subject, measured, options.threads)
+                group.start(chosen, max(options.batches), stack, progress)
+                _measure_group(group, options, progress)
     return measured
-
-
-@contextmanager
-def _checkpoint(options: Namespace, dtype: str, wide: torch.dtype) -> Iterator[RandomCheckpoint]:
-    """Provide the checkpoint, in the directory of the options or in a temporary one."""
-    if options.directory is None:
-        with random_checkpoint(options.model, dtype=wide) as made:
-            yield made
-    else:
-        yield kept_checkpoint(options.directory / f"{options.model}-{dtype}", options.model, wide)
 
 
 def _measure_group(group: Group, options: Namespace, progress: Console) -> None:

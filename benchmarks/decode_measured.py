@@ -24,6 +24,7 @@ class Case:
     """What is measured: a decode step after `tokens` tokens, or a prompt of `tokens` tokens."""
 
     dtype: str
+    """The dtype of a checkpoint, or the name of a GGUF file."""
     batch: int
     tokens: int
     prompt: bool = False
@@ -51,6 +52,19 @@ class Loaded:
         if case.prompt or self.sizes is None:
             return None
         return self.sizes.read + case.batch * case.tokens * self.sizes.token
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights that a decode step reads, as the checkpoint or the file stores them."""
+
+    count: int
+    bytes: int
+
+    @property
+    def bits(self) -> float:
+        """The bits of a weight, scales and offsets included."""
+        return 8 * self.bytes / self.count
 
 
 @dataclass(frozen=True)
@@ -96,9 +110,9 @@ class Turns:
     products: dict[str, list[float]] = field(default_factory=dict)
     """The seconds of a step's products on weights in caches, before each turn of a side."""
 
-    def speed(self, side: str) -> float:
-        """Return the speed of a side relative to eager, or per second if eager was not asked."""
-        unit = median(self.seconds[EAGER]) if EAGER in self.seconds else 1.0
+    def speed(self, side: str, reference: str = EAGER) -> float:
+        """Return the speed relative to a reference, or per second if it was not measured."""
+        unit = median(self.seconds[reference]) if self.seconds.get(reference) else 1.0
         return unit / median(self.seconds[side])
 
 
@@ -108,14 +122,16 @@ class Measured:
 
     model: str
     machine: dict[str, Any] = field(default_factory=dict)
-    weights_read: int = 0
-    """The number of weights that a decode step reads."""
+    reference: str = EAGER
+    """The side with which the logits of others are compared, and their speeds."""
+    weights: dict[str, Weights] = field(default_factory=dict)
+    """The weights that a decode step reads, by dtype."""
     loaded: dict[str, dict[str, Loaded]] = field(default_factory=dict)
     """The sides that were loaded, by dtype and name."""
     turns: list[Turns] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
-    """Sides that failed, with the reason."""
+    missing: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Sides that failed, with the reason, by dtype."""
     not_installed: dict[str, str] = field(default_factory=dict)
     """Peers whose packages are not installed, with what to do. They are not failures."""
     not_supported: dict[str, str] = field(default_factory=dict)
@@ -155,8 +171,8 @@ class Measured:
 
     def bits(self, case: Case, side: str) -> float | None:
         """Return the bits per weight that a step of a side reads, scales and offsets included."""
-        sizes = self.about(case, side).sizes
-        return 8 * sizes.read / self.weights_read if sizes and self.weights_read else None
+        sizes, weights = self.about(case, side).sizes, self.weights.get(case.dtype)
+        return 8 * sizes.read / weights.count if sizes and weights else None
 
     def read_seconds(self, case: Case, side: str) -> float | None:
         """Return the time in which a loop that only reads would read the bytes of a step."""
@@ -202,7 +218,7 @@ class Measured:
     def ratio(self, case: Case, side: str, peer: str) -> float | None:
         """Return a side's speed relative to a peer; None if one of them was not measured.
 
-        Sides that were not measured in turn with each other are compared through eager.
+        Sides that were not measured in turn with each other are compared through the reference.
         """
         own, other = self.of(case, side), self.of(case, peer)
         if own is None or other is None:
@@ -211,7 +227,7 @@ class Measured:
             (t for t in self.turns if t.case == case and {side, peer} <= set(t.seconds)), None
         )
         own, other = shared or own, shared or other
-        return own.speed(side) / other.speed(peer)
+        return own.speed(side, self.reference) / other.speed(peer, self.reference)
 
     def best_peer(self, case: Case, side: str) -> str | None:
         """Return the fastest peer of a case whose weights have as many bits as those of a side."""
@@ -221,7 +237,12 @@ class Measured:
             for one in sides_of(self, case)
             if not is_ours(one) and integers_of(self.about(case, one).weights) == wanted
         )
-        found = [(t.speed(peer), peer) for peer in peers if (t := self.of(case, peer))]
+        speeds = (
+            (turns.speed(peer, self.reference), peer)
+            for peer in peers
+            if (turns := self.of(case, peer))
+        )
+        found = list(speeds)
         return max(found)[1] if found else None
 
     def targets(self) -> list[tuple[Target, float | None]]:
@@ -234,7 +255,7 @@ class Measured:
     def ok(self) -> bool:
         return (
             all(a.ok for a in self.agreements)
-            and not self.missing
+            and not any(self.missing.values())
             and all(ratio is not None and ratio >= t.least for t, ratio in self.targets())
         )
 
@@ -253,6 +274,7 @@ def to_json(measured: Measured) -> dict[str, Any]:
             "share_of_read": measured.share(case, side),
             "share_of_limit": measured.share_of_limit(case, side),
             "over_eager": measured.ratio(case, side, EAGER),
+            "over_reference": measured.ratio(case, side, measured.reference),
             "over_best_peer": measured.ratio(case, side, best) if best else None,
         }
         for case in measured.cases
@@ -271,7 +293,8 @@ def from_json(found: Mapping[str, Any]) -> Measured:
     return Measured(
         found["model"],
         found["machine"],
-        found["weights_read"],
+        found["reference"],
+        {dtype: Weights(**weights) for dtype, weights in found["weights"].items()},
         {dtype: _loaded(sides) for dtype, sides in found["loaded"].items()},
         [Turns(**{**turns, "case": Case(**turns["case"])}) for turns in found["turns"]],
         [Agreement(**agreement) for agreement in found["agreements"]],

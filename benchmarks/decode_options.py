@@ -33,12 +33,15 @@ from benchmarks.peers.kinds import integers_of
 from benchmarks.peers.side import SideSpec
 from tpcompile.dtypes import ACTIVATIONS, HEADS
 from tpcompile.errors import UsageError
+from tpcompile.gguf import is_gguf
 from tpcompile.options import scheme_of
 
 PREFILL = 512
 PEER_KINDS = ("openvino", "llama.cpp", "openvino-export")
 """Kinds of sides that may run under other interpreters, and the conversion for OpenVINO."""
 
+_OF_CHECKPOINTS = ("model", "dtypes", "weights", "head", "directory")
+"""The options that do not apply to GGUF files."""
 LLAMA_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
 ROUNDED = dict(zip(ACTIVATIONS, ("", " a8"), strict=True))
 """How names of sides say what activations are."""
@@ -86,28 +89,49 @@ def specs(
     return list(found.values())
 
 
+def file_specs(
+    threads: int,
+    pythons: Mapping[str, str] | None = None,
+    activations: Sequence[str] = ACTIVATIONS[:1],
+) -> list[SideSpec]:
+    """Return the sides that read GGUF files."""
+    plain = {one.name: one for one in specs(threads, pythons)}
+    own = [
+        replace(plain[NATIVE], name=f"{NATIVE}{ROUNDED[values]}", activations=values)
+        for values in activations
+    ]
+    return [plain[LLAMA], plain[OPENVINO], *own]
+
+
 def parse(arguments: Sequence[str], description: str | None) -> argparse.Namespace:
-    """Return the options; `chosen` are the sides."""
+    """Return the options; `chosen` are the sides, and `reference` is one of all sides."""
     parser = argparse.ArgumentParser("python -m benchmarks decode", description=description)
     _add_cases(parser)
     _add_sides(parser)
     _add_output(parser)
     options = parser.parse_args(arguments)
     words = options.sides
+    options.reference = LLAMA if options.files else EAGER
+    for name in _OF_CHECKPOINTS if options.files else ():
+        if getattr(options, name) != parser.get_default(name):
+            parser.error(f"--{name} applies to checkpoints, not to GGUF files")
     try:
         for wanted in options.weights or [None]:
             scheme_of(wanted, options.head)
     except UsageError as error:
         parser.error(str(error))
-    if "int8" in options.activations and not options.weights:
+    if "int8" in options.activations and not options.weights and not options.files:
         parser.error("--activations int8 applies to weights of few bits: pass --weights")
     pythons = dict(options.peer_python)
-    every = specs(options.threads, pythons, options.weights, options.head, options.activations)
+    if options.files:
+        every = file_specs(options.threads, pythons, options.activations)
+    else:
+        every = specs(options.threads, pythons, options.weights, options.head, options.activations)
     options.chosen = [s for s in every if not words or any(word in s.name for word in words)]
     if not options.chosen:
         parser.error(f"--sides matches no side; the sides are {', '.join(s.name for s in every)}")
     if options.at_once == 1 and len(options.chosen) > 1:
-        parser.error("--at-once must be at least 2: eager is in every group")
+        parser.error(f"--at-once must be at least 2: {options.reference} is in every group")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     return options
@@ -115,6 +139,8 @@ def parse(arguments: Sequence[str], description: str | None) -> argparse.Namespa
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    help = "GGUF files to measure, instead of a preset with random weights"
+    add("files", type=gguf_file, nargs="*", metavar="FILE", help=help)
     help = f"model to measure, a preset of Qwen3; targets apply to {MODEL}"
     add("--model", default=MODEL, metavar="PRESET", help=help)
     help = "numbers of tokens before the first step"
@@ -141,7 +167,7 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
 def _add_sides(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--sides", nargs="+", metavar="NAME", help="measure only sides whose name contains a NAME")
-    help = "run sides in groups of at most N, to save memory; each group contains eager"
+    help = "run sides in groups of at most N, to save memory; each group contains the reference"
     add("--at-once", type=positive, metavar="N", help=help)
     threads = os.cpu_count() or 1
     add("--threads", type=positive, default=threads, help="threads of each side, in total")
@@ -162,6 +188,13 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add("--plot", type=Path, metavar="FILE", help="draw time per step against context, as PNG")
     help = "show the results of an earlier run with --json, and measure nothing"
     add("--from", dest="earlier", type=_results, metavar="FILE", help=help)
+
+
+def gguf_file(text: str) -> Path:
+    """Return the absolute path of a GGUF file."""
+    if not is_gguf(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a GGUF file")
+    return Path(text).absolute()
 
 
 def peer_python(kinds: Sequence[str]) -> Callable[[str], tuple[str, str]]:

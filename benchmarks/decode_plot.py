@@ -70,7 +70,7 @@ def _panel(axes: Any, measured: Measured, cases: list[Case]) -> dict[str, Any]:
         ]
         lines[side] = _line(axes, points, COLOURS[_base(side)], style, 2.0 if ours else 1.3)
         reads = [(c.tokens, 1e3 * s) for c in cases if (s := measured.read_seconds(c, side))]
-        if reads and side == EAGER:
+        if reads and side == measured.reference:
             lines[READ] = _line(axes, reads, "black", "--", 1.3)
     axes.set_xscale("log", base=2)
     axes.set_xticks([case.tokens for case in cases], [f"{case.tokens:,}" for case in cases])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import median
 
 from rich.box import SIMPLE
@@ -10,10 +11,7 @@ from rich.table import Table
 
 from benchmarks.decode_measured import EAGER, Case, Measured, sides_of
 
-COLUMNS = (
-    *("ms", "min to max", "tokens/s", "MB", "bits"),
-    *("of read", "of limit", "× eager", "× best"),
-)
+COLUMNS = ("ms", "min to max", "tokens/s", "MB", "bits", "of read", "of limit")
 WIDTH = 128
 
 
@@ -25,15 +23,14 @@ def show(measured: Measured, console: Console) -> None:
         "the KV cache. bits: those of\na weight that is read. of read: share of the bandwidth of a "
         "loop that reads as many bytes, around each turn of the\nside. of limit: share of the "
         "speed of the longer one of this loop and of the products on weights in caches.\n×: speed "
-        "relative to eager, and to the fastest peer with as many bits."
+        f"relative to {_short(measured.reference)}, and to the fastest peer with as many bits."
     )
-    for names, what in (
-        (measured.missing, "failed"),
-        (measured.not_installed, "is not installed"),
-        (measured.not_supported, "was not measured in all cases"),
-    ):
-        for name, why in names.items():
-            console.print(f"{name} {what}: {why}", markup=False)
+    for dtype, weights in measured.weights.items():
+        console.print(
+            f"{dtype}: a step reads {weights.count:,} weights of {weights.bits:.2f} bits each"
+        )
+    for name, what, why in _problems(measured):
+        console.print(f"{name} {what}: {why}", markup=False)
     _show_agreement(measured, console)
     for target, ratio in measured.targets():
         found = "not measured" if ratio is None else f"{ratio:.2f} ×"
@@ -44,21 +41,37 @@ def show(measured: Measured, console: Console) -> None:
         )
 
 
+def _short(side: str) -> str:
+    return "eager" if side == EAGER else side
+
+
+def _problems(measured: Measured) -> Iterator[tuple[str, str, str]]:
+    """Yield the sides that were not measured, each with what happened and why."""
+    for dtype, reasons in measured.missing.items():
+        for name, why in reasons.items():
+            yield name, f"failed with {dtype}", why
+    for name, why in measured.not_installed.items():
+        yield name, "is not installed", why
+    for name, why in measured.not_supported.items():
+        yield name, "was not measured in all cases", why
+
+
 def _table(measured: Measured) -> Table:
     table = Table(title=measured.title, box=SIMPLE, pad_edge=False)
     table.add_column("", no_wrap=True)
-    for name in COLUMNS:
+    for name in (*COLUMNS, f"× {_short(measured.reference)}", "× best"):
         table.add_column(name, justify="right", no_wrap=True)
     absent = dict.fromkeys(measured.not_supported, "unsupported")
     absent |= dict.fromkeys(measured.not_installed, "not installed")
-    absent |= dict.fromkeys(measured.missing, "failed")
     for case in measured.cases:
+        failed = dict.fromkeys(measured.missing.get(case.dtype, ()), "failed")
         table.add_row(f"[bold]{case}[/bold]")
         sides = sides_of(measured, case)
         for side in sides:
             table.add_row(side, *_cells(measured, case, side))
-        for side in [name for name in absent if name not in sides]:
-            table.add_row(side, "", absent[side])
+        for side, what in (absent | failed).items():
+            if side not in sides:
+                table.add_row(side, "", what)
         table.add_section()
     return table
 
@@ -69,7 +82,7 @@ def _cells(measured: Measured, case: Case, side: str) -> list[str]:
     seconds = turns.seconds[side]
     size, bits = measured.step_bytes(case, side), measured.bits(case, side)
     shares = measured.share(case, side), measured.share_of_limit(case, side)
-    peers = EAGER, measured.best_peer(case, side)
+    peers = measured.reference, measured.best_peer(case, side)
     ratios = [measured.ratio(case, side, peer) if peer else None for peer in peers]
     return [
         f"{1e3 * median(seconds):.1f}",
@@ -85,8 +98,7 @@ def _show_agreement(measured: Measured, console: Console) -> None:
     for side, reference in dict.fromkeys((one.side, one.reference) for one in measured.agreements):
         own = [a for a in measured.agreements if (a.side, a.reference) == (side, reference)]
         worst = max(own, key=lambda a: (not a.ok, a.error))
-        other = "eager" if reference == EAGER else reference
-        verdict = f"{'agree' if worst.ok else 'DISAGREE'} with {other}"
+        verdict = f"{'agree' if worst.ok else 'DISAGREE'} with {_short(reference)}"
         console.print(
             f"{side}: logits {verdict}; largest error {worst.error:.1e} of the largest logit, "
             f"{worst.what}, {len(own)} comparisons"

@@ -23,6 +23,7 @@ class Settings:
     """The model that a side loads, and the resources that it may use."""
 
     directory: str
+    """The checkpoint. Kinds of the decode benchmark for GGUF files also take a file."""
     tp: int
     threads: int
     """Threads of each process."""
@@ -46,6 +47,11 @@ class Settings:
     @property
     def path(self) -> Path:
         return Path(self.directory)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the model is a GGUF file."""
+        return self.path.is_file()
 
     @property
     def integers(self) -> str:
@@ -150,7 +156,9 @@ KINDS = {
     "tpcompile-launches": Kind("benchmarks.peers.tpcompile_model:launches", "tpcompile"),
     "tpcompile-tokens": Kind("benchmarks.peers.tpcompile_model:tokens", "tpcompile"),
     "llama.cpp": Kind("benchmarks.peers.llama:load", "llama-cpp-python gguf"),
-    "openvino": Kind("benchmarks.peers.openvino_model:load", "openvino optimum-intel nncf"),
+    "openvino": Kind(
+        "benchmarks.peers.openvino_model:load", "openvino openvino-genai optimum-intel nncf"
+    ),
     "tpcompile-engine": Kind("benchmarks.peers.tpcompile_model:engine", "tpcompile"),
     "tpcompile-serve": Kind("benchmarks.peers.servers:tpcompile", '"tpcompile[serve]"'),
     "hugging-face-batch": Kind("benchmarks.peers.hugging_face_batch:load", "torch transformers"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +27,9 @@ FILE_TYPES = {
 
 
 def load(settings: Settings) -> Loaded:
-    """Write the GGUF file if no side has written it yet, and load it."""
+    """Load a GGUF file; write that of a checkpoint if no side has written it yet."""
     llama_cpp.llama_backend_init()
-    path = shared_gguf(settings.path)
+    path = settings.path if settings.is_file else shared_gguf(settings.path)
     if settings.integers:
         path = quantized_gguf(path, settings.integers, settings.threads)
     model = llama_cpp.llama_model_load_from_file(
@@ -65,26 +64,36 @@ class LlamaDecoder:
     """A model, and a context for the sequences."""
 
     def __init__(self, model: Any, settings: Settings) -> None:
-        self._model, self._threads, self._directory = model, settings.threads, settings.path
+        self._model, self._threads = model, settings.threads
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(vocabulary)
-        self._exact = "float32" in (settings.path / "config.json").read_text()
+        config = settings.path / "config.json"
+        self._exact = not settings.is_file and "float32" in config.read_text()
         self._context: Any = None
         self._past = 0
 
     def sizes(self, path: Path) -> Sizes:
         """Return the bytes of the tensors of the model's file, and of its cache."""
-        held = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+        reader = gguf.GGUFReader(path)
+        held = {tensor.name: int(tensor.n_bytes) for tensor in reader.tensors}
         total = sum(held.values())
         tied = "output.weight" not in held
         layers, heads = (
             ask(self._model)
             for ask in (llama_cpp.llama_model_n_layer, llama_cpp.llama_model_n_head_kv)
         )
-        config = json.loads((self._directory / "config.json").read_text())
-        values = 2 * layers * heads * config["head_dim"]
+        values = 2 * layers * heads * self._width(reader)
         read = total if tied else total - held["token_embd.weight"]
         return Sizes(total, read, values * (4 if self._exact else 2))
+
+    def _width(self, reader: Any) -> int:
+        """Return the width of a head, of which files may not tell the default."""
+        architecture = reader.fields["general.architecture"].contents()
+        told = reader.fields.get(f"{architecture}.attention.key_length")
+        if told is not None:
+            return int(told.contents())
+        hidden = llama_cpp.llama_model_n_embd(self._model)
+        return int(hidden // llama_cpp.llama_model_n_head(self._model))
 
     def begin(self, batch: int, length: int) -> None:
         """Make a new context. Its cache is fp32 for fp32 weights, else fp16, the default."""

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from openvino import opset8
 from benchmarks.peers.kinds import Loaded, Settings, Sizes
 
 ROOT = Path(__file__).parents[2]
+MODEL = "openvino_model.xml"
 PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
 PRECISION_BYTES = {"bf16": 2, "f32": 4}
 SAME_VALUES = ("Convert", "Multiply", "Subtract", "Reshape", "Transpose", "ShapeOf")
@@ -24,31 +27,53 @@ SAME_VALUES = ("Convert", "Multiply", "Subtract", "Reshape", "Transpose", "Shape
 
 
 def load(settings: Settings) -> Loaded:
-    """Export the checkpoint if no side has done so, and compile it."""
-    file = exported(settings) / "openvino_model.xml"
-    core = openvino.Core()
-    model = core.read_model(file)
-    keep_last_logits(model)
+    """Compile a GGUF file, or a checkpoint; export the latter if no side has done so."""
     precision = precision_of(settings)
-    compiled = core.compile_model(
-        model,
-        "CPU",
-        {
-            "INFERENCE_NUM_THREADS": settings.threads,
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": precision,
-        },
-    )
-    sizes = sizes_of(model, settings, PRECISION_BYTES[precision])
-    return Loaded(OpenVinoDecoder(compiled), [os.getpid()], sizes=sizes)
+    with ExitStack() as stack:  # a converted file is deleted once it is compiled
+        directory = (
+            stack.enter_context(converted(settings.path))
+            if settings.is_file
+            else (exported(settings))
+        )
+        core = openvino.Core()
+        model = core.read_model(directory / MODEL)
+        keep_last_logits(model)
+        compiled = core.compile_model(
+            model,
+            "CPU",
+            {
+                "INFERENCE_NUM_THREADS": settings.threads,
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": precision,
+                "KV_CACHE_PRECISION": precision,
+            },
+        )
+        sizes = sizes_of(model, PRECISION_BYTES[precision])
+        return Loaded(OpenVinoDecoder(compiled), [os.getpid()], sizes=sizes)
 
 
 def precision_of(settings: Settings) -> str:
-    """Return OpenVINO's name of the dtype of the weights, or of fp32 on a CPU that lacks it."""
-    wanted = PRECISIONS[json.loads((settings.path / "config.json").read_text())["dtype"]]
+    """Return OpenVINO's name of the dtype of the weights, or of fp32 on a CPU that lacks it.
+
+    The products of GGUF files are those of models in bf16.
+    """
+    config = settings.path / "config.json"
+    dtype = "bfloat16" if settings.is_file else json.loads(config.read_text())["dtype"]
+    wanted = PRECISIONS[dtype]
     can = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return wanted if wanted.upper() in can else "f32"
+
+
+@contextmanager
+def converted(file: Path) -> Iterator[Path]:
+    """Provide the directory of a GGUF file's model, which OpenVINO GenAI writes beside the file."""
+    import openvino_genai
+
+    with tempfile.TemporaryDirectory(prefix="tpcompile-openvino-") as directory:
+        link = Path(directory) / file.name
+        link.symlink_to(file)
+        openvino_genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
+        yield link.parent
 
 
 def exported(settings: Settings) -> Path:
@@ -79,16 +104,17 @@ def _integers(settings: Settings) -> list[str]:
     return [settings.integers] if settings.integers else []
 
 
-def sizes_of(model: Any, settings: Settings, cached: int) -> Sizes:
+def sizes_of(model: Any, cached: int) -> Sizes:
     """Return the bytes of the constants of a model, and of a cache with values of so many bytes."""
-    held = read = 0
+    held = read = values = 0
     for node in model.get_ops():
         if node.get_type_name() == "Constant":
             held += node.get_byte_size()
             read += node.get_byte_size() * (_users(node) != {"Gather"})
-    config = json.loads((settings.path / "config.json").read_text())
-    values = config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    return Sizes(held, read, 2 * values * cached)
+        elif node.get_type_name() == "ReadValue":  # keys or values: batch, heads, tokens, width
+            _, heads, _, width = node.get_output_partial_shape(0)
+            values += heads.get_length() * width.get_length()
+    return Sizes(held, read, values * cached)
 
 
 def _users(node: Any) -> set[str]:

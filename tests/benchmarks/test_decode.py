@@ -17,12 +17,25 @@ from rich.console import Console
 
 from benchmarks.checkpoint import RandomCheckpoint, write_checkpoint
 from benchmarks.decode import Group, groups, main
-from benchmarks.decode_measured import EAGER, LLAMA, NATIVE, ONE, TWO, Case, Loaded, Measured
+from benchmarks.decode_measured import (
+    EAGER,
+    LLAMA,
+    NATIVE,
+    ONE,
+    OPENVINO,
+    TWO,
+    Case,
+    Loaded,
+    Measured,
+    Weights,
+)
+from benchmarks.decode_subjects import Subject
 from benchmarks.peers.kinds import Sizes
 from benchmarks.peers.side import NotInstalledError, Side, SideError, SideSpec
+from tests.gguf_files import model_of, write_gguf
 
 pytestmark = pytest.mark.usefixtures("forked_sides")
-CHECKPOINT = RandomCheckpoint(Path("nowhere"), 2, 1013, torch.float32, 1000, (1, 1))
+SUBJECT = Subject("fp32", Path("nowhere"), 2, 1013, torch.float32, 1000, Weights(250, 1000))
 CASE = Case("fp32", 1, 64)
 QUIET = Console(quiet=True)
 
@@ -58,7 +71,7 @@ def _group(**logits: list[float]) -> tuple[Group, dict[str, Any], list[Any]]:
     specs = {n: SideSpec(names[n], "eager", 1, 1, prompts=n != "two") for n in names}
     specs["two"] = SideSpec(TWO, "eager", 2, 1, most_sequences=2, prompts=False)
     fakes: dict[str, Any] = {names[n]: _Fake(specs[n], log, own) for n, own in logits.items()}
-    group = Group(CHECKPOINT, "fp32", Measured("qwen3-0.6b"))
+    group = Group(SUBJECT, Measured("qwen3-0.6b"))
     group._sides.update(fakes)
     group._measured.loaded["fp32"] = {name: Loaded("", Sizes(1, 1000, 10)) for name in fakes}
     return group, fakes, log
@@ -100,7 +113,7 @@ def test_a_side_that_fails_is_closed_and_not_asked_again() -> None:
     group, fakes, log = _group(eager=[1, 2])
     group._sides[ONE] = _Failing(fakes[EAGER].spec, log, [])  # type: ignore[assignment]
     group.decode(8, 1, 5, QUIET)
-    assert group._measured.missing == {ONE: "it fell"} and (EAGER, "close") in log
+    assert group._measured.missing == {"fp32": {ONE: "it fell"}} and (EAGER, "close") in log
     assert list(group._measured.turns[0].seconds) == [EAGER]
 
 
@@ -133,12 +146,35 @@ def test_sides_in_few_bits(logits: list[float], few: str, ok: list[bool]) -> Non
     assert found == list(zip((EAGER, ONE), ok, strict=True)) * 2
 
 
+@pytest.mark.parametrize(
+    ("side", "error", "ok"),
+    [
+        (NATIVE, 0.02, True),  # the reference rounds what meets integers to 8 bits
+        (NATIVE, 0.1, False),
+        (OPENVINO, 0.1, True),  # it rounds the weights again
+        (OPENVINO, 0.5, False),
+    ],
+)
+def test_sides_on_a_file_of_integers(side: str, error: float, ok: bool) -> None:
+    log: list[Any] = []
+    subject = replace(SUBJECT, name="q8_0.gguf", integers="int8")
+    group = Group(subject, Measured("GGUF files", reference=LLAMA))
+    for name, logits in ((LLAMA, [1.0, 2.0]), (side, [1.0, 2.0 + 2 * error])):
+        fake: Any = _Fake(SideSpec(name, "eager", 1, 1), log, logits)
+        group._sides[name] = fake
+    group.decode(8, 1, 5, QUIET)
+    assert [(a.side, a.reference, a.ok) for a in group._measured.agreements] == [
+        (side, LLAMA, ok)
+    ] * 2
+
+
 def test_groups() -> None:
     sides = [SideSpec(name, "eager", 1, 1) for name in (ONE, EAGER, TWO, NATIVE)]
     one, eager, two, native = sides
-    assert groups(sides, None) == groups(sides, 4) == [sides]
-    assert groups(sides, 3) == [[eager, one, two], [eager, native]]
-    assert groups([one, two], 1) == [[one], [two]]
+    assert groups(sides, None, EAGER) == groups(sides, 4, EAGER) == [sides]
+    assert groups(sides, 3, EAGER) == [[eager, one, two], [eager, native]]
+    assert groups(sides, 3, NATIVE) == [[native, one, eager], [native, two]]
+    assert groups([one, two], 1, EAGER) == [[one], [two]]
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +189,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> RandomCheckpoint:
 def test_a_side_that_cannot_start_is_missing(
     tmp_path: Path, kind: str, directory: str, why: str
 ) -> None:
-    checkpoint = RandomCheckpoint(tmp_path / directory, 2, 10, torch.float32, 1, (1, 1))
-    group = Group(checkpoint, "fp32", Measured("qwen3-0.6b"))
+    group = Group(replace(SUBJECT, path=tmp_path / directory), Measured("qwen3-0.6b"))
     with ExitStack() as stack:
         group.start([SideSpec("side", kind, 1, 1)], 1, stack, QUIET)
-    assert why in group._measured.missing["side"]
+    assert why in group._measured.missing["fp32"]["side"]
     assert not group._measured.ok
 
 
@@ -211,3 +246,29 @@ def test_end_to_end(bare_python: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["--from", str(results), "--plot", str(tmp_path / "plot.png")]) == 0
     assert "llama.cpp is not installed" in capsys.readouterr().out
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_files_end_to_end(
+    bare_python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / name for name in ("a.gguf", "b.gguf")]
+    for layers, file in enumerate(files, 1):
+        write_gguf(file, model_of(num_hidden_layers=layers, vocab_size=1009))
+    options = [*map(str, files), "--contexts", "9", "--batches", "3", "--steps", "5"]
+    options += ["--prefills", "0", "--threads", "1", "--activations", "16", "int8", "--json"]
+    for kind in (LLAMA, "openvino"):
+        options += ["--peer-python", f"{kind}={bare_python}"]
+    assert main(options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["reference"] == LLAMA and [*found["not_installed"]] == [LLAMA, OPENVINO]
+    rows = {(one["dtype"], one["side"]): one for one in found["figures"]}
+    assert [*rows] == [(f, n) for f in ("a.gguf", "b.gguf") for n in (NATIVE, f"{NATIVE} a8")]
+    assert all(one["milliseconds"] > 0 and one["share_of_read"] > 0 for one in rows.values())
+    first, second = (found["weights"][file]["count"] for file in ("a.gguf", "b.gguf"))
+    assert 1009 * 64 < first < second < 2 * first
+    assert all(8.5 <= one["bits_per_weight"] < 10 for one in rows.values())
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps(found))
+    assert main(["--from", str(results), "--plot", str(tmp_path / "plot.png")]) == 0
+    shown = capsys.readouterr().out
+    assert "× llama.cpp" in shown and "b.gguf: a step reads" in shown

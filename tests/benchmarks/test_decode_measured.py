@@ -21,6 +21,7 @@ from benchmarks.decode_measured import (
     Loaded,
     Measured,
     Turns,
+    Weights,
     from_json,
     to_json,
 )
@@ -54,7 +55,7 @@ def test_the_limit_is_the_longer_time(seconds: float, share: float) -> None:
         (reached(), True),
         (reached(1.01), False),
         (reached(1.01, model="tiny-qwen3"), True),
-        (reached(missing={TWO: "it fell"}), False),
+        (reached(missing={"bf16": {TWO: "it fell"}}), False),
         (reached(not_installed={LLAMA: "no package"}), True),
         (reached(not_supported={NATIVE: "batch 9"}), True),
         (reached(agreements=[Agreement(ONE, "context 64", 0.5, False)]), False),
@@ -78,7 +79,9 @@ def test_shares_of_the_read_bandwidth() -> None:
     turns = Turns(CASE, {ONE: [4.0, 4.0, 2.0, 2.0, 9.0, 9.0]}, {ONE: around})
     prompt = Turns(Case("bf16", 1, 64, prompt=True), {ONE: [1.0]})
     loaded = {"bf16": {ONE: Loaded("int4", Sizes(5000, 1000, 10))}}
-    measured = Measured("tiny-qwen3", weights_read=1600, loaded=loaded, turns=[turns, prompt])
+    measured = Measured(
+        "tiny-qwen3", weights={"bf16": Weights(1600, 3200)}, loaded=loaded, turns=[turns, prompt]
+    )
     assert measured.share(CASE, ONE) == 0.5
     assert measured.bits(CASE, ONE) == 5.0
     assert measured.share(prompt.case, ONE) is None and measured.share(CASE, TWO) is None

@@ -23,6 +23,7 @@ from benchmarks.decode_options import PEER_KINDS, parse
         (["--weights", "int4", "--head", "int5"], "invalid choice: 'int5'"),
         (["--at-once", "1"], "--at-once must be at least 2"),
         (["--from", "/no/such/file"], "must hold results of --json: FileNotFoundError"),
+        (["nothing.gguf"], "'nothing.gguf' is not a GGUF file"),
         (["--peer-python", "eager=python"], "must start with one of"),
         (["--peer-python", "llama.cpp=/no/such/file"], "is not an executable file"),
     ],
@@ -49,6 +50,32 @@ def test_rounded_activations() -> None:
     assert len(few) == 2 + 2 * 4
     assert few[f"{NATIVE} int8"].activations == "16"
     assert few[f"{NATIVE} int8 a8"].activations == "int8"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    return str(path)
+
+
+def test_sides_of_files(file: str) -> None:
+    options = parse([file, "--activations", "16", "int8"], None)
+    assert options.files == [Path(file)] and options.reference == LLAMA
+    assert [s.name for s in options.chosen] == [LLAMA, OPENVINO, NATIVE, f"{NATIVE} a8"]
+    assert [s.activations for s in options.chosen] == ["16", "16", "16", "int8"]
+    assert [s.name for s in parse([file, "--sides", "native"], None).chosen] == [NATIVE]
+
+
+@pytest.mark.parametrize(
+    "more", [["--weights", "int8"], ["--dtypes", "fp32"], ["--model", "m"], ["--directory", "d"]]
+)
+def test_options_of_checkpoints_do_not_apply_to_files(
+    file: str, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse([file, *more], None)
+    assert f"{more[0]} applies to checkpoints, not to GGUF files" in capsys.readouterr().err
 
 
 def test_peers_run_under_their_own_interpreters(tmp_path: Path) -> None:

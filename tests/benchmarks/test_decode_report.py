@@ -22,6 +22,7 @@ from benchmarks.decode_measured import (
     Loaded,
     Measured,
     Turns,
+    Weights,
 )
 from benchmarks.decode_report import WIDTH, show
 from benchmarks.peers.kinds import Sizes
@@ -40,7 +41,7 @@ def _shown(measured: Measured) -> str:
         (reached(), "64, tpcompile tp=2 over Hugging Face TP, 2 ranks: 2.00 ×"),
         (reached(1.01), "MISSED"),
         (reached(model="tiny-qwen3", machine={"threads": 3}), "tiny-qwen3, threads 3"),
-        (reached(missing={TWO: "it fell"}), f"{TWO} failed: it fell"),
+        (reached(missing={"bf16": {TWO: "it fell"}}), f"{TWO} failed with bf16: it fell"),
         (reached(not_installed={LLAMA: "run pip"}), f"{LLAMA} is not installed: run pip"),
         (reached(agreements=[Agreement(ONE, "64", 0.5, False)]), "DISAGREE with eager"),
         (reached(agreements=[Agreement(ONE, "64", 0.0, True)]), "agree with eager"),
@@ -58,8 +59,11 @@ def test_rows() -> None:
     turns = Turns(case, seconds, {side: [[2e10, 2e10]] for side in seconds}, products)
     plain, ints = Sizes(10**9, 10**9, 10), Sizes(3 * 10**8, 281_250_000, 10)
     loaded = {"bf16": dict.fromkeys(seconds, Loaded("", plain)) | {few: Loaded("int4:64", ints)}}
-    reasons: dict[str, Any] = {"missing": {TWO: "a"}, "not_installed": {LLAMA: "b"}}
-    reasons |= {"not_supported": {HUGGING_FACE_TP: "c"}, "weights_read": 5 * 10**8}
+    reasons: dict[str, Any] = {"missing": {"bf16": {TWO: "a"}}, "not_installed": {LLAMA: "b"}}
+    reasons |= {
+        "not_supported": {HUGGING_FACE_TP: "c"},
+        "weights": {"bf16": Weights(5 * 10**8, 10**9)},
+    }
     measured = Measured("m", turns=[turns], loaded=loaded, **reasons)
     lines = _shown(measured).splitlines()
     rows = {cells[0]: cells[1:] for line in lines for cells in [re.split(r"\s{2,}", line.strip())]}

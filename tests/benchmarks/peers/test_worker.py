@@ -14,10 +14,21 @@ from benchmarks.decode import FEW_BITS as LIMITS
 from benchmarks.peers.hugging_face import eager
 from benchmarks.peers.kinds import KINDS, Loaded, Settings, Sizes
 from benchmarks.peers.worker import Result, Runner
+from tests.gguf_files import model_of, write_gguf
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [19, 18, 17, 16, 15, 14, 13]]
 MORE = [[1, 2, 3], [3, 2, 1]]
 PACKAGES = {"llama.cpp": ["llama_cpp", "gguf"], "openvino": ["openvino", "optimum.intel"]}
+FILE_PACKAGES = {"llama.cpp": ["llama_cpp", "gguf"], "openvino": ["openvino_genai"]}
+TOKENIZER = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.tokens": [f"t{token}" for token in range(1013)],
+    "tokenizer.ggml.token_type": [1] * 1013,
+    "tokenizer.ggml.merges": ["t 0"],
+    "tokenizer.ggml.eos_token_id": 0,
+}
+"""A vocabulary, without which peers load no file."""
 FEW_BITS = {"llama.cpp": [], "openvino": ["nncf"]}
 
 
@@ -101,6 +112,22 @@ def test_a_peer_agrees_with_eager(tiny: RandomCheckpoint, kind: str) -> None:
     for package in PACKAGES[kind]:
         pytest.importorskip(package, reason=f"{KINDS[kind].packages} are not installed here")
     _checked(KINDS[kind].load(_settings(tiny)), eager(_settings(tiny)))
+
+
+@pytest.mark.parametrize("kind", [*PACKAGES, "tpcompile", "tpcompile-native"])
+def test_a_side_reads_a_gguf_file(tmp_path: Path, kind: str) -> None:
+    for package in FILE_PACKAGES.get(kind, []):
+        pytest.importorskip(package, reason=f"{KINDS[kind].packages} are not installed here")
+    model = write_gguf(tmp_path / "m.gguf", model_of(vocab_size=1013), more=TOKENIZER)
+    model.save_pretrained(tmp_path / "hf")
+    settings = Settings(str(tmp_path / "m.gguf"), 1, 1, largest_batch=2)
+    loaded = KINDS[kind].load(settings)
+    _checked(loaded, eager(Settings(str(tmp_path / "hf"), 1, 1)), LIMITS["int8"] * 3**0.5)
+    assert loaded.sizes is not None
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    assert 8 < 8 * loaded.sizes.read / weights < 10
+    loaded.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "m.gguf"]
 
 
 @pytest.mark.parametrize("kind", PACKAGES)
