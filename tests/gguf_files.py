@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,22 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tpcompile.presets import preset
 
 SMALL = {"vocab_size": 101, "num_hidden_layers": 2}
-ARCHITECTURES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
+ARCHITECTURES = {
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "llama": gguf.MODEL_ARCH.LLAMA,
+}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    "tie_word_embeddings": False,
+}
 _WITHOUT = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 """The kinds that the library reads, but does not make."""
 _SCALES = {Kind.Q4_K: (0, 1), Kind.Q5_K: (0, 1), Kind.Q6_K: (104,)}
@@ -26,7 +42,8 @@ _SCALES = {Kind.Q4_K: (0, 1), Kind.Q5_K: (0, 1), Kind.Q6_K: (104,)}
 def model_of(name: str = "tiny-qwen3", **changes: Any) -> Any:
     """Return a model with random weights, in fp32."""
     torch.manual_seed(sum(map(ord, f"{name}{changes}")))
-    config = AutoConfig.for_model(**{**preset(name), **SMALL, **changes})
+    base = LLAMA if name == "tiny-llama" else preset(name)
+    config = AutoConfig.for_model(**{**base, **SMALL, **changes})
     make: Any = AutoModelForCausalLM.from_config
     model = make(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -70,16 +87,60 @@ def write_gguf(
                 chosen = Kind.F32
             elif tensor.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
                 chosen = Kind.F16  # as llama.cpp does
-            data = (
-                blocks(tensor, chosen) if chosen in _WITHOUT else quantize(tensor.numpy(), chosen)
-            )
-            tensor.copy_(torch.from_numpy(np.array(dequantize(data, chosen))).view(tensor.shape))
+            heads = _paired_heads(config, own)
+            rows = _paired(tensor, heads)
+            data = blocks(rows, chosen) if chosen in _WITHOUT else quantize(rows.numpy(), chosen)
+            values = torch.from_numpy(np.array(dequantize(data, chosen))).view(tensor.shape)
+            tensor.copy_(_halves(values, heads))
             writer.add_tensor(own, data, raw_dtype=chosen)
+        if config.rope_parameters["rope_type"] == "llama3":
+            writer.add_tensor("rope_freqs.weight", rotary_factors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def _paired_heads(config: Any, name: str) -> int:
+    """Return the heads of a tensor whose rows llama.cpp's scripts permute, or 0."""
+    if config.model_type != "llama":
+        return 0
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    return next((count for word, count in heads.items() if f".{word}." in name), 0)
+
+
+def _paired(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return rows in the order of llama.cpp: those of the halves of each head in turn."""
+    if not heads:
+        return rows
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape).contiguous()
+
+
+def _halves(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return rows in the order of transformers."""
+    if not heads:
+        return rows
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def rotary_factors(config: Any) -> np.ndarray[Any, Any]:
+    """Return the factors of Llama 3, as llama.cpp's scripts compute them from its configuration."""
+    told, found = config.rope_parameters, []
+    low, high = told["low_freq_factor"], told["high_freq_factor"]
+    original = told["original_max_position_embeddings"]
+    for place in range(0, config.head_dim, 2):
+        wave = 2 * math.pi * told["rope_theta"] ** (place / config.head_dim)
+        if wave < original / high:
+            found.append(1.0)
+        elif wave > original / low:
+            found.append(told["factor"])
+        else:
+            smooth = (original / wave - low) / (high - low)
+            found.append(1 / ((1 - smooth) / told["factor"] + smooth))
+    return np.array(found, np.float32)
 
 
 def blocks(tensor: torch.Tensor, kind: Kind) -> np.ndarray[Any, Any]:
@@ -104,6 +165,8 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     width = getattr(config, "head_dim", None)
+    if config.model_type == "llama":
+        writer.add_rope_dimension_count(config.head_dim)
     if width is not None:
         writer.add_key_length(width)
         writer.add_value_length(width)

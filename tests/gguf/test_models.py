@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize
 from transformers import AutoModelForCausalLM
 
 import tpcompile
@@ -19,6 +21,7 @@ from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.frontend import capture
 from tpcompile.frontend.source import config_of
 from tpcompile.inspect.plan import plan_report
+from tpcompile.runtime.tensor_files import GgufFiles
 
 WIDE = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -57,6 +60,24 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kind": Kind.Q5_0, "kinds": {"ffn_down.weight": Kind.Q4_K, "output.weight": Kind.Q8_0}},
     ),
     "Q8_0, several files": ({"intermediate_size": 192}, {"parts": 4}),
+    **{
+        f"llama, {kind.name}": ({"name": "tiny-llama", "hidden_size": 256, **more}, {"kind": kind})
+        for kind, more in (
+            (Kind.F32, {"attention_bias": True, "mlp_bias": True}),
+            (Kind.BF16, {"num_key_value_heads": 8}),
+            (Kind.Q8_0, {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+            (Kind.Q4_0, {"head_dim": 32}),
+            (Kind.Q4_K, {"intermediate_size": 512}),
+        )
+    },
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
 }
 
 
@@ -134,6 +155,7 @@ def test_ranks_in_processes(tmp_path: Path) -> None:
         ({"qwen3.rope.scaling.type": "longrope"}, r"rope\.scaling\.type='longrope'"),
         ({"qwen3.rope.dimension_count": 8}, r"rope\.dimension_count=8.*width of a head, 16"),
         ({"tokenizer.ggml.eos_token_id": 101}, "token eos is not valid.*101.*0 to 100"),
+        ({"general.architecture": ["qwen3"]}, "this architecture.*qwen2 or qwen3 or llama"),
     ],
 )
 def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
@@ -143,14 +165,88 @@ def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], said:
         tpcompile.compile(str(path))
 
 
-def test_rotary_scaling(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"llama.expert_count": 8}, r"does not read this property.*llama\.expert_count"),
+        (
+            {"llama.attention.head_count_kv": 3},
+            r"blk\.0\.attn_k\.weight must have an even.*64 rows",
+        ),
+        ({"llama.rope.scaling.type": "yarn"}, r"rope\.scaling\.type='yarn'.*Expected none"),
+    ],
+)
+def test_properties_of_llama_that_are_refused(
+    tmp_path: Path, more: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model_of("tiny-llama", rope_parameters=LLAMA3), more=more)
+    with pytest.raises((CheckpointError, UnsupportedError), match=said):
+        tpcompile.compile(str(path))
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        (np.ones(7, np.float32), r"F32 of shape \[7\]. Expected F32 of shape \[8\]"),
+        (np.ones(8, np.float16), r"F16 of shape \[8\]. Expected F32"),
+        (np.zeros(8, np.float32), "Expected positive numbers"),
+        (np.full(8, np.nan, np.float32), "Expected positive numbers"),
+    ],
+)
+def test_rotary_factors_that_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factors: Any, said: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    monkeypatch.setattr("tests.gguf_files.rotary_factors", lambda config: factors)
+    write_gguf(path, model_of("tiny-llama", rope_parameters=LLAMA3))
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is not valid.*" + said):
+        tpcompile.compile(str(path))
+
+
+def test_rotary_factors_of_another_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model_of("tiny-qwen3", intermediate_size=64, rope_parameters=LLAMA3))
+    with pytest.raises(CheckpointError, match=r"does not have: rope_freqs\.weight"):
+        tpcompile.compile(str(path))
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
+def test_rotary_factors(tmp_path: Path, backend: str) -> None:
+    """They stand for the scaling of Llama 3, which changes the logits."""
+    truth = write_gguf(tmp_path / "model.gguf", model_of("tiny-llama", rope_parameters=LLAMA3))
+    check_logits(tmp_path / "model.gguf", truth, backend, 2)
+    plain = model_of("tiny-llama", rope_parameters={**LLAMA3, "rope_type": "default"})
+    plain.load_state_dict(truth.state_dict())
+    with torch.no_grad():
+        assert relative_error(plain(IDS).logits, truth(IDS).logits) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear"])
+def test_rotary_scaling(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model.gguf"
     key = "qwen3.rope.scaling"
-    more = {f"{key}.type": "yarn", f"{key}.factor": 4.0, f"{key}.original_context_length": 512}
+    more = {f"{key}.type": kind, f"{key}.factor": 4.0, f"{key}.original_context_length": 512}
     write_gguf(path, model_of(intermediate_size=64), more=more)
     found = config_of(str(path)).rope_parameters
-    assert found["rope_type"] == "yarn" and found["factor"] == 4.0
-    assert found["original_max_position_embeddings"] == 512
+    assert found["rope_type"] == kind and found["factor"] == 4.0
+    assert found.get("original_max_position_embeddings") == (512 if kind == "yarn" else None)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0, Kind.Q4_0])
+def test_each_row_is_that_of_transformers(tmp_path: Path, kind: Kind) -> None:
+    """Any rows of Q and K, read alone, are those that transformers makes of the whole file."""
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model_of("tiny-llama"), kind)
+    load: Any = AutoModelForCausalLM.from_pretrained
+    wanted = load(tmp_path, gguf_file=path.name, dtype=torch.float32).state_dict()
+    files, columns = GgufFiles(path), slice(None)
+    for part, rows in (("q_proj", 128), ("k_proj", 64)):
+        name = f"model.layers.1.self_attn.{part}.weight"
+        for first, last in ((0, rows), (0, 1), (7, 41), (rows - 1, rows)):
+            read = files.read(name, (slice(first, last), columns)).numpy()
+            found = torch.from_numpy(np.array(dequantize(read, kind)))
+            assert torch.equal(found, wanted[name][first:last]), (part, first, last)
 
 
 def test_kinds_that_are_refused(tmp_path: Path) -> None:
@@ -182,7 +278,7 @@ def test_other_architectures(tmp_path: Path) -> None:
     write_gguf(path, model_of(intermediate_size=64))
     data = path.read_bytes()
     path.write_bytes(data.replace(b"\5\0\0\0\0\0\0\0qwen3", b"\5\0\0\0\0\0\0\0qwen4", 1))
-    with pytest.raises(UnsupportedError, match=r"architecture.*'qwen4'.*qwen2 or qwen3"):
+    with pytest.raises(UnsupportedError, match=r"architecture.*'qwen4'.*qwen2 or qwen3 or llama"):
         tpcompile.compile(str(path))
 
 
@@ -212,12 +308,14 @@ def test_a_tensor_is_missing(tmp_path: Path) -> None:
         tpcompile.compile(str(path))
 
 
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama"])
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.BF16])
-def test_tokens_of_hugging_face(tmp_path: Path, kind: Kind) -> None:
-    """Transformers reads the same file; it takes heads to be 128 wide."""
-    changes = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+def test_tokens_of_hugging_face(tmp_path: Path, kind: Kind, name: str) -> None:
+    """Transformers reads the same file; it takes heads of Qwen3 to be 128 wide."""
+    changes = {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    changes |= {"intermediate_size": 64, "tie_word_embeddings": False}
     path = tmp_path / "model.gguf"
-    write_gguf(path, model_of(**changes, intermediate_size=64, tie_word_embeddings=False), kind)
+    write_gguf(path, model_of(name, **changes), kind)
     load: Any = AutoModelForCausalLM.from_pretrained
     eager = load(tmp_path, gguf_file=path.name, dtype=torch.float32)
     options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}

@@ -46,6 +46,8 @@ class GgufTensor:
     """The extents in the order of torch: rows first."""
     start: int
     """The byte of the file at which it begins."""
+    paired_heads: int = 0
+    """The heads of which row i of either half are stored as rows 2i and 2i + 1; 0 for others."""
 
     @property
     def size(self) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.gguf.file import GgufFile, GgufTensor
+from tpcompile.gguf.kinds import GgufKind
 from tpcompile.json_files import shortened
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -32,7 +35,11 @@ _INNER = {
     "ffn_down": "mlp.down_proj",
 }
 _BLOCK = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
-_TOKENS = "tokenizer.ggml.tokens"
+_HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"
+_AS_MANY_AS = {_KV_HEADS: _HEADS}
+"""Counts that a file may leave out if they equal another one."""
+_ROTARY_FACTORS = "rope_freqs.weight"
+"""The tensor with numbers by which the frequencies of rotary tables are divided."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +51,41 @@ class _Architecture:
     """Whether heads have a width of their own, `head_dim`."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further properties of the configuration."""
+    told_by: Mapping[str, str] = field(default_factory=dict)
+    """Properties of the configuration that say whether the model has a tensor."""
+    paired: Mapping[str, str] = field(default_factory=dict)
+    """The tensors whose rows are stored in pairs, and the property with the number of heads.
+
+    llama.cpp rotates neighbours of a head in these architectures, and transformers its halves."""
+    rotary_factors: bool = False
+    """Whether a file may have factors of rotary tables."""
 
 
 _ARCHITECTURES = {
     "qwen2": _Architecture("qwen2"),
     "qwen3": _Architecture("qwen3", heads_have_widths=True, more={"attention_bias": False}),
+    "llama": _Architecture(
+        "llama",
+        heads_have_widths=True,
+        told_by={
+            "attention_bias": "model.layers.0.self_attn.q_proj.bias",
+            "mlp_bias": "model.layers.0.mlp.gate_proj.bias",
+        },
+        paired={"attn_q": _HEADS, "attn_k": _KV_HEADS},
+        rotary_factors=True,
+    ),
 }
 _COUNTS = {
     "num_hidden_layers": "block_count",
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
+    "num_attention_heads": _HEADS,
 }
 _READ = frozenset(
     (
         *_COUNTS.values(),
-        *("attention.head_count_kv", "attention.key_length", "attention.value_length"),
+        *(_KV_HEADS, "attention.key_length", "attention.value_length"),
         *("attention.layer_norm_rms_epsilon", "rope.freq_base", "vocab_size"),
         *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
         "rope.dimension_count",
@@ -71,14 +96,17 @@ _READ = frozenset(
 
 def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:
     """Return the tensors by the names that the model has in transformers."""
+    known, told = _architecture(file)
     found: dict[str, GgufTensor] = {}
     for name, tensor in file.tensors.items():
         inner = _BLOCK.fullmatch(name)
         if name in _OUTER:
             found[_OUTER[name]] = tensor
         elif inner is not None and inner[2] in _INNER:
-            found[f"model.layers.{int(inner[1])}.{_INNER[inner[2]]}.{inner[3]}"] = tensor
-        else:
+            own = f"model.layers.{int(inner[1])}.{_INNER[inner[2]]}.{inner[3]}"
+            paired = known.paired.get(inner[2])
+            found[own] = tensor if paired is None else _paired(name, tensor, told.count(paired))
+        elif name != _ROTARY_FACTORS or not known.rotary_factors:
             raise CheckpointError(
                 f"The file holds a tensor that the model does not have: {shortened(name)}",
                 where=str(tensor.path),
@@ -87,10 +115,21 @@ def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:
     return found
 
 
-def configuration(file: GgufFile) -> dict[str, Any]:
-    """Return the configuration that a file describes, `model_type` included."""
+def _paired(name: str, tensor: GgufTensor, heads: int) -> GgufTensor:
+    if tensor.shape[0] % (2 * heads):
+        raise CheckpointError(
+            f"The tensor {name} must have an even number of rows per head",
+            where=str(tensor.path),
+            got=f"{tensor.shape[0]} rows",
+            expected=f"a multiple of {2 * heads}",
+        )
+    return replace(tensor, paired_heads=heads)
+
+
+def _architecture(file: GgufFile) -> tuple[_Architecture, _Told]:
+    """Return the architecture of a file, and its metadata."""
     name = file.metadata.get("general.architecture")
-    if name not in _ARCHITECTURES:
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
         raise UnsupportedError(
             "tpcompile does not read GGUF files of this architecture",
             where=str(file.path),
@@ -98,7 +137,12 @@ def configuration(file: GgufFile) -> dict[str, Any]:
             expected=" or ".join(_ARCHITECTURES),
             hint="Use a checkpoint of Hugging Face",
         )
-    known, told = _ARCHITECTURES[name], _Told(file, name)
+    return _ARCHITECTURES[name], _Told(file, name)
+
+
+def configuration(file: GgufFile) -> dict[str, Any]:
+    """Return the configuration that a file describes, `model_type` included."""
+    known, told = _architecture(file)
     told.refuse_others()
     tensors = tensors_of(file)
     if EMBEDDING not in tensors:
@@ -111,14 +155,15 @@ def configuration(file: GgufFile) -> dict[str, Any]:
         told.refuse("block_count", f"at most one for each of {len(tensors)} tensors")
     found |= {
         "model_type": known.model_type,
-        "num_key_value_heads": told.count("attention.head_count_kv", found["num_attention_heads"]),
+        "num_key_value_heads": told.count(_KV_HEADS),
         "vocab_size": rows,
         "rms_norm_eps": told.number("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": told.rope(found["max_position_embeddings"]),
         "tie_word_embeddings": HEAD not in tensors,
         **known.more,
+        **{property: tensor in tensors for property, tensor in known.told_by.items()},
     }
     width = _width_of_heads(told, known)
+    found["rope_parameters"] = told.rope(found["max_position_embeddings"], width)
     if known.heads_have_widths:
         found["head_dim"] = width
     for word in ("bos", "eos"):
@@ -129,7 +174,7 @@ def configuration(file: GgufFile) -> dict[str, Any]:
 
 
 def _width_of_heads(told: _Told, known: _Architecture) -> int:
-    heads, hidden = told.count("attention.head_count"), told.count("embedding_length")
+    heads, hidden = told.count(_HEADS), told.count("embedding_length")
     width = told.count("attention.key_length", hidden // heads)
     if told.count("attention.value_length", width) != width:
         told.refuse("attention.value_length", f"the key_length {width}")
@@ -161,6 +206,8 @@ class _Told:
 
     def count(self, word: str, default: int | None = None) -> int:
         """Return a positive integer."""
+        if self._prefix + word not in self._file.metadata:
+            word = _AS_MANY_AS.get(word, word)
         value = self._file.metadata.get(self._prefix + word, default)
         if type(value) is not int or not 0 < value < 1 << 31:
             self.refuse(word, "a positive integer")
@@ -184,18 +231,49 @@ class _Told:
             )
         return value
 
-    def rope(self, positions: int) -> dict[str, Any]:
+    def rope(self, positions: int, width: int) -> dict[str, Any]:
         """Return the parameters of rotary tables."""
         found: dict[str, Any] = {"rope_theta": self.number("rope.freq_base", 10000.0)}
         kind = self._file.metadata.get(f"{self._prefix}rope.scaling.type", "none")
+        factors = self._rotary_factors(width)
+        if factors and kind == "none":  # the only kind of transformers that takes any factors
+            found |= {"short_factor": factors, "long_factor": factors}
+            found |= {"factor": 1.0, "attention_factor": 1.0}
+            found["original_max_position_embeddings"] = positions
+            return {"rope_type": "longrope", **found}
         if kind == "none":
             return {"rope_type": "default", **found}
-        if kind != "yarn":
-            self.refuse("rope.scaling.type", "none or yarn")
-        factor = self.number("rope.scaling.factor")
-        original = self.count("rope.scaling.original_context_length", positions)
-        more = {"factor": factor, "original_max_position_embeddings": original}
-        return {"rope_type": "yarn", **found, **more}
+        if kind not in ("linear", "yarn") or factors:
+            self.refuse("rope.scaling.type", "none" if factors else "none, linear or yarn")
+        found |= {"rope_type": kind, "factor": self.number("rope.scaling.factor")}
+        if kind == "yarn":
+            original = self.count("rope.scaling.original_context_length", positions)
+            found["original_max_position_embeddings"] = original
+        return found
+
+    def _rotary_factors(self, width: int) -> list[float]:
+        """Return the numbers that divide the frequencies of rotary tables; empty if none do."""
+        tensor = self._file.tensors.get(_ROTARY_FACTORS)
+        if tensor is None:
+            return []
+        if tensor.kind != GgufKind.F32 or tensor.shape != (width // 2,):
+            raise CheckpointError(
+                f"The tensor {_ROTARY_FACTORS} is not valid",
+                where=str(tensor.path),
+                got=f"{tensor.kind.name} of shape {list(tensor.shape)}",
+                expected=f"F32 of shape [{width // 2}], half of the width of a head",
+            )
+        with tensor.path.open("rb") as file:
+            file.seek(tensor.start)
+            found = list(struct.unpack(f"<{width // 2}f", file.read(tensor.size)))
+        if not all(math.isfinite(one) and one > 0 for one in found):
+            raise CheckpointError(
+                f"The tensor {_ROTARY_FACTORS} is not valid",
+                where=str(tensor.path),
+                got=shortened(str(found)),
+                expected="positive numbers",
+            )
+        return found
 
     def refuse(self, word: str, expected: str) -> None:
         """Raise for a property with another value."""

@@ -107,7 +107,16 @@ class GgufFiles(TensorFiles):
             self._mapped[path] = torch.from_file(str(path), size=size, dtype=torch.uint8)
         whole = self._mapped[path][tensor.start : tensor.start + tensor.size]
         dtype = PLAIN.get(tensor.kind, torch.uint8)
-        return whole.view(dtype).view(self.shapes[name])[index]
+        stored = whole.view(dtype).view(self.shapes[name])
+        if not tensor.paired_heads:
+            return stored[index]
+        rows, *columns = index
+        return stored[:, *columns][_in_halves(tensor.shape[0], tensor.paired_heads)[rows]]
 
     def close(self) -> None:
         self._mapped.clear()
+
+
+def _in_halves(rows: int, heads: int) -> torch.Tensor:
+    """Return the stored row of each row of a tensor whose heads have their halves in pairs."""
+    return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
