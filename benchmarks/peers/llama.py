@@ -37,7 +37,7 @@ def load(settings: Settings) -> Loaded:
     )
     if not model:
         raise RuntimeError(f"llama.cpp could not load {path}")
-    decoder = LlamaDecoder(model, settings)
+    decoder = LlamaDecoder(model, settings, _is_exact(path))
     return Loaded(decoder, [os.getpid()], sizes=decoder.sizes(path))
 
 
@@ -60,15 +60,20 @@ def quantized_gguf(source: Path, integers: str, threads: int) -> Path:
     return path
 
 
+def _is_exact(path: Path) -> bool:
+    """Return whether the embedding is in fp32, as it is in files of fp32 weights only."""
+    kinds = {tensor.name: tensor.tensor_type for tensor in gguf.GGUFReader(path).tensors}
+    return bool(kinds["token_embd.weight"] == gguf.GGMLQuantizationType.F32)
+
+
 class LlamaDecoder:
     """A model, and a context for the sequences."""
 
-    def __init__(self, model: Any, settings: Settings) -> None:
+    def __init__(self, model: Any, settings: Settings, exact: bool) -> None:
         self._model, self._threads = model, settings.threads
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(vocabulary)
-        config = settings.path / "config.json"
-        self._exact = not settings.is_file and "float32" in config.read_text()
+        self._exact = exact
         self._context: Any = None
         self._past = 0
 

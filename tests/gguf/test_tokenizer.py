@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
-from transformers import Qwen2Tokenizer
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    trainers,
+)
+from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers.integrations import ggml
 
 from tests.gguf_files import model_of, write_gguf
 from tpcompile.demo.model import demo_tokenizer
@@ -24,6 +34,11 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""As in the tokenizer.json of Llama 3."""
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -87,8 +102,13 @@ def test_the_same_ids(original: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tokenizer.ggml.pre": "llama-bpe"}, r"tokenizer\.ggml\.pre='llama-bpe'.*'qwen2'"),
-        ({"tokenizer.ggml.add_bos_token": True}, "begin every text with a token"),
+        ({"tokenizer.ggml.pre": "bert"}, r"tokenizer\.ggml\.pre='bert'.*'qwen2'"),
+        ({"tokenizer.ggml.pre": ["qwen2"]}, r"tokenizer\.ggml\.pre=\['qwen2'\].*'qwen2'"),
+        (
+            {"tokenizer.ggml.add_bos_token": True},
+            "begin or end with a token that the file does not",
+        ),
+        ({"tokenizer.ggml.add_eos_token": 1}, "add_eos_token=1, not true or false"),
         ({"tokenizer.ggml.merges": ["a b c"]}, "merges of other than two tokens"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "tokenizer of a GGUF file is not valid"),
         ({"tokenizer.ggml.merges": [1, 2]}, "merges that are not texts"),
@@ -101,4 +121,154 @@ def test_tokenizers_that_are_refused(
 ) -> None:
     path = written(tmp_path, original, **changes)
     with pytest.raises((CheckpointError, UnsupportedError), match=said):
+        tokenizer_of(path)
+
+
+BYTES = [f"<0x{number:02X}>" for number in range(256)]
+
+
+def trained(make: Any, first: list[str], **parts: Any) -> tuple[dict[str, int], Any]:
+    """Return the vocabulary and the merges of a few texts; its first tokens are given."""
+    tokenizer = Tokenizer(models.BPE())
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    tokenizer.train_from_iterator(TEXTS * 20, make(vocab_size=420, special_tokens=first))
+    model = json.loads(tokenizer.to_str())["model"]
+    return model["vocab"], [tuple(one) for one in model["merges"]]
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> tuple[Any, dict[str, Any]]:
+    """Return a tokenizer of Llama 2's class, and what a file says of it: scores, not merges."""
+    first = ["<unk>", "<s>", "</s>", *BYTES, "<tool>"]
+    words = pre_tokenizers.Metaspace()
+    vocabulary, merges = trained(trainers.BpeTrainer, first, pre_tokenizer=words)
+    make: Any = LlamaTokenizer
+    found = make(vocabulary, merges, add_bos_token=True)
+    found.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
+    places = {"".join(pair): -float(place) for place, pair in reversed([*enumerate(merges)])}
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    types = [2, 3, 3, *(6 for _ in BYTES), 4]
+    return found, {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [places.get(token, -1000.0) for token in tokens],
+        "tokenizer.ggml.token_type": types + [1] * (len(tokens) - len(types)),
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> tuple[Any, dict[str, Any]]:
+    """Return a tokenizer as that of Llama 3, and what a file says of it."""
+    split = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trainer = partial(
+        trainers.BpeTrainer, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
+    )
+    first = ["<|begin_of_text|>", "<|eot_id|>", *CONTROL]
+    vocabulary, merges = trained(trainer, first, pre_tokenizer=split)
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
+    backend.pre_tokenizer, backend.decoder = split, decoders.ByteLevel()
+    make: Any = PreTrainedTokenizerFast
+    found = make(tokenizer_object=backend, bos_token=first[0], eos_token=first[1])
+    found.add_bos_token = True
+    found.add_tokens([AddedToken(token, special=True, normalized=False) for token in first])
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    return found, {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * len(first) + [1] * (len(tokens) - len(first)),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def llama(path: Path, more: dict[str, Any]) -> str:
+    size = len(more["tokenizer.ggml.tokens"])
+    write_gguf(path / "model.gguf", model_of("tiny-llama", vocab_size=size), more=more)
+    return str(path / "model.gguf")
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "bytewise"])
+def test_llama(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Ids are those of the original, and of transformers if the file tells that texts begin."""
+    original, more = request.getfixturevalue(kind)
+    found = tokenizer_of(llama(tmp_path, more))
+    (tmp_path / "told").mkdir()
+    llama(tmp_path / "told", {**more, "tokenizer.ggml.add_bos_token": True})
+    others, load = [original], AutoTokenizer.from_pretrained
+    if not hasattr(ggml, "GGUFLlamaConverter"):  # which adds no first token
+        others.append(load(tmp_path / "told", gguf_file="model.gguf"))
+    for text in [*TEXTS, "  two spaces", "numbers 1234567, don't", "</s><s> x"]:
+        ids = found(text)["input_ids"]
+        assert ids[0] == original.bos_token_id
+        for other in others:
+            assert other(text)["input_ids"] == ids, text
+            for skip in (False, True):
+                assert found.decode(ids, skip_special_tokens=skip) == other.decode(
+                    ids, skip_special_tokens=skip
+                )
+    assert found.get_vocab() == original.get_vocab()
+    assert (found.bos_token, found.eos_token) == (original.bos_token, original.eos_token)
+    messages = [{"role": "user", "content": "Hello"}]
+    original.chat_template = TEMPLATE
+    assert encode_chat(found, messages) == encode_chat(original, messages)
+
+
+def test_words_that_are_tokens_need_no_merges(bytewise: Any, tmp_path: Path) -> None:
+    """Some tokens of Llama 3 come of no merges; llama.cpp finds them too."""
+    _, more = bytewise
+    tokens = [*more["tokenizer.ggml.tokens"], "zyx"]
+    types = [*more["tokenizer.ggml.token_type"], 1]
+    changes = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    found = tokenizer_of(llama(tmp_path, {**more, **changes}))
+    assert found("zyx")["input_ids"] == [0, len(tokens) - 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "ids"),
+    [
+        ({"add_bos_token": False}, "small", ["\u2581small"]),
+        ({"add_eos_token": True}, "small", ["<s>", "\u2581small", "</s>"]),
+        ({"add_space_prefix": False}, "\tnow", ["<s>", "\tn", "ow"]),
+    ],
+)
+def test_flags(
+    sentencepiece: Any, tmp_path: Path, changes: dict[str, Any], text: str, ids: list[str]
+) -> None:
+    _, more = sentencepiece
+    own = {f"tokenizer.ggml.{word}": value for word, value in changes.items()}
+    found = tokenizer_of(llama(tmp_path, {**more, **own}))
+    assert found.convert_ids_to_tokens(found(text)["input_ids"]) == ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"scores": [1.0]}, "other numbers of scores"),
+        ({"scores": "none"}, "other numbers of scores"),
+        ({"merges": ["a b c"]}, "merges of other than two tokens"),
+        ({"bos_token_id": 10**6}, "bos_token_id=1000000, of "),
+        ({"add_space_prefix": "yes"}, "add_space_prefix='yes', not true or false"),
+    ],
+)
+def test_tokenizers_of_llama_that_are_refused(
+    sentencepiece: Any, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    _, more = sentencepiece
+    own = {f"tokenizer.ggml.{word}": value for word, value in changes.items()}
+    path = llama(tmp_path, {**more, **own})
+    with pytest.raises(CheckpointError, match=said):
         tokenizer_of(path)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from tokenizers import AddedToken
-from transformers import Qwen2Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers.tokenization_utils_base import generate_merges
 
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.gguf import GgufFile, open_gguf
 from tpcompile.json_files import shortened
 
 _KEY = "tokenizer.ggml."
-_CLASSES = {("gpt2", "qwen2"): Qwen2Tokenizer}
-"""The classes of transformers by the model of a tokenizer, and by how it splits text first."""
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Llama 3 splits text before pairs are merged."""
 
 
 class _Type(IntEnum):
@@ -28,40 +36,37 @@ class _Type(IntEnum):
     BYTE = 6
 
 
+@dataclass(frozen=True)
+class _Maker:
+    """How a tokenizer is made of a file."""
+
+    make: Callable[[GgufFile, dict[str, int], dict[str, str | None]], Any]
+    """A function of a file, its vocabulary, and its special tokens by transformers' names."""
+    begins: bool
+    """Whether texts begin with a token if the file does not tell, as llama.cpp has it."""
+
+
 def gguf_tokenizer(path: str) -> Any:
     """Return the tokenizer of a GGUF file, with its chat template."""
     file = open_gguf(path)
-    kind = file.metadata.get(f"{_KEY}model"), file.metadata.get(f"{_KEY}pre")
-    if kind not in _CLASSES:
-        raise UnsupportedError(
-            "tpcompile does not read GGUF tokenizers of this kind",
-            where=path,
-            got=f"{_KEY}model={shortened(repr(kind[0]))}, {_KEY}pre={shortened(repr(kind[1]))}",
-            expected=" or ".join(f"{model!r} and {pre!r}" for model, pre in _CLASSES),
-            hint="Pass the prompt as token ids: --prompt-ids 1,2,3",
-        )
-    if file.metadata.get(f"{_KEY}add_bos_token"):
-        raise UnsupportedError(
-            "tpcompile does not read GGUF tokenizers that begin every text with a token",
-            where=path,
-            got=f"{_KEY}add_bos_token=True",
-        )
-    tokens, merges = _texts(file, "tokens"), _texts(file, "merges")
+    maker = _maker(file)
+    tokens = _texts(file, "tokens")
     types = file.metadata.get(f"{_KEY}token_type", [_Type.NORMAL] * len(tokens))
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if not isinstance(types, list) or len(types) != len(tokens) or any(len(p) != 2 for p in pairs):
-        raise _invalid(file, "merges of other than two tokens, or other numbers of types")
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise _invalid(file, "other numbers of types than of tokens")
     vocabulary = {
         token: number
         for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind != _Type.UNUSED
     }
-    eos, pad = (_token(file, tokens, word) for word in ("eos", "padding"))
+    special = {f"{name}_token": _token(file, tokens, word) for name, word in _SPECIAL.items()}
+    begins, ends = _flag(file, "add_bos_token", maker.begins), _flag(file, "add_eos_token", False)
+    if (begins and special["bos_token"] is None) or (ends and special["eos_token"] is None):
+        raise _invalid(file, "texts that begin or end with a token that the file does not name")
     try:
-        make: Any = _CLASSES[kind]
-        found = make(
-            vocabulary, pairs, unk_token=None, bos_token=None, eos_token=eos, pad_token=pad
-        )
+        found = maker.make(file, vocabulary, special)
+    except CheckpointError:
+        raise
     except Exception as error:  # the library raises plain exceptions
         raise _invalid(file, str(error)) from error
     found.add_tokens(
@@ -71,8 +76,93 @@ def gguf_tokenizer(path: str) -> Any:
             if kind in (_Type.CONTROL, _Type.USER_DEFINED)
         ]
     )
+    if begins or ends:
+        found.add_bos_token, found.add_eos_token = begins, ends
     template = file.metadata.get("tokenizer.chat_template")
     found.chat_template = template if isinstance(template, str) else None
+    return found
+
+
+def _maker(file: GgufFile) -> _Maker:
+    model, split = file.metadata.get(f"{_KEY}model"), file.metadata.get(f"{_KEY}pre", "default")
+    found = next((one for kind, one in _MAKERS.items() if kind == (model, split)), None)
+    if found is None:
+        raise UnsupportedError(
+            "tpcompile does not read GGUF tokenizers of this kind",
+            where=str(file.path),
+            got=f"{_KEY}model={shortened(repr(model))}, {_KEY}pre={shortened(repr(split))}",
+            expected=" or ".join(f"{model!r} and {split!r}" for model, split in _MAKERS),
+            hint="Pass the prompt as token ids: --prompt-ids 1,2,3",
+        )
+    return found
+
+
+def _qwen2(file: GgufFile, vocabulary: dict[str, int], special: dict[str, str | None]) -> Any:
+    make: Any = Qwen2Tokenizer
+    return make(vocabulary, _merges(file), **special)
+
+
+def _llama3(file: GgufFile, vocabulary: dict[str, int], special: dict[str, str | None]) -> Any:
+    """Make a tokenizer of bytes. A part of a text that is a token needs no merges."""
+    bytewise = Tokenizer(BPE(vocab=vocabulary, merges=_merges(file), ignore_merges=True))
+    bytewise.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bytewise.decoder = decoders.ByteLevel()
+    make: Any = PreTrainedTokenizerFast
+    return make(tokenizer_object=bytewise, clean_up_tokenization_spaces=False, **special)
+
+
+def _sentencepiece(
+    file: GgufFile, vocabulary: dict[str, int], special: dict[str, str | None]
+) -> Any:
+    """Make a tokenizer of characters. Tokens with better scores are merged first."""
+    if f"{_KEY}merges" in file.metadata:
+        merges = _merges(file)
+    else:
+        scores = dict(zip(_texts(file, "tokens"), _scores(file), strict=True))
+        merges = generate_merges(vocabulary, {token: scores[token] for token in vocabulary})
+    make: Any = LlamaTokenizer
+    spaced = _flag(file, "add_space_prefix", True)
+    return make(vocabulary, merges, add_prefix_space=spaced, **special)
+
+
+_SPECIAL = {"unk": "unknown", "bos": "bos", "eos": "eos", "pad": "padding"}
+"""The words of special tokens in files, by those in transformers."""
+_BYTES_OF_LLAMA = _Maker(_llama3, begins=True)
+_MAKERS = {
+    ("gpt2", "qwen2"): _Maker(_qwen2, begins=False),
+    ("gpt2", "llama-bpe"): _BYTES_OF_LLAMA,
+    ("gpt2", "llama3"): _BYTES_OF_LLAMA,
+    ("gpt2", "llama-v3"): _BYTES_OF_LLAMA,
+    ("llama", "default"): _Maker(_sentencepiece, begins=True),
+}
+"""The makers by the model of a tokenizer, and by how it splits text first."""
+
+
+def _merges(file: GgufFile) -> list[tuple[str, str]]:
+    found = [merge.split(" ") for merge in _texts(file, "merges")]
+    if any(len(parts) != 2 for parts in found):
+        raise _invalid(file, "merges of other than two tokens")
+    return [(first, second) for first, second in found]
+
+
+def _scores(file: GgufFile) -> list[float]:
+    found, count = file.metadata.get(f"{_KEY}scores"), len(_texts(file, "tokens"))
+    if not isinstance(found, list) or len(found) != count:
+        raise _invalid(file, "other numbers of scores than of tokens")
+    if not all(type(score) is float and math.isfinite(score) for score in found):
+        raise _invalid(file, "scores that are not numbers")
+    return found
+
+
+def _flag(file: GgufFile, word: str, default: bool) -> bool:
+    found = file.metadata.get(_KEY + word, default)
+    if not isinstance(found, bool):
+        raise _invalid(file, f"{word}={found!r}, not true or false")
     return found
 
 
