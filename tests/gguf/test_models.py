@@ -19,6 +19,7 @@ from tests.logits import IDS, check_logits
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.frontend import capture
+from tpcompile.frontend.gguf_config import gguf_config
 from tpcompile.frontend.source import config_of
 from tpcompile.inspect.plan import plan_report
 from tpcompile.runtime.tensor_files import GgufFiles
@@ -144,7 +145,7 @@ def test_ranks_in_processes(tmp_path: Path) -> None:
         wanted = truth(IDS).logits
     with tpcompile.compile(str(tmp_path / "model.gguf"), tp=2, dtype=torch.float32) as model:
         assert relative_error(model(IDS).logits, wanted) < TOLERANCE
-        with pytest.raises(UnsupportedError, match="does not write tensors in blocks"):
+        with pytest.raises(UnsupportedError, match=r"tensors in blocks.*Copy the GGUF file itself"):
             model.save_pretrained(tmp_path / "saved")
 
 
@@ -271,6 +272,42 @@ def test_a_configuration_that_names_no_kinds(kinds: Any) -> None:
     config.quantization_config = {"quant_method": "gguf", "kinds": kinds}
     with pytest.raises(UnsupportedError, match=r"quantization_config\.kinds"):
         capture(config)
+
+
+@pytest.mark.parametrize(
+    ("more", "ends"),
+    [
+        ({}, None),
+        ({"eos_token_id": 7}, 7),
+        ({"eos_token_id": 7, "eot_token_id": 5, "eom_token_id": 6}, [7, 5, 6]),
+        ({"eot_token_id": 5}, 5),
+        ({"eos_token_id": 7, "eot_token_id": 7}, 7),
+        ({"eos_token_id": 7, "tokens": ["<|eot_id|>", "<s>", "<|eom_id|>"]}, [7, 0, 2]),
+        ({"tokens": ["a"] * 101 + ["<|im_end|>"]}, None),  # the model has no such row
+        ({"tokens": 5}, None),
+    ],
+)
+def test_ends(tmp_path: Path, more: dict[str, Any], ends: Any) -> None:
+    path = tmp_path / "model.gguf"
+    own = {f"tokenizer.ggml.{word}": value for word, value in more.items()}
+    write_gguf(path, model_of("tiny-llama"), more=own)
+    config = gguf_config(str(path))
+    assert config.eos_token_id == ends and config.bos_token_id is None
+
+
+def test_generation_stops_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    truth = write_gguf(path, model_of("tiny-llama"))
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    with torch.no_grad():
+        free = truth.generate(IDS[:1], **options, eos_token_id=None)[0, IDS.shape[1] :].tolist()
+    end, unused = free[-1], next(token for token in range(101) if token not in free)
+    more = {"tokenizer.ggml.eos_token_id": unused, "tokenizer.ggml.eot_token_id": end}
+    write_gguf(path, truth, more=more)
+    with tpcompile.compile(str(path), dtype=torch.float32, backend="native") as model:
+        assert model.generation_config.eos_token_id == [unused, end]
+        found = model.generate(IDS[:1], **options)[0, IDS.shape[1] :].tolist()
+    assert found == free[: free.index(end) + 1]
 
 
 def test_other_architectures(tmp_path: Path) -> None:

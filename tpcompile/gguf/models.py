@@ -40,6 +40,15 @@ _AS_MANY_AS = {_KV_HEADS: _HEADS}
 """Counts that a file may leave out if they equal another one."""
 _ROTARY_FACTORS = "rope_freqs.weight"
 """The tensor with numbers by which the frequencies of rotary tables are divided."""
+_ENDS = ("eos", "eot", "eom")
+"""The words of tokens that end a text, a turn, or a message before a tool answers."""
+_TEXTS_OF_ENDS = frozenset(
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"),
+        *("<|end|>", "<end_of_turn>", "<EOT>", "_<EOT>"),
+    )
+)
+"""The texts by which llama.cpp finds such tokens, because many files do not name them."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +175,9 @@ def configuration(file: GgufFile) -> dict[str, Any]:
     found["rope_parameters"] = told.rope(found["max_position_embeddings"], width)
     if known.heads_have_widths:
         found["head_dim"] = width
-    for word in ("bos", "eos"):
-        token = file.metadata.get(f"tokenizer.ggml.{word}_token_id")
-        if token is not None:
-            found[f"{word}_token_id"] = told.token(word, token, rows)
+    ends = told.ends(rows)
+    found["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)
+    found["bos_token_id"] = told.token("bos", rows)
     return found
 
 
@@ -220,8 +228,19 @@ class _Told:
             self.refuse(word, "a positive number")
         return float(value)
 
-    def token(self, word: str, value: Any, vocabulary: int) -> int:
-        """Return the id of a token."""
+    def ends(self, vocabulary: int) -> list[int]:
+        """Return the tokens that end a text or a turn: by their names, or by their texts."""
+        named = [self.token(word, vocabulary) for word in _ENDS]
+        texts = self._file.metadata.get("tokenizer.ggml.tokens")
+        known = texts[:vocabulary] if isinstance(texts, list) else []
+        found = [number for number, text in enumerate(known) if text in _TEXTS_OF_ENDS]
+        return list(dict.fromkeys([*(one for one in named if one is not None), *found]))
+
+    def token(self, word: str, vocabulary: int) -> int | None:
+        """Return the id of a token, or None if the file does not tell it."""
+        value = self._file.metadata.get(f"tokenizer.ggml.{word}_token_id")
+        if value is None:
+            return None
         if type(value) is not int or not 0 <= value < vocabulary:
             raise CheckpointError(
                 f"The id of the token {word} is not valid",
@@ -229,7 +248,7 @@ class _Told:
                 got=shortened(repr(value)),
                 expected=f"0 to {vocabulary - 1}",
             )
-        return value
+        return int(value)
 
     def rope(self, positions: int, width: int) -> dict[str, Any]:
         """Return the parameters of rotary tables."""

@@ -264,7 +264,7 @@ class Blocks(Codec):
     def encoded(self, whole: torch.Tensor) -> torch.Tensor:
         raise UnsupportedError(
             "tpcompile does not write tensors in blocks, as GGUF files have them",
-            hint="Use the file itself, or the model that it was made from",
+            hint="Copy the GGUF file itself, or save the checkpoint that it was made from",
         )
 
 
