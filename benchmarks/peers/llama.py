@@ -29,15 +29,16 @@ FILE_TYPES = {
 def load(settings: Settings) -> Loaded:
     """Load a GGUF file; write that of a checkpoint if no side has written it yet."""
     llama_cpp.llama_backend_init()
-    path = settings.path if settings.is_file else shared_gguf(settings.path)
+    source = settings.path if settings.is_file else shared_gguf(settings.path)
+    path = source
     if settings.integers:
-        path = quantized_gguf(path, settings.integers, settings.threads)
+        path = quantized_gguf(source, settings.integers, settings.threads)
     model = llama_cpp.llama_model_load_from_file(
         str(path).encode(), llama_cpp.llama_model_default_params()
     )
     if not model:
         raise RuntimeError(f"llama.cpp could not load {path}")
-    decoder = LlamaDecoder(model, settings, _is_exact(path))
+    decoder = LlamaDecoder(model, settings, _is_exact(source))
     return Loaded(decoder, [os.getpid()], sizes=decoder.sizes(path))
 
 
@@ -61,7 +62,7 @@ def quantized_gguf(source: Path, integers: str, threads: int) -> Path:
 
 
 def _is_exact(path: Path) -> bool:
-    """Return whether the embedding is in fp32, as it is in files of fp32 weights only."""
+    """Return whether the embedding is in fp32, as it is in the files of models in fp32."""
     kinds = {tensor.name: tensor.tensor_type for tensor in gguf.GGUFReader(path).tensors}
     return bool(kinds["token_embd.weight"] == gguf.GGMLQuantizationType.F32)
 
@@ -92,7 +93,7 @@ class LlamaDecoder:
         return Sizes(total, read, values * (4 if self._exact else 2))
 
     def _width(self, reader: Any) -> int:
-        """Return the width of a head, of which files may not tell the default."""
+        """Return the width of a head. Files need not tell it."""
         architecture = reader.fields["general.architecture"].contents()
         told = reader.fields.get(f"{architecture}.attention.key_length")
         if told is not None:

@@ -30,11 +30,10 @@ def load(settings: Settings) -> Loaded:
     """Compile a GGUF file, or a checkpoint; export the latter if no side has done so."""
     precision = precision_of(settings)
     with ExitStack() as stack:  # a converted file is deleted once it is compiled
-        directory = (
-            stack.enter_context(converted(settings.path))
-            if settings.is_file
-            else (exported(settings))
-        )
+        if settings.is_file:
+            directory = stack.enter_context(converted(settings.path))
+        else:
+            directory = exported(settings)
         core = openvino.Core()
         model = core.read_model(directory / MODEL)
         keep_last_logits(model)

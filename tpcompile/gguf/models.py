@@ -169,7 +169,7 @@ def configuration(file: GgufFile) -> dict[str, Any]:
         "rms_norm_eps": told.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": HEAD not in tensors,
         **known.more,
-        **{property: tensor in tensors for property, tensor in known.told_by.items()},
+        **{key: tensor in tensors for key, tensor in known.told_by.items()},
     }
     width = _width_of_heads(told, known)
     found["rope_parameters"] = told.rope(found["max_position_embeddings"], width)
