@@ -32,8 +32,9 @@ from benchmarks.decode_measured import (
 from benchmarks.peers.kinds import integers_of
 from benchmarks.peers.side import SideSpec
 from tpcompile.dtypes import ACTIVATIONS, HEADS
-from tpcompile.errors import UsageError
-from tpcompile.gguf import is_gguf
+from tpcompile.errors import CompileError, UsageError
+from tpcompile.frontend import config_of
+from tpcompile.gguf import is_gguf, open_gguf
 from tpcompile.options import scheme_of
 
 PREFILL = 512
@@ -191,9 +192,17 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def gguf_file(text: str) -> Path:
-    """Return the absolute path of a GGUF file."""
+    """Return the absolute path of a GGUF file that tpcompile reads."""
     if not is_gguf(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a GGUF file")
+    try:
+        config_of(text)
+    except CompileError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if len(open_gguf(text).sizes) > 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must hold the whole model, got one of its parts"
+        )
     return Path(text).absolute()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.decode_measured import EAGER, LLAMA, NATIVE, OPENVINO
 from benchmarks.decode_options import PEER_KINDS, parse
+from tests.gguf_files import model_of, write_gguf
 
 
 @pytest.mark.parametrize(
@@ -54,9 +55,19 @@ def test_rounded_activations() -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF")
-    return str(path)
+    write_gguf(tmp_path / "model.gguf", model_of())
+    return str(tmp_path / "model.gguf")
+
+
+def test_files_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF")
+    write_gguf(tmp_path / "model.gguf", model_of(), parts=3)
+    part = min(tmp_path.glob("model-*.gguf"))
+    for path, says in ((damaged, "A GGUF file is not valid"), (part, "must hold the whole model")):
+        with pytest.raises(SystemExit):
+            parse([str(path)], None)
+        assert says in capsys.readouterr().err
 
 
 def test_sides_of_files(file: str) -> None:
