@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 import tpcompile
 from tests.backends.reference.stepping import GELU, GELU_TANH, RELU, RELU2, Case
@@ -30,13 +30,19 @@ _THREADS = 256
 SPLIT = Case("biased", tp=2, lengths=(5,), column_splits=2)
 
 
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
 @cache
-def kernel_of_preset(model: str, batch: int = 1) -> Compiled:
+def kernel_of_preset(model: str, weights: str = "", batch: int = 1) -> Compiled:
     """Return the kernel of a preset. It is the same for every number of layers."""
     config = AutoConfig.for_model(**{**preset(model), "num_hidden_layers": 2})
-    with torch.device("meta"):
-        few = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    step = tpcompile.schedule(few, target="h200", batch=batch, context=2048)
+    if weights == "fp8":
+        config.quantization_config = FP8
+        weights = ""
+    step = tpcompile.schedule(
+        config, target="h200", batch=batch, context=2048, dtype="bf16", weights=weights or None
+    )
     return step.compile_ahead("sm_90")
 
 
@@ -45,21 +51,39 @@ def kernel_of(case: Case, arch: str) -> Compiled:
     return compile_ahead(case.program, arch)
 
 
-@pytest.mark.parametrize("kernel", list(BUDGET))
+_LONG = ("qwen3-8b int8", "qwen3-8b int4:64", "qwen3-8b fp8")
+"""Kernels that take minutes beside other work."""
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(kernel, marks=[pytest.mark.slow] if kernel.startswith(_LONG) else [])
+        for kernel in BUDGET
+    ],
+)
 def test_the_kernel_is_within_its_budget(kernel: str) -> None:
-    model, _, batch = kernel.partition(", batch ")
-    found = kernel_of_preset(model, int(batch or 1))
+    name, _, batch = kernel.partition(", batch ")
+    model, _, weights = name.partition(" ")
+    found = kernel_of_preset(model, weights, int(batch or 1))
     over = {name: found.to_json()[name] for name, most in BUDGET[kernel].items()}
     over = {name: value for name, value in over.items() if value > BUDGET[kernel][name]}
     assert not over
     assert found.registers * _THREADS <= _REGISTERS_OF_AN_SM
 
 
-def test_weights_are_loaded_16_bytes_at_a_time() -> None:
-    """Each tile of weights is on its way to shared memory in loads of 128 bits."""
-    assembly = kernel_of_preset("qwen3-0.6b").assembly
+@pytest.mark.parametrize(
+    ("weights", "wide", "narrow"),
+    [("", 90, 0), ("int8", 100, 80), ("fp8", 100, 80), ("int4:64", 60, 180)],
+)
+def test_weights_are_loaded_ahead(weights: str, wide: int, narrow: int) -> None:
+    """Each tile of weights is on its way to shared memory in loads of 128 bits.
+
+    Scales and 4-bit integers are too, in words.
+    """
+    assembly = kernel_of_preset("qwen3-0.6b", weights).assembly
     sizes = re.findall(r"cp\.async\.c\w\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", assembly)
-    assert sizes.count("0x10") >= 90
+    assert sizes.count("0x10") >= wide and sizes.count("0x4") >= narrow
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

@@ -15,6 +15,7 @@ import torch
 from tpcompile.backends.triton.options import BLOCKS, LEAST_SEQUENCES, MOST_SEQUENCES, STEP, WARPS
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.dtypes import dtype_name
+from tpcompile.ir.format import Format, Kind
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead
@@ -25,13 +26,16 @@ from tpcompile.vm.groups.reduce import AllReduce
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.fields import rules_of
 from tpcompile.vm.program.instruction import NONE, WeightInstruction
-from tpcompile.vm.program.rules import Chosen, Held
+from tpcompile.vm.program.rules import Chosen, FormatOf, Held
 
 Constant = bool | int | float | torch.dtype
 Constants = Mapping[str, Constant]
 Source = Callable[[Program, Any], Constant]
 """A constant as a function of the program and an instruction."""
 
+_KINDS = (Kind.INT8, Kind.INT4, Kind.FP8)
+"""The kinds of weights that tiles widen, beside those that are stored as their values."""
+_HINT = 'Compile with backend="torch"'
 _ROW_BYTES = 1024
 """The bytes of a row of a tile of weights, at most."""
 _VALUE_BYTES = 16_384
@@ -60,6 +64,7 @@ def branch_of(program: Program, one: Any) -> Branch:
             where=one.label,
             hint='Compile with backend="reference" or backend="torch"',
         )
+    _check_format(program, one)
     module, _ = _TILES[kind]
     own = {name: constant(program, one) for name, constant in _constants(kind)}
     _check_size(one, own)
@@ -91,6 +96,41 @@ def _constant(path: str, rule: Any) -> Source:
     if len(held) < len(each) or held[0].optional:
         return lambda program, one: operand(one) != NONE
     return lambda program, one: program.buffers[operand(one)].dtype
+
+
+def _check_format(program: Program, one: Any) -> None:
+    """Raise unless the tile of an instruction reads its weights in their format."""
+    kind: Any = type(one)
+    operand = _weight_of(kind)
+    if operand is None or one.at.format.plain:
+        return
+    stored: Format = one.at.format
+    scales = stored.scales
+    where = program.buffers[getattr(one.at, operand)].name
+    if stored.kind not in _KINDS or scales.super or scales.minima or stored.rounds:
+        raise UnsupportedError(
+            f"The triton backend cannot read weights in {stored}",
+            where=where,
+            expected=f"{', '.join(kind.word for kind in _KINDS)} with a scale per group, whose "
+            "linears do not round their inputs",
+            hint=_HINT,
+        )
+    start = one.columns.start if isinstance(one, LinearTerms) else 0
+    if stored.columns % STEP or start % STEP:
+        raise UnsupportedError(
+            f"The triton backend multiplies {STEP} columns at a time, which must be in one group",
+            where=where,
+            got=f"{stored}, from column {start} on",
+            expected=f"multiples of {STEP}",
+            hint=_HINT,
+        )
+
+
+@cache
+def _weight_of(kind: Any) -> str | None:
+    """Return the operand of an instruction that is a weight in its format."""
+    named = (rule.operand for _, _, rule in rules_of(kind) if isinstance(rule, FormatOf))
+    return next((operand for operand in named if operand in ("weight", "table")), None)
 
 
 def _check_size(one: Any, constants: Constants) -> None:
@@ -138,15 +178,20 @@ def _rows(program: Program, one: WeightInstruction) -> int:
 def _columns(program: Program, one: WeightInstruction) -> int:
     """Return the columns of a tile, of which each slice has the same number."""
     _, width = one.weight_shape
-    size: int = program.buffers[one.at.weight].dtype.itemsize
+    x: int = one.at.normed.x if hasattr(one.at, "normed") else one.at.x
+    size: int = program.buffers[x].dtype.itemsize
     together = _sequences(program, one) * _blocks(program, one)
     most = min(_ROW_BYTES, _VALUE_BYTES // together) // size
     return max(min(_power_of_two(width), most), WARPS * STEP)
 
 
 def _stages(program: Program, one: WeightInstruction) -> int:
-    """Return the tiles in shared memory: one in use, the others on their way."""
-    return 3 if one.at.batch <= 2 * LEAST_SEQUENCES else 4
+    """Return the tiles in shared memory: one in use, the others on their way.
+
+    Those of few bits have fewer bytes.
+    """
+    few = one.at.batch <= 2 * LEAST_SEQUENCES
+    return 3 if few and one.at.format.plain else 4
 
 
 def _same_names(*names: str) -> dict[str, str]:
@@ -156,6 +201,11 @@ def _same_names(*names: str) -> dict[str, str]:
 
 def _table_width(program: Program, one: Embed) -> int:
     return program.buffers[one.at.table].shape[1]
+
+
+def _table_dtype(program: Program, one: Embed) -> torch.dtype:
+    """Return the dtype of the numbers of a table, which are scaled in fp32."""
+    return program.buffers[one.at.table].dtype if one.at.format.plain else torch.float32
 
 
 def _heads(program: Program, one: PartialAttention) -> int:
@@ -181,12 +231,21 @@ _NORMED: _Operands = {
     "WIDTH": "normed.width",
     "EPS": "normed.eps",
 }
+_OF_NORMED: _Operands = {"DTYPE": "normed.x", "FORMAT": "format"}
+_OF_X: _Operands = {"DTYPE": "x", "FORMAT": "format"}
+_EMBED: _Operands = {
+    "BATCH": "batch",
+    "WIDTH": _table_width,
+    "DTYPE": _table_dtype,
+    "OUT": "out",
+    "FORMAT": "format",
+}
 _QKV: _Operands = {
     **_NORMED,
     "HEAD": "width",
     "LANES": _padded("width"),
     **_same_names("part", "head_norm", "head_eps", "interleaved", "bias", "most_blocks", "block"),
-    "DTYPE": "weight",
+    **_OF_NORMED,
 }
 _ATTENTION: _Operands = {
     "WIDTH": "width",
@@ -203,8 +262,8 @@ _MERGE: _Operands = {
     "PLACES": _padded("spans"),
     "DTYPE": "out",
 }
-_GATE_UP: _Operands = {**_NORMED, **_same_names("ffn", "bias"), "DTYPE": "weight"}
-_PROJECT: _Operands = {**_same_names("batch"), **_PRODUCT, "WIDTH": "width", "DTYPE": "weight"}
+_GATE_UP: _Operands = {**_NORMED, **_same_names("ffn", "bias"), **_OF_NORMED}
+_PROJECT: _Operands = {**_same_names("batch"), **_PRODUCT, "WIDTH": "width", **_OF_X}
 _ARGMAX: _Operands = {
     **_same_names("batch", "ranks", "slots"),
     "PLACES": _padded("slots"),
@@ -212,7 +271,7 @@ _ARGMAX: _Operands = {
     "STOPS": _padded("most_stops"),
 }
 _TILES: Mapping[type, tuple[str, _Operands]] = {
-    Embed: ("embed", {"BATCH": "batch", "WIDTH": _table_width, "DTYPE": "table", "OUT": "out"}),
+    Embed: ("embed", _EMBED),
     NormQkvRopeAppend: ("qkv", _QKV),
     NormQkvRows: ("qkv", _QKV),
     PartialAttention: ("attention", _ATTENTION),
@@ -225,7 +284,7 @@ _TILES: Mapping[type, tuple[str, _Operands]] = {
     ),
     NormGateUpSwiglu: ("mlp", _GATE_UP),
     NormUpActivation: ("mlp", {**_GATE_UP, **_same_names("sides", "activation")}),
-    NormLmHead: ("head", {**_NORMED, "BIAS": "bias", "DTYPE": "weight"}),
+    NormLmHead: ("head", {**_NORMED, "BIAS": "bias", **_OF_NORMED}),
     Argmax: ("head", _ARGMAX),
 }
 """For each instruction, the module of its tile body, and the source of each constant that the body
@@ -236,7 +295,7 @@ def constant_text(value: Constant) -> str:
     """Return a constant as Triton source."""
     if isinstance(value, torch.dtype):
         return f"tl.{_TRITON[value]}"
-    return repr(int(value) if isinstance(value, IntEnum) else value)
+    return repr(int(value) if isinstance(value, IntEnum | Format) else value)
 
 
 _TRITON = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

@@ -37,6 +37,7 @@ class Triton(Executor):
     name: ClassVar[str] = "triton"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     in_processes: ClassVar[bool] = False
+    in_formats: ClassVar[bool] = True
     same_for_ranks: ClassVar[bool] = False
     takes_times: ClassVar[bool] = True
 
@@ -53,7 +54,8 @@ class Triton(Executor):
             check_gpu(program, torch.cuda.get_device_properties(device))
         for one in program.instructions:
             branch_of(program, one)
-        dtypes = {b.dtype for b in program.buffers if b.role == Role.WEIGHT}
+        weights = (buffer for buffer in program.buffers if buffer.role == Role.WEIGHT)
+        dtypes = {buffer.dtype for buffer in weights if buffer.format is None}
         for dtype in dtypes:
             check_dtype(dtype)
         if len(dtypes) > 1:

@@ -14,6 +14,12 @@ def start_of(buffers, number, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def address_of(buffers, number, COLUMN: tl.constexpr):
+    """Return the address of a further component of a weight, in bytes, from this column."""
+    return tl.load(buffers + number * abi.BUFFER_COLUMNS + COLUMN)
+
+
+@triton.jit
 def stride_of(buffers, number, DIM: tl.constexpr):
     """Return the stride of a dimension of a buffer, in elements."""
     return tl.load(buffers + number * abi.BUFFER_COLUMNS + abi.BUFFER_STRIDES + DIM)

@@ -2,19 +2,18 @@
 
 A tile of weights is loaded once for up to 64 sequences. Its columns are in slices, which have sums
 of their own: a sum adds the products of 16 columns at a time, in their order. So its bits depend
-neither on the other rows and sequences, nor on the shape of tiles, the batch or the worker.
+neither on the other rows and sequences, nor on the shape of tiles, the batch or the worker. In
+formats with scales, the sums of 16 columns are scaled before they are added.
 """
 
 import triton
 import triton.language as tl
 
-from tpcompile.backends.triton.options import LEAST_SEQUENCES, STEP, WARPS
+from tpcompile.backends.triton.options import LEAST_SEQUENCES
 
 from .numbers import INTERPRETED, scaled
+from .weights import SLICES, STEP, columns_of
 
-_STEP = tl.constexpr(STEP)
-_SLICES = tl.constexpr(WARPS)
-"""The slices of a tile: one per warp."""
 GROUP = tl.constexpr(LEAST_SEQUENCES)
 """The sequences that are normed at a time."""
 _CHUNK = tl.constexpr(512)
@@ -70,7 +69,7 @@ def no_sums(ROWS: tl.constexpr, SEQUENCES: tl.constexpr, COUNT: tl.constexpr):
     """Return so many sums before the first tile of their rows."""
     found = ()
     for _ in tl.static_range(COUNT):
-        found = found + (tl.zeros([_SLICES, ROWS, SEQUENCES], tl.float32),)
+        found = found + (tl.zeros([SLICES, ROWS, SEQUENCES], tl.float32),)
     return found
 
 
@@ -96,18 +95,45 @@ def plus_products(
     The tiles have the same columns, which begin with `first`, of `x[BATCH, width]`.
     """
     found = ()
+    columns = first + columns_of(COLUMNS, tiles[0][0].shape[0])[:, :, None]
     for block in tl.static_range(len(sums) // len(tiles)):
         here = begin + block * SEQUENCES
-        values = _values(x, here, first, width, STRIDE, BATCH, SEQUENCES, COLUMNS)
+        values = _values(x, here, columns, width, STRIDE, BATCH, SEQUENCES)
         if NORMED:
-            values = _normed(values, inverses[block], norm, first, width, DTYPE, COLUMNS)
+            values = _normed(values, inverses[block], norm, columns, width, DTYPE)
         for side in tl.static_range(len(tiles)):
             found = found + (_plus(sums[block * len(tiles) + side], tiles[side], values),)
     return found
 
 
 @triton.jit
-def _plus(sums, weights, values):
+def _plus(sums, tile, values):
+    """Add the products of a tile of weights and values to sums."""
+    weights = tile[0]
+    if len(tile) == 1:
+        sums = _plus_products(sums, weights, values)
+    else:
+        shape: tl.constexpr = [weights.shape[0], weights.shape[1], values.shape[2]]
+        scales = tl.broadcast_to(tile[1], shape)
+        # Triton loads ahead only what a product reads, so zeros are made of scales.
+        found = _plus_products(0.0 * scales, weights, values)
+        for step in tl.static_range(weights.shape[0] // SLICES):
+            sums = tl.fma(_of_step(found, step), _of_step(scales, step), sums)
+    return sums
+
+
+@triton.jit
+def _of_step(found, step: tl.constexpr):
+    """Return what 16 columns of each slice have, of runs in the order of columns."""
+    if found.shape[0] > SLICES:
+        each = found.reshape(found.shape[0] // SLICES, SLICES, found.shape[1], found.shape[2])
+        steps = tl.arange(0, each.shape[0])[:, None, None, None]
+        found = tl.sum(tl.where(steps == step, each, 0.0), 0)
+    return found
+
+
+@triton.jit
+def _plus_products(sums, weights, values):
     """Add the products of weights and values to sums.
 
     The interpreter multiplies with a library, whose order of additions may depend on the place in a
@@ -115,8 +141,8 @@ def _plus(sums, weights, values):
     """
     if INTERPRETED:
         wide = values.to(tl.float32).to(tl.float64)
-        steps = tl.arange(0, weights.shape[2])[None, None, :] // _STEP
-        for step in tl.static_range(weights.shape[2] // _STEP):
+        steps = tl.arange(0, weights.shape[2])[None, None, :] // STEP
+        for step in tl.static_range(weights.shape[2] // STEP):
             part = tl.where(steps == step, weights.to(tl.float32), 0.0).to(tl.float64)
             sums += tl.dot(part, wide, out_dtype=tl.float64).to(tl.float32)
     else:
@@ -125,55 +151,26 @@ def _plus(sums, weights, values):
 
 
 @triton.jit
-def weights_of(
-    weight,
-    row,
-    first,
-    rows,
-    width,
-    STRIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Load a tile of `weight[rows, width]`: `[slices, ROWS, columns of a slice]`."""
-    own = tl.arange(0, ROWS)[None, :, None]
-    columns = first + _columns(COLUMNS)[:, None, :]
-    places = tl.cast(row, tl.int64) * STRIDE + own * STRIDE + columns
-    return tl.load(weight + places, mask=(own < rows - row) & (columns < width), other=0.0)
-
-
-@triton.jit
 def _values(
     x,
     begin,
-    first,
+    columns,
     width,
     STRIDE: tl.constexpr,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
     """Load the values of sequences in the columns of a tile: `[slices, columns, SEQUENCES]`."""
     sequences = begin + tl.arange(0, SEQUENCES)[None, None, :]
-    columns = first + _columns(COLUMNS)[:, :, None]
     inside = (columns < width) & (sequences < BATCH)
     return tl.load(x + sequences * STRIDE + columns, mask=inside, other=0.0)
 
 
 @triton.jit
-def _normed(values, inverse, norm, first, width, DTYPE: tl.constexpr, COLUMNS: tl.constexpr):
+def _normed(values, inverse, norm, columns, width, DTYPE: tl.constexpr):
     """Norm the values of a tile."""
-    columns = first + _columns(COLUMNS)[:, :, None]
     scale = tl.load(norm + columns, mask=columns < width, other=0.0).to(tl.float32)
     return scaled(values.to(tl.float32), inverse[None, None, :], scale, DTYPE).to(DTYPE)
-
-
-@triton.jit
-def _columns(COLUMNS: tl.constexpr):
-    """Return the columns of a tile by slice. Each has 16 columns in turn."""
-    own = tl.arange(0, COLUMNS // _SLICES)[None, :]
-    slices = tl.arange(0, _SLICES)[:, None]
-    return own // _STEP * (_SLICES * _STEP) + slices * _STEP + own % _STEP
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import triton.language as tl
 from . import abi
 from .access import start_of
 from .numbers import rounded
+from .weights import STEP, columns_of, rows_of, weights_of
 
 _COLUMNS = tl.constexpr(256)
 
@@ -19,10 +20,11 @@ def embed(
     WIDTH: tl.constexpr,
     DTYPE: tl.constexpr,
     OUT: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Copy some columns of the tokens' rows; a token whose row is on another rank gets zeros."""
     tokens = start_of(buffers, tl.load(words + abi.EMBED_TOKENS), tl.int32)
-    table = start_of(buffers, tl.load(words + abi.EMBED_TABLE), DTYPE)
+    table = tl.load(words + abi.EMBED_TABLE)
     out = start_of(buffers, tl.load(words + abi.EMBED_OUT), OUT)
     first = tl.load(words + abi.EMBED_COLUMNS)
     last = tl.load(words + abi.EMBED_COLUMNS + 1)
@@ -30,9 +32,12 @@ def embed(
         row = tl.load(tokens + sequence) - tl.load(words + abi.EMBED_FIRST)
         held = (row >= 0) & (row < tl.load(words + abi.EMBED_ROWS))
         end = tl.where(held, last, 0)
-        here = table + tl.cast(row, tl.int64) * WIDTH
-        for start in range(first, last, _COLUMNS):
-            columns = start + tl.arange(0, _COLUMNS)
-            inside = columns < last
-            found = tl.load(here + columns, mask=columns < end, other=0.0).to(tl.float32) + 0.0
-            tl.store(out + sequence * WIDTH + columns, rounded(found, OUT), mask=inside)
+        here = rows_of(buffers, table, row, 0, WIDTH, DTYPE, FORMAT)
+        for start in range(first // STEP * STEP, last, _COLUMNS):
+            tile = weights_of(here, 0, start, 1, end, WIDTH, 1, _COLUMNS, DTYPE, FORMAT)
+            found = tile[0].to(tl.float32)
+            if len(tile) > 1:
+                found *= tile[1]
+            columns = start + columns_of(_COLUMNS, found.shape[0])[:, None, :]
+            inside = (columns >= first) & (columns < last)
+            tl.store(out + sequence * WIDTH + columns, rounded(found + 0.0, OUT), mask=inside)

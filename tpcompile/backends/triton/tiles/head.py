@@ -12,10 +12,10 @@ from .dots import (
     plus_products,
     tiles_of,
     total,
-    weights_of,
     with_bias,
 )
 from .numbers import rounded
+from .weights import rows_of, weights_of
 
 _VALUES = tl.constexpr(4096)
 """The logits that are compared at a time."""
@@ -38,12 +38,12 @@ def norm_lm_head(
     EPS: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Compute the logits of some rows, and the best of them: the first one if several are equal."""
     x = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_NORMED_X), DTYPE)
     norm = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_NORMED_WEIGHT), DTYPE)
-    weight = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_WEIGHT), DTYPE)
-    bias = weight
+    bias = norm
     if BIAS:
         bias = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_BIAS), DTYPE)
     number = tl.load(words + abi.NORM_LM_HEAD_LOGITS)
@@ -57,7 +57,8 @@ def norm_lm_head(
     first = tl.load(words + abi.NORM_LM_HEAD_ROWS)
     last = tl.load(words + abi.NORM_LM_HEAD_ROWS + 1)
     rows = last - first
-    weight += tl.cast(first, tl.int64) * WIDTH
+    number = tl.load(words + abi.NORM_LM_HEAD_WEIGHT)
+    weight = rows_of(buffers, number, first, 0, WIDTH, DTYPE, FORMAT)
     logits += first
     bias += first
     for begin in range(0, BATCH, BLOCKS * SEQUENCES):
@@ -65,7 +66,9 @@ def norm_lm_head(
         sums = no_sums(ROWS, SEQUENCES, BLOCKS)
         for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
             row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
-            tiled = weights_of(weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS)
+            tiled = weights_of(
+                weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT
+            )
             sums = plus_products(
                 sums, (tiled,), x, begin, norm, inverses, column, WIDTH,
                 WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,

@@ -12,10 +12,10 @@ from .dots import (
     plus_products,
     tiles_of,
     total,
-    weights_of,
     with_bias,
 )
 from .numbers import as_rounded, rounded
+from .weights import rows_of, weights_of
 
 
 @triton.jit
@@ -51,12 +51,13 @@ def norm_gate_up_swiglu(
     FFN: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Compute silu(gate) · up for some rows."""
     activated_rows(
         *(words, buffers, abi.NORM_GATE_UP_SWIGLU_ROWS, BATCH, SEQUENCES, BLOCKS),
         *(ROWS, COLUMNS, STAGES),
-        *(WIDTH, EPS, FFN, BIAS, 2, abi.ACTIVATION_SILU, DTYPE),
+        *(WIDTH, EPS, FFN, BIAS, 2, abi.ACTIVATION_SILU, DTYPE, FORMAT),
     )
 
 
@@ -78,12 +79,13 @@ def norm_up_activation(
     SIDES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Compute act(gate) · up for some rows, or act(up)."""
     activated_rows(
         *(words, buffers, abi.NORM_UP_ACTIVATION_ROWS, BATCH, SEQUENCES, BLOCKS),
         *(ROWS, COLUMNS, STAGES),
-        *(WIDTH, EPS, FFN, BIAS, SIDES, ACTIVATION, DTYPE),
+        *(WIDTH, EPS, FFN, BIAS, SIDES, ACTIVATION, DTYPE, FORMAT),
     )
 
 
@@ -105,12 +107,12 @@ def activated_rows(
     SIDES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Compute some rows; `OWN` is the word of their range, after shared operands of one layout."""
     x = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_NORMED_X), DTYPE)
     norm = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_NORMED_WEIGHT), DTYPE)
-    gate = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_WEIGHT), DTYPE)
-    bias = gate
+    bias = norm
     if BIAS:
         bias = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_BIAS), DTYPE)
     number = tl.load(words + abi.NORM_GATE_UP_SWIGLU_OUT)
@@ -119,18 +121,20 @@ def activated_rows(
     first = tl.load(words + OWN)
     last = tl.load(words + OWN + 1)
     rows = last - first
-    gate += tl.cast(first, tl.int64) * WIDTH
-    up = gate + FFN * WIDTH
+    number = tl.load(words + abi.NORM_GATE_UP_SWIGLU_WEIGHT)
+    gate = rows_of(buffers, number, first, 0, WIDTH, DTYPE, FORMAT)
+    up = rows_of(buffers, number, FFN + first, 0, WIDTH, DTYPE, FORMAT)
     bias += first
     for begin in range(0, BATCH, BLOCKS * SEQUENCES):
         inverses = inverse_rms(x, begin, BATCH, SEQUENCES, BLOCKS, WIDTH, EPS)
         sums = no_sums(ROWS, SEQUENCES, BLOCKS * SIDES)
         for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
             row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
-            tiles = (weights_of(gate, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS),)
+            own = weights_of(gate, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT)
+            tiles = (own,)
             if SIDES == 2:
-                more = weights_of(up, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS)
-                tiles = tiles + (more,)
+                own = weights_of(up, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT)
+                tiles = tiles + (own,)
             sums = plus_products(
                 sums, tiles, x, begin, norm, inverses, column, WIDTH,
                 WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,

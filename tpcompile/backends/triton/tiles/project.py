@@ -5,8 +5,9 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import no_sums, place_of, plus_products, tiles_of, total, weights_of, with_bias
+from .dots import no_sums, place_of, plus_products, tiles_of, total, with_bias
 from .numbers import rounded
+from .weights import rows_of, weights_of
 
 
 @triton.jit
@@ -23,11 +24,11 @@ def linear_residual(
     WIDTH: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Add some rows of a projection to the residual."""
     x = start_of(buffers, tl.load(words + abi.LINEAR_RESIDUAL_X), DTYPE)
-    weight = start_of(buffers, tl.load(words + abi.LINEAR_RESIDUAL_WEIGHT), DTYPE)
-    bias = weight
+    bias = x
     if BIAS:
         bias = start_of(buffers, tl.load(words + abi.LINEAR_RESIDUAL_BIAS), DTYPE)
     residual = start_of(buffers, tl.load(words + abi.LINEAR_RESIDUAL_RESIDUAL), DTYPE)
@@ -37,12 +38,15 @@ def linear_residual(
     first = tl.load(words + abi.LINEAR_RESIDUAL_ROWS)
     last = tl.load(words + abi.LINEAR_RESIDUAL_ROWS + 1)
     rows = last - first
-    weight += tl.cast(first, tl.int64) * WIDTH
+    number = tl.load(words + abi.LINEAR_RESIDUAL_WEIGHT)
+    weight = rows_of(buffers, number, first, 0, WIDTH, DTYPE, FORMAT)
     for begin in range(0, BATCH, BLOCKS * SEQUENCES):
         sums = no_sums(ROWS, SEQUENCES, BLOCKS)
         for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
             row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
-            tiled = weights_of(weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS)
+            tiled = weights_of(
+                weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT
+            )
             sums = plus_products(
                 sums, (tiled,), x, begin, x, (), column, WIDTH,
                 WIDTH, False, BATCH, SEQUENCES, DTYPE, COLUMNS,
@@ -73,12 +77,12 @@ def linear_terms(
     STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Compute a term of each sum: some rows and columns of a projection."""
     start = tl.load(words + abi.LINEAR_TERMS_COLUMNS)
     width = tl.load(words + abi.LINEAR_TERMS_COLUMNS + 1) - start
     x = start_of(buffers, tl.load(words + abi.LINEAR_TERMS_X), DTYPE) + start
-    weight = start_of(buffers, tl.load(words + abi.LINEAR_TERMS_WEIGHT), DTYPE) + start
     number = tl.load(words + abi.LINEAR_TERMS_OUT)
     stride = stride_of(buffers, number, 0)
     out = start_of(buffers, number, tl.float32)
@@ -86,13 +90,16 @@ def linear_terms(
     first = tl.load(words + abi.LINEAR_TERMS_ROWS)
     last = tl.load(words + abi.LINEAR_TERMS_ROWS + 1)
     rows = last - first
-    weight += tl.cast(first, tl.int64) * WIDTH
+    number = tl.load(words + abi.LINEAR_TERMS_WEIGHT)
+    weight = rows_of(buffers, number, first, start, WIDTH, DTYPE, FORMAT)
     out += first
     for begin in range(0, BATCH, BLOCKS * SEQUENCES):
         sums = no_sums(ROWS, SEQUENCES, BLOCKS)
         for tile in tl.range(0, tiles_of(rows, width, ROWS, COLUMNS), num_stages=STAGES):
             row, column, is_last = place_of(tile, width, ROWS, COLUMNS)
-            tiled = weights_of(weight, row, column, rows, width, WIDTH, ROWS, COLUMNS)
+            tiled = weights_of(
+                weight, row, column, rows, width, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT
+            )
             sums = plus_products(
                 sums, (tiled,), x, begin, x, (), column, width,
                 WIDTH, False, BATCH, SEQUENCES, DTYPE, COLUMNS,

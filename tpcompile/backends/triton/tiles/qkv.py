@@ -16,10 +16,10 @@ from .dots import (
     plus_products,
     tiles_of,
     total,
-    weights_of,
     with_bias,
 )
 from .numbers import as_rounded, rounded, scaled
+from .weights import rows_of, weights_of
 
 
 @triton.jit
@@ -45,6 +45,7 @@ def norm_qkv_rope_append(
     MOST_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Compute whole heads. Their rows meet in the worker's scratch memory."""
     raw = own.to(tl.pointer_type(DTYPE))
@@ -53,7 +54,7 @@ def norm_qkv_rope_append(
     for head in range(first, last):
         _project(
             words, buffers, raw, HEAD, head * HEAD, HEAD,
-            BATCH, SEQUENCES, BLOCKS, ROWS, COLUMNS, STAGES, WIDTH, EPS, BIAS, DTYPE,
+            BATCH, SEQUENCES, BLOCKS, ROWS, COLUMNS, STAGES, WIDTH, EPS, BIAS, DTYPE, FORMAT,
         )  # fmt: skip
         tl.debug_barrier()
         _finish(
@@ -86,6 +87,7 @@ def norm_qkv_rows(
     MOST_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Compute some rows of a head. The last block of the head to arrive finishes it."""
     head = tl.load(words + abi.NORM_QKV_ROWS_HEAD)
@@ -97,7 +99,7 @@ def norm_qkv_rows(
     stride = stride_of(buffers, number, 0)
     _project(
         words, buffers, raw + first, stride, head * HEAD + first, last - first,
-        BATCH, SEQUENCES, BLOCKS, ROWS, COLUMNS, STAGES, WIDTH, EPS, BIAS, DTYPE,
+        BATCH, SEQUENCES, BLOCKS, ROWS, COLUMNS, STAGES, WIDTH, EPS, BIAS, DTYPE, FORMAT,
     )  # fmt: skip
     tl.debug_barrier()
     arrivals = start_of(buffers, tl.load(words + abi.NORM_QKV_ROWS_ARRIVALS), tl.int32)
@@ -128,22 +130,25 @@ def _project(
     EPS: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Store rows of the part, beginning with `first`, of all sequences at `out[BATCH, stride]`."""
     x = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_NORMED_X), DTYPE)
     norm = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_NORMED_WEIGHT), DTYPE)
-    weight = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_WEIGHT), DTYPE)
     begin = tl.load(words + abi.NORM_QKV_ROPE_APPEND_FIRST_ROW) + first
-    bias = weight
+    bias = norm
     if BIAS:
         bias = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_BIAS), DTYPE) + begin
-    weight += begin.to(tl.int64) * WIDTH
+    number = tl.load(words + abi.NORM_QKV_ROPE_APPEND_WEIGHT)
+    weight = rows_of(buffers, number, begin, 0, WIDTH, DTYPE, FORMAT)
     for begin in range(0, BATCH, BLOCKS * SEQUENCES):
         inverses = inverse_rms(x, begin, BATCH, SEQUENCES, BLOCKS, WIDTH, EPS)
         sums = no_sums(ROWS, SEQUENCES, BLOCKS)
         for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
             row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
-            tiled = weights_of(weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS)
+            tiled = weights_of(
+                weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT
+            )
             sums = plus_products(
                 sums, (tiled,), x, begin, norm, inverses, column, WIDTH,
                 WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,

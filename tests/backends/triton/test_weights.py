@@ -1,0 +1,170 @@
+"""Tests of weights in formats: tiles of few bits multiply what the reference machine multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.backends.programs import memory_of
+from tests.backends.reference.stepping import (
+    EVEN,
+    FEW_TOKENS,
+    INT4,
+    INT4_WIDE,
+    INT8,
+    Case,
+    steps_of,
+    steps_on,
+)
+from tests.backends.triton.test_triton import EXACT
+from tests.models import relative_error
+from tpcompile.backends.executor import Executor
+from tpcompile.backends.reference import Machine
+from tpcompile.backends.triton import Triton
+from tpcompile.backends.triton.branches import branch_of
+from tpcompile.backends.triton.emit import emit
+from tpcompile.errors import UnsupportedError
+from tpcompile.ir.format import Format
+from tpcompile.vm.program.weight import Weight
+
+FORMATS = ("int8:row", "int8:32", "int4:32", "fp8:row", "fp8:32", "fp8:128")
+_OCTETS = torch.arange(256, dtype=torch.uint8)
+
+
+def _logits(
+    kind: type[Executor],
+    few_bits: str,
+    tokens: torch.Tensor,
+    tp: int = 1,
+    dtype: torch.dtype = torch.float32,
+    model: str = FEW_TOKENS,
+) -> torch.Tensor:
+    """Return the logits of sequences of one token each, in fp32."""
+    batch = len(tokens)
+    executor = kind(memory_of(model, dtype, tp, batch, few_bits=few_bits))
+    executor.place(tokens, torch.ones(batch, dtype=torch.long), torch.arange(batch)[:, None])
+    executor.run()
+    return executor.logits.float()
+
+
+def _tokens(batch: int) -> torch.Tensor:
+    return 5 * torch.arange(batch) % 199
+
+
+_BATCHES = [
+    *((few_bits, batch, tp) for few_bits in FORMATS for batch, tp in ((1, 1), (3, 2))),
+    *((few_bits, batch, 1) for few_bits in ("int8:32", "int4:32", "fp8:32") for batch in (16, 33)),
+]
+
+
+@pytest.mark.parametrize(("few_bits", "batch", "tp"), _BATCHES)
+def test_batches_are_those_of_the_reference_machine(few_bits: str, batch: int, tp: int) -> None:
+    found, wanted = (_logits(kind, few_bits, _tokens(batch), tp) for kind in (Triton, Machine))
+    assert relative_error(found, wanted) < EXACT
+
+
+@pytest.mark.parametrize("few_bits", ["int8:64", "int8:128", "int4:64", "int4:128"])
+def test_wide_groups(few_bits: str) -> None:
+    found, wanted = (
+        _logits(kind, few_bits, _tokens(2), 1, model=EVEN) for kind in (Triton, Machine)
+    )
+    assert relative_error(found, wanted) < EXACT
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(INT4, lengths=(9, 3), policy="dynamic", workers=8),
+        Case(INT4, tp=2, lengths=(5,), lowering="rows"),  # ranks cut groups of 32 columns
+        Case(INT4, lengths=(5,), column_splits=2),  # the second half begins within a group
+        Case(INT4_WIDE, tp=3, lengths=(5,)),  # ranks cut groups of 48 columns
+        Case(INT8, tp=2, lengths=(4,), interleaved=True),
+    ],
+    ids=["offsets", "cut groups, row blocks", "columns split", "three ranks", "a head in int8"],
+)
+def test_checkpoints_in_few_bits(case: Case) -> None:
+    (found,), (wanted,) = steps_on(Triton(case.memory()), case, 1), steps_of(case, 1)
+    assert relative_error(found, wanted) < EXACT
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_embeddings_in_few_bits(kind: str) -> None:
+    """A GGUF file has its embedding in the format of the other weights, with scales in fp16."""
+    found, wanted = (_logits(one, kind, _tokens(3), 2) for one in (Triton, Machine))
+    assert relative_error(found, wanted) < EXACT
+
+
+def test_every_octet_of_8_bit_floating_point() -> None:
+    """The values of all weights are all finite octets in turn."""
+    finite = _OCTETS[~_OCTETS.view(torch.float8_e4m3fn).float().isnan()]
+    found = []
+    for kind in (Triton, Machine):
+        memory = memory_of(FEW_TOKENS, torch.float32, 1, 1, few_bits="fp8:row")
+        for number, buffer in enumerate(memory.program.buffers):
+            if buffer.format is not None:
+                rows, columns = buffer.shape
+                octets = finite.repeat(rows * columns // len(finite) + 1)[: rows * columns]
+                values = octets.view(rows, columns).view(torch.float8_e4m3fn)
+                parts = {**memory.tensors[number].parts, "": values}
+                memory.tensors[number] = Weight(buffer.format, parts, buffer.columns)
+        executor = kind(memory)
+        executor.place(torch.tensor([7]), torch.tensor([1]), torch.tensor([[0]]))
+        executor.run()
+        found.append(executor.logits.clone())
+    assert relative_error(*found) < EXACT
+
+
+@pytest.mark.parametrize("few_bits", ["int8:32", "int4:32", "fp8:32"])
+@pytest.mark.parametrize(("batch", "dtype"), [(17, torch.bfloat16), (33, torch.float32)])
+def test_a_sequence_has_the_same_bits_in_every_batch(
+    few_bits: str, batch: int, dtype: torch.dtype
+) -> None:
+    """Tiles for many sequences have fewer columns."""
+    found = _logits(Triton, few_bits, _tokens(batch), dtype=dtype)
+    assert torch.equal(_logits(Triton, few_bits, _tokens(1), dtype=dtype)[0], found[0])
+    assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("few_bits", ["int8:32", "int4:32", "fp8:32"])
+def test_16_bits(few_bits: str) -> None:
+    """The error relative to fp32 is at most 1.5 times that of the reference machine."""
+    exact = _logits(Machine, few_bits, _tokens(2))
+    errors = [
+        relative_error(_logits(kind, few_bits, _tokens(2), dtype=torch.bfloat16), exact)
+        for kind in (Triton, Machine)
+    ]
+    assert errors[0] <= 1.5 * errors[1]
+
+
+@pytest.mark.parametrize(
+    ("few_bits", "expected"),
+    [
+        ("Q5_0", "int5:32:f16"),
+        ("Q6_K", "int6:16:super"),
+        ("Q4_1", "int4:32:f16min"),
+        ("Q4_K", "int4:32:supermin"),
+        ("int8:32:a8", "int8:32:f32:a8"),
+    ],
+)
+def test_other_formats_are_refused_by_name(few_bits: str, expected: str) -> None:
+    program = memory_of(FEW_TOKENS, torch.float32, 1, 1, few_bits=few_bits).program
+    with pytest.raises(UnsupportedError, match=rf"cannot read weights in {expected}\. At \w+"):
+        Triton.check(program)
+    with pytest.raises(UnsupportedError, match=rf"cannot read weights in {expected}\. At \w+"):
+        emit(program)
+
+
+def test_groups_that_end_within_16_columns_are_refused() -> None:
+    program = memory_of(FEW_TOKENS, torch.float32, 1, 1, few_bits="int8:32").program
+    one = next(one for one in program.instructions if one.name == "norm_lm_head")
+    narrow = replace(one, at=replace(one.at, format=Format.int8(torch.float32, 24)))
+    with pytest.raises(UnsupportedError, match=r"16 columns at a time.*int8:24:f32, from column 0"):
+        branch_of(program, narrow)
+
+
+def test_columns_that_begin_within_16_are_refused() -> None:
+    program = Case(INT4_WIDE, tp=2, lengths=(5,), column_splits=2).program
+    with pytest.raises(UnsupportedError, match="from column 24 on"):
+        Triton.check(program)
