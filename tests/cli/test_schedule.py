@@ -223,10 +223,18 @@ def test_a_form_without_a_place_for_resources(cli: Cli, form: str) -> None:
     assert ran.status == 2 and "--aot prints tables or JSON" in ran.err
 
 
-def test_the_kernel_is_python(cli: Cli) -> None:
-    ran = cli("schedule preset:tiny-qwen3 --target h200 --kernel")
+@pytest.mark.parametrize("weights", ["", "--weights int8"])
+def test_the_kernel_is_python(cli: Cli, weights: str) -> None:
+    ran = cli(f"schedule preset:tiny-qwen3 --target h200 --kernel {weights}")
     compile(ran.out, "kernel.py", "exec")
     assert "def megakernel(" in ran.out
+
+
+@pytest.mark.parametrize("form", ["--kernel", "--aot sm_90"])
+def test_weights_that_have_no_kernel(cli: Cli, form: str) -> None:
+    line = "schedule preset:tiny-qwen3 --target h200 --weights int8 --activations int8"
+    ran = cli(f"{line} {form}")
+    assert ran.status == 2 and "cannot read weights in int8:64:f32:a8. At l0_q_k_v" in ran.err
 
 
 def test_more_workers_than_cores(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

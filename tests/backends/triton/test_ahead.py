@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig
 
 import tpcompile
-from tests.backends.reference.stepping import GELU, GELU_TANH, RELU, RELU2, Case
+from tests.backends.reference.stepping import GELU, GELU_TANH, INT4, RELU, RELU2, Case
 from tpcompile.backends.triton.ahead import Compiled, compile_ahead
 from tpcompile.errors import UsageError
 from tpcompile.presets import preset
@@ -93,6 +93,7 @@ def test_every_tile_compiles(arch: str) -> None:
         Case("windowed", lengths=(9, 3), lowering="rows", interleaved=True, policy="dynamic"),
         SPLIT,
         Case("even", tp=2, lengths=(5,)),
+        Case(INT4, tp=2, lengths=(5, 2)),
     )
     for case in cases:
         found = kernel_of(case, arch)

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from tpcompile.backends.triton.formats import check_format
 from tpcompile.backends.triton.options import BLOCKS, LEAST_SEQUENCES, MOST_SEQUENCES, STEP, WARPS
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.dtypes import dtype_name
-from tpcompile.ir.format import Format, Kind
+from tpcompile.ir.format import Format
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead
@@ -26,16 +27,13 @@ from tpcompile.vm.groups.reduce import AllReduce
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.fields import rules_of
 from tpcompile.vm.program.instruction import NONE, WeightInstruction
-from tpcompile.vm.program.rules import Chosen, FormatOf, Held
+from tpcompile.vm.program.rules import Chosen, Held
 
 Constant = bool | int | float | torch.dtype
 Constants = Mapping[str, Constant]
 Source = Callable[[Program, Any], Constant]
 """A constant as a function of the program and an instruction."""
 
-_KINDS = (Kind.INT8, Kind.INT4, Kind.FP8)
-"""The kinds of weights that tiles widen, beside those that are stored as their values."""
-_HINT = 'Compile with backend="torch"'
 _ROW_BYTES = 1024
 """The bytes of a row of a tile of weights, at most."""
 _VALUE_BYTES = 16_384
@@ -64,7 +62,7 @@ def branch_of(program: Program, one: Any) -> Branch:
             where=one.label,
             hint='Compile with backend="reference" or backend="torch"',
         )
-    _check_format(program, one)
+    check_format(program, one)
     module, _ = _TILES[kind]
     own = {name: constant(program, one) for name, constant in _constants(kind)}
     _check_size(one, own)
@@ -96,41 +94,6 @@ def _constant(path: str, rule: Any) -> Source:
     if len(held) < len(each) or held[0].optional:
         return lambda program, one: operand(one) != NONE
     return lambda program, one: program.buffers[operand(one)].dtype
-
-
-def _check_format(program: Program, one: Any) -> None:
-    """Raise unless the tile of an instruction reads its weights in their format."""
-    kind: Any = type(one)
-    operand = _weight_of(kind)
-    if operand is None or one.at.format.plain:
-        return
-    stored: Format = one.at.format
-    scales = stored.scales
-    where = program.buffers[getattr(one.at, operand)].name
-    if stored.kind not in _KINDS or scales.super or scales.minima or stored.rounds:
-        raise UnsupportedError(
-            f"The triton backend cannot read weights in {stored}",
-            where=where,
-            expected=f"{', '.join(kind.word for kind in _KINDS)} with a scale per group, whose "
-            "linears do not round their inputs",
-            hint=_HINT,
-        )
-    start = one.columns.start if isinstance(one, LinearTerms) else 0
-    if stored.columns % STEP or start % STEP:
-        raise UnsupportedError(
-            f"The triton backend multiplies {STEP} columns at a time, which must be in one group",
-            where=where,
-            got=f"{stored}, from column {start} on",
-            expected=f"multiples of {STEP}",
-            hint=_HINT,
-        )
-
-
-@cache
-def _weight_of(kind: Any) -> str | None:
-    """Return the operand of an instruction that is a weight in its format."""
-    named = (rule.operand for _, _, rule in rules_of(kind) if isinstance(rule, FormatOf))
-    return next((operand for operand in named if operand in ("weight", "table")), None)
 
 
 def _check_size(one: Any, constants: Constants) -> None:
