@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tpcompile.backends.triton import options
+from tpcompile.ir.format import Format
 
 from . import abi
 from .access import address_of, start_of
@@ -17,10 +18,34 @@ STEP = tl.constexpr(options.STEP)
 """The columns that are multiplied at a time."""
 SLICES = tl.constexpr(options.WARPS)
 """The slices of a tile: one per warp."""
-_PLAIN = tl.constexpr(256)
-"""The number of the first format with scales."""
 _NIBBLES = tl.constexpr(8)
 """The integers of 4 bits per word."""
+
+
+@triton.constexpr_function
+def _is_plain(number):
+    return Format(number).plain
+
+
+@triton.constexpr_function
+def _kind(number):
+    return Format(number).kind
+
+
+@triton.constexpr_function
+def _scales_of(number):
+    return Format(number).scales
+
+
+@triton.constexpr_function
+def _has_offsets(number):
+    return Format(number).offsets
+
+
+@triton.constexpr_function
+def _group(number):
+    """Return the columns per group; 0 if a whole row is one."""
+    return Format(number).columns
 
 
 @triton.jit
@@ -35,27 +60,27 @@ def rows_of(
 ):
     """Return what tiles of a weight need that begin with a row and a column.
 
-    This is the address of its values; of formats with scales also the scales per row, the place of
-    the column after the begin of a group, and the addresses of scales and offsets as numbers.
+    This is the address of its values; of formats with scales also the scales per row, the distance
+    of the column from the start of a group, and the addresses of scales and offsets as numbers.
     """
     row = tl.cast(row, tl.int64)
-    if FORMAT < _PLAIN:
+    if _is_plain(FORMAT):
         found = (start_of(buffers, number, DTYPE) + row * WIDTH + column,)
     else:
-        if FORMAT & 255 == abi.KIND_INT4:
+        if _kind(FORMAT) == abi.KIND_INT4:
             values = start_of(buffers, number, tl.int32) + row * tl.cdiv(WIDTH, _NIBBLES)
             values += column // _NIBBLES
-        elif FORMAT & 255 == abi.KIND_INT8:
+        elif _kind(FORMAT) == abi.KIND_INT8:
             values = start_of(buffers, number, tl.int8) + row * WIDTH + column
         else:
-            tl.static_assert(FORMAT & 255 == abi.KIND_FP8)
+            tl.static_assert(_kind(FORMAT) == abi.KIND_FP8)
             values = start_of(buffers, number, tl.uint8) + row * WIDTH + column
         groups, before = 1, 0
-        if FORMAT >> 16:
+        if _group(FORMAT):
             before = tl.load(buffers + number * abi.BUFFER_COLUMNS + abi.BUFFER_FIRST)
-            before = (before % (FORMAT >> 16)).to(tl.int32)
-            groups = (before + WIDTH + (FORMAT >> 16) - 1) // (FORMAT >> 16)
-        size: tl.constexpr = 4 if FORMAT >> 8 & 63 == abi.SCALES_F32 else 2
+            before = (before % _group(FORMAT)).to(tl.int32)
+            groups = (before + WIDTH + _group(FORMAT) - 1) // _group(FORMAT)
+        size: tl.constexpr = 4 if _scales_of(FORMAT) == abi.SCALES_F32 else 2
         scales = address_of(buffers, number, abi.BUFFER_SCALES) + row * groups * size
         offsets = address_of(buffers, number, abi.BUFFER_OFFSETS) + row * groups
         found = (values, groups, before + column, scales, offsets)
@@ -79,7 +104,7 @@ def weights_of(
 
     A tile with scales has a slice for each run of 16 columns.
     """
-    if FORMAT < _PLAIN:
+    if _is_plain(FORMAT):
         own = tl.arange(0, ROWS)[None, :, None]
         columns = first + columns_of(COLUMNS, SLICES)[:, None, :]
         at = weight[0] + (tl.cast(row, tl.int64) + own) * STRIDE + columns
@@ -95,11 +120,11 @@ def weights_of(
         own += tl.cast(row, tl.int64)
         numbers = _numbers(values, own, first, run, inside, width, STRIDE, FORMAT)
         group = own * groups
-        if FORMAT >> 16:
-            group += (before + first + STEP * run) // (FORMAT >> 16)
-        if FORMAT >> 15 & 1:
+        if _group(FORMAT):
+            group += (before + first + STEP * run) // _group(FORMAT)
+        if _has_offsets(FORMAT):
             numbers -= (_word_at(offsets + group, inside) << 24 >> 24)[:, None]
-        scale = _scales(scales, group, inside, FORMAT)
+        scale = _scale_at(scales, group, inside, FORMAT)
         # The interpreter converts only fp32 to bf16.
         numbers = numbers.to(tl.float32).to(DTYPE).reshape(COLUMNS // STEP, ROWS, STEP)
         tile = (numbers, scale.reshape(COLUMNS // STEP, ROWS, 1))
@@ -109,16 +134,16 @@ def weights_of(
 @triton.jit
 def _numbers(values, row, first, run, inside, width, STRIDE: tl.constexpr, FORMAT: tl.constexpr):
     """Load the numbers of runs of 16 columns, before offsets are subtracted: `[runs, 16]`."""
-    packed: tl.constexpr = _NIBBLES if FORMAT & 255 == abi.KIND_INT4 else 1
+    packed: tl.constexpr = _NIBBLES if _kind(FORMAT) == abi.KIND_INT4 else 1
     each: tl.constexpr = STEP // packed
     values += first // packed
     places = each * run[:, None] + tl.arange(0, each)[None, :]
     inside = inside[:, None] & (first + packed * places < width)
     found = tl.load(values + row[:, None] * tl.cdiv(STRIDE, packed) + places, mask=inside, other=0)
-    if FORMAT & 255 == abi.KIND_INT4:
+    if _kind(FORMAT) == abi.KIND_INT4:
         shifts = 4 * tl.arange(0, _NIBBLES)[None, None, :]
         numbers = ((found[:, :, None] >> shifts & 15) - 8).reshape(found.shape[0], STEP)
-    elif FORMAT & 255 == abi.KIND_INT8:
+    elif _kind(FORMAT) == abi.KIND_INT8:
         numbers = found.to(tl.int32)
     else:
         # As bits of fp16, an octet of e4m3 is a number 256 times smaller.
@@ -129,15 +154,15 @@ def _numbers(values, row, first, run, inside, width, STRIDE: tl.constexpr, FORMA
 
 
 @triton.jit
-def _scales(address, group, inside, FORMAT: tl.constexpr):
+def _scale_at(address, group, inside, FORMAT: tl.constexpr):
     """Load the scales of groups in fp32."""
-    if FORMAT >> 8 & 63 == abi.SCALES_F32:
+    if _scales_of(FORMAT) == abi.SCALES_F32:
         at = (address + 4 * group).to(tl.pointer_type(tl.float32))
         found = tl.load(at, mask=inside, other=0.0)
-    elif FORMAT >> 8 & 63 == abi.SCALES_BF16:
+    elif _scales_of(FORMAT) == abi.SCALES_BF16:
         found = (_word_at(address + 2 * group, inside) << 16).to(tl.float32, bitcast=True)
     else:
-        tl.static_assert(FORMAT >> 8 & 63 == abi.SCALES_F16)
+        tl.static_assert(_scales_of(FORMAT) == abi.SCALES_F16)
         bits = _word_at(address + 2 * group, inside).to(tl.int16)
         found = bits.to(tl.float16, bitcast=True).to(tl.float32)
     return found
