@@ -19,6 +19,7 @@ from tpcompile.gguf.kinds import GgufKind
 from tpcompile.ir.simulate import components, materialise
 from tpcompile.options import scheme_of
 from tpcompile.passes import run_passes
+from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
 from tpcompile.runtime.weights import RandomWeights
@@ -89,11 +90,18 @@ def _captured(
 
 @lru_cache
 def _graph(
-    model: str, dtype: torch.dtype, tp: int, odd: bool, long: bool, wide: bool, weights: str | None
+    model: str,
+    dtype: torch.dtype,
+    tp: int,
+    odd: bool,
+    long: bool,
+    wide: bool,
+    weights: str | None,
+    kv: str,
 ) -> tuple[fx.GraphModule, dict[str, Any]]:
     """The decode graph, and the weights of each rank."""
     captured = _captured(model, dtype, odd, long, wide, weights)
-    graph, _ = run_passes(captured.graph, decode_pipeline(tp, 2, 4))
+    graph, _ = run_passes(captured.graph, decode_pipeline(tp, 2, 4, kv=kv))
     read = RandomWeights(captured, 0)
     return graph, materialise(graph, read) | components(graph, read)
 
@@ -109,6 +117,7 @@ def memory_of(
     long: bool = False,
     wide: bool = False,
     few_bits: str | None = None,
+    kv: str = CacheKv.kv,
     longest: int = 32,
     steps: int = 8,
 ) -> StepMemory:
@@ -117,7 +126,7 @@ def memory_of(
     With `few_bits`, such as `int4:64` or `int4:64:a8`, linears have random weights of few bits. A
     kind of GGUF files is also that of the embedding. Others are of 8-bit floating point.
     """
-    graph, weights = _graph(model, dtype, tp, odd, long, wide, few_bits)
+    graph, weights = _graph(model, dtype, tp, odd, long, wide, few_bits, kv)
     target = replace(target_of("cpu", workers), grain=4)
     plan = StepPlan.on(target, batch=batch, max_seq_len=longest, context=32, steps=steps)
     program = scheduled(graph, target, plan).proved

@@ -106,7 +106,8 @@ class Dump {
     for (tpc_buffer& row : table_) {
       memory_.push_back(section(file_));
       row.address = reinterpret_cast<int64_t>(memory_.back().data());
-      for (int64_t* part : {&row.scales, &row.offsets}) {
+      for (int64_t* part : {&row.high, &row.scales, &row.offsets, &row.minima, &row.super_scales,
+                            &row.super_minima}) {
         if (*part == 0) continue;
         parts_.push_back(section(file_));
         *part = reinterpret_cast<int64_t>(parts_.back().data());

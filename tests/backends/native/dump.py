@@ -17,7 +17,7 @@ from tpcompile.vm.program.encoding import encode_program, first_weights
 from tpcompile.vm.program.weight import Weight
 
 KEPT = (Role.LOGITS, Role.TOKENS, Role.LENGTHS, Role.POSITIONS, Role.HISTORY, Role.CACHE)
-"""What is compared after each launch."""
+"""What is compared after each launch, but for keys and values that are rounded to 8 bits."""
 
 
 def write_dump(
@@ -48,7 +48,11 @@ def write_dump(
                 _section(out, _bytes(_stored(tensor)))
         for _ in range(launches):
             assert native.run(steps).shape[0] == steps
-            kept = [n for n, buffer in enumerate(program.buffers) if buffer.role in KEPT]
+            kept = [
+                number
+                for number, buffer in enumerate(program.buffers)
+                if buffer.role in KEPT and buffer.format is None
+            ]
             _section(out, struct.pack("<d", tolerance))
             _section(out, _bytes(torch.tensor(kept, dtype=torch.int32)))
             for number in kept:

@@ -17,11 +17,12 @@ import pytest
 import torch
 
 from tests.backends.native.dump import write_dump
-from tests.backends.programs import memory_of
+from tests.backends.programs import FLOATS8, KINDS, ROUNDS, memory_of
 from tests.backends.reference.stepping import INT4
 from tpcompile.backends.native import Native, build
 from tpcompile.backends.native.build import paths
 from tpcompile.compare.rows import TOLERANCES
+from tpcompile.passes.cache_kv import CacheKv
 
 SANITIZERS = {
     "thread": ("-fsanitize=thread",),
@@ -47,9 +48,22 @@ CASES = [
         for batch in (1, 5, 17)
         for dtype in _DTYPES
     ),
+    *(
+        ("tiny-qwen3", kind, dtype, *_THREADS[-1], batch)
+        for kind in (*KINDS, *FLOATS8)
+        for batch in (1, 5, 17)
+        for dtype in _DTYPES
+    ),
     *((INT4, None, torch.float32, tp, workers, 4) for tp, workers in _THREADS),
 ]
 """Programs with weights of 16, 8 and 4 bits, and of the latter with offsets."""
+_ROUNDED = [
+    (model, None, dtype, *_THREADS[-1], batch, "int8")
+    for model in ("tiny-qwen2", "tiny-qwen3")
+    for batch in (1, 5)
+    for dtype in _DTYPES
+]
+"""Programs with a cache in int8."""
 
 
 def _compiler() -> str:
@@ -92,15 +106,17 @@ def _dumped(
     tp: int,
     workers: int,
     batch: int,
+    kv: str = CacheKv.kv,
 ) -> str:
     """Write what a vector path computes here."""
     kind = str(dtype).removeprefix("torch.")
-    file = directory / f"{path}-{model}-{few_bits}-{kind}-{tp}-{workers}-{batch}"
-    native = Native(memory_of(model, dtype, tp, batch, workers=workers, few_bits=few_bits), path)
+    file = directory / f"{path}-{model}-{few_bits}-{kind}-{tp}-{workers}-{batch}-{kv}"
+    memory = memory_of(model, dtype, tp, batch, workers=workers, few_bits=few_bits, kv=kv)
+    native = Native(memory, path)
     tables = torch.arange(4 * batch).view(batch, 4)
     native.place(torch.arange(batch) * 7 + 3, torch.ones(batch, dtype=torch.int64), tables)
     # The driver is compiled with other flags, and what is rounded to int8 may then differ by one.
-    rounds = few_bits is not None and few_bits.endswith(":a8")
+    rounds = (few_bits or "").endswith(ROUNDS) or kv != CacheKv.kv
     tolerance = TOLERANCES[torch.bfloat16 if rounds else dtype]
     write_dump(file, native, launches=LAUNCHES, steps=STEPS, tolerance=tolerance)
     native.close()
@@ -117,7 +133,7 @@ def _run(driver: Path, path: str, dumps: list[str]) -> subprocess.CompletedProce
 def test_no_report(sanitizer: str, tmp_path: Path) -> None:
     driver = _built(tmp_path, _sources(tmp_path), sanitizer)
     for path in paths():
-        dumps = [_dumped(tmp_path, path, *case) for case in CASES]
+        dumps = [_dumped(tmp_path, path, *case) for case in (*CASES, *_ROUNDED)]
         done = _run(driver, path, dumps)
         wrong = [line for line in done.stdout.splitlines() if not line.endswith(": right")]
         assert (wrong, done.returncode, done.stderr[:6000]) == ([], 0, "")

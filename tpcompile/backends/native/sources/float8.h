@@ -9,21 +9,22 @@ class Float8 {
 
   Float8(const Memory& memory, int32_t weight) {
     const tpc_buffer& buffer = memory.buffers[weight];
-    first_ = begin_ = buffer.first;
+    const int64_t first = buffer.first;
     row_ = reinterpret_cast<Row>(buffer.address);
     stride_ = buffer.shape[1];
     scales_ = reinterpret_cast<const char*>(buffer.scales);
     scale_type_ = tpc::scales_of(buffer.format);
     group_ = tpc::group_of(buffer.format) ? tpc::group_of(buffer.format) : INT64_MAX;
-    groups_ = (first_ + stride_ - 1) / group_ + 1 - first_ / group_;
+    groups_ = (first + stride_ - 1) / group_ + 1 - first / group_;
+    before_ = first % group_;
   }
 
   // The rows from one on, with their columns from one on.
   TPC_INLINE Float8 from(int64_t row, int64_t column) const {
     Float8 found = *this;
     found.row_ += row * stride_ + column;
-    found.scales_ += row * groups_ * scale_bytes();
-    found.begin_ += column;
+    found.scales_ += (row * groups_ + (before_ + column) / group_) * scale_bytes();
+    found.before_ = (before_ + column) % group_;
     return found;
   }
 
@@ -37,13 +38,14 @@ class Float8 {
 
   static constexpr int64_t bytes(int64_t columns) { return columns; }
 
-  // The columns from one on that share its scale.
-  TPC_INLINE int64_t left_of_group(int64_t column) const {
-    return group_ - (begin_ + column) % group_;
-  }
+  TPC_INLINE int64_t group() const { return group_; }
 
-  TPC_INLINE float scale(int64_t row, int64_t column) const {
-    const int64_t at = row * groups_ + (begin_ + column) / group_ - first_ / group_;
+  // The columns that share the scale of the first one.
+  TPC_INLINE int64_t left_of_group() const { return group_ - before_; }
+
+  // The scale of a group of a row, counted from that of the first column.
+  TPC_INLINE float scale(int64_t row, int64_t group) const {
+    const int64_t at = row * groups_ + group;
     if (scale_type_ == TPC_DTYPE_F32) return number(reinterpret_cast<const f32*>(scales_) + at);
     if (scale_type_ == TPC_DTYPE_BF16) return number(reinterpret_cast<const bf16*>(scales_) + at);
     return number(reinterpret_cast<const f16*>(scales_) + at);
@@ -58,14 +60,15 @@ class Float8 {
 
   Row row_;
   const char* scales_;
-  int64_t stride_, first_, begin_, group_, groups_, scale_type_;
+  int64_t stride_, group_, groups_, scale_type_;
+  int64_t before_;  // the columns before the first one that share its scale
 };
 
 inline Lanes numbers(const Float8& rows, int64_t row, int64_t column, int64_t count) {
   Lanes found{};
   for (int64_t own = 0; own < kLanes && own < count; ++own) {
     uint8_t held[kRegister] = {rows.row(row)[column + own]};
-    found[own] = float8(held)[0] * kFloat8 * rows.scale(row, column + own);
+    found[own] = float8(held)[0] * kFloat8 * rows.from(row, column + own).scale(0, 0);
   }
   return found;
 }
@@ -108,22 +111,45 @@ struct Form<bf16, Float8> : Form<bf16, Plain<bf16>> {
 };
 #endif
 
+// The columns of a group in most checkpoints.
+constexpr int64_t kUsualGroup = 128;
+
 // Multiply one row by `kBatch` sequences.
 template <class F, int kBatch>
 TPC_INLINE void scaled_dots(const Float8& weight, int64_t row, const char* ahead,
                             const typename F::Value* x, int64_t stride, int64_t columns, float* out,
                             int64_t out_stride, Sums& sums) {
   Registers totals[kBatch] = {};
-  for (int64_t at = 0, end; at < columns; at = end) {
-    const int64_t left = weight.left_of_group(at);
-    end = left < columns - at ? at + left : columns;
+  int64_t at = 0, group = 0;
+  // Add the products of the next columns, which `products` adds to sums.
+  const auto add = [&](int64_t count, const auto& products) TPC_ALWAYS {
     Registers even[kBatch] = {}, odd[kBatch] = {};
-    add_products<F, kBatch>(weight.row(row) + at, ahead + at, x + at, stride, end - at, even, odd);
-    const float scale = weight.scale(row, at) * F::kScale;
+    products(weight.row(row) + at, ahead + at, x + at, even, odd);
+    const float scale = weight.scale(row, group++) * F::kScale;
     for (int b = 0; b < kBatch; ++b)
       for (int own = 0; own < kRegisters; ++own)
         totals[b].each[own] = multiply_add(totals[b].each[own], even[b].each[own] + odd[b].each[own],
                                            Register{} + scale);
+    at += count;
+  };
+  const auto add_some = [&](int64_t count) TPC_ALWAYS {
+    add(count, [&](auto from, const char* next, const auto* own, auto* even, auto* odd) TPC_ALWAYS {
+      add_products<F, kBatch>(from, next, own, stride, count, even, odd);
+    });
+  };
+  const int64_t left = weight.left_of_group();
+  if (left < weight.group()) add_some(left < columns ? left : columns);
+  if (weight.group() == kUsualGroup)
+    while (columns - at >= kUsualGroup)
+      add(kUsualGroup, [&](auto from, const char* next, const auto* own, auto* even, auto* odd)
+                           TPC_ALWAYS {
+#pragma GCC unroll 8
+        for (int64_t column = 0; column < kUsualGroup; column += 2 * F::kChunk)
+          add_two_chunks<F, kBatch>(from, next, own, stride, column, even, odd);
+      });
+  while (at < columns) {
+    const int64_t rest = columns - at;
+    add_some(weight.group() < rest ? weight.group() : rest);
   }
   for (int b = 0; b < kBatch; ++b) sums.add(lanes(totals[b]), out + b * out_stride);
 }
@@ -134,32 +160,49 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
   return {values, batch, columns, leaves, nullptr};
 }
 
+// Columns of a weight whose products have a sum of their own.
+struct Leaf {
+  Float8 weight;
+  int64_t first, columns;
+};
+
+inline void find_leaves(const Float8& weight, int64_t columns, int64_t count, Leaf* leaves) {
+  const int64_t each = columns / count, longer = columns % count;
+  for (int64_t own = 0, first = 0; own < count; ++own) {
+    const int64_t width = each + (own < longer);
+    leaves[own] = {weight.from(0, first), first, width};
+    first += width;
+  }
+}
+
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
 template <class F>
 [[gnu::noinline]] void dots(const Float8& weight, int64_t rows, const Operand<F>& x, float* out,
                             int64_t out_stride, Scratch& scratch) {
   Sums sums;
+  const bool split = x.leaves > 1;
   float* terms = scratch.take<float>(x.leaves * x.batch);
-  const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
+  auto* leaves = scratch.take<Leaf>(x.leaves);
+  find_leaves(weight, x.columns, x.leaves, leaves);
   const int64_t far = rows_ahead(weight.stride());
   for (int64_t row = 0; row < rows; ++row) {
     const char* ahead =
         ahead_of(weight.address(row), weight.stride(), far, rows - row, scratch.next_weights);
     weight.fetch_scales(row + far);
-    int64_t first = 0;
-    for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
-      const int64_t width = each + (leaf < longer);
-      const Float8 own = weight.from(0, first);
+    for (int64_t number = 0; number < x.leaves; ++number) {
+      const Leaf& leaf = leaves[number];
       in_eights(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
-        scaled_dots<F, decltype(count)::value>(own, row, ahead + first,
-                                               x.values.first + first + b * x.values.stride,
-                                               x.values.stride, width, terms + leaf * x.batch + b,
-                                               1, sums);
+        float* to = split ? terms + number * x.batch + b : out + row + b * out_stride;
+        scaled_dots<F, decltype(count)::value>(leaf.weight, row, ahead + leaf.first,
+                                               x.values.first + leaf.first + b * x.values.stride,
+                                               x.values.stride, leaf.columns, to,
+                                               split ? 1 : out_stride, sums);
       });
-      first += width;
     }
+    if (!split) continue;
     sums.flush();
     fold_sums(terms, x.leaves, x.batch);
     for (int64_t b = 0; b < x.batch; ++b) out[row + b * out_stride] = terms[b];
   }
+  sums.flush();
 }
