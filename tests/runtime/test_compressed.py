@@ -290,8 +290,11 @@ def test_programs_of_several_formats(apart: tuple[Path, Any, Apart], lowering: s
     assert check_program(program) == []
     assert parse_program(format_program(program)) == program
     assert decode_program(encode_program(program), program) == program
-    with pytest.raises(tpcompile.UnsupportedError, match=r"triton backend cannot read .* in int"):
+    if case.formats["gate"] == case.formats["up"]:
         EXECUTORS["triton"].check(program)
+    else:
+        with pytest.raises(tpcompile.UnsupportedError, match=r"triton .* kernel for norm_gate"):
+            EXECUTORS["triton"].check(program)
 
 
 def test_comparison_of_a_program_of_several_formats(apart: tuple[Path, Any, Apart]) -> None:

@@ -137,11 +137,22 @@ def test_random_weights(checkpoint: tuple[Path, Any]) -> None:
         assert torch.isfinite(model(IDS).logits).all()
 
 
-def test_the_triton_backend_refuses(checkpoint: tuple[Path, Any]) -> None:
+def test_the_triton_backend_refuses(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    said = rf"The triton backend cannot read weights in int8:{GROUP}:f32"
+    write_quantised(tmp_path, columns=8)
+    said = r"multiplies 16 columns at a time, which must be in one group.*Found int8:8:f32"
     with pytest.raises(tpcompile.UnsupportedError, match=said):
-        tpcompile.compile(str(checkpoint[0]), backend="triton")
+        tpcompile.compile(str(tmp_path), backend="triton")
+
+
+def test_the_triton_backend_continues_a_text(checkpoint: tuple[Path, Any]) -> None:
+    pytest.importorskip("triton")
+    directory, truth = checkpoint
+    asked: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
+    with tpcompile.compile(str(directory), backend="triton", max_seq_len=32) as model:
+        found = model.generate(IDS[:1], **asked)
+        assert model.steps.program == 2
+    assert found.tolist() == truth.generate(IDS[:1], **asked).tolist()
 
 
 def test_an_automatic_backend_says_why(tmp_path: Path) -> None:
