@@ -44,34 +44,27 @@ class Sums {
   int count_ = 0;
 };
 
-// Increase the sums of even and odd chunks by the products of two chunks, which begin at a column.
-template <class F, int kBatch>
-TPC_INLINE void add_two_chunks(typename F::Weights::Row row, const char* ahead,
-                               const typename F::Value* x, int64_t stride, int64_t at,
-                               Registers* even, Registers* odd) {
-  using W = typename F::Weights;
-  constexpr int64_t kChunk = F::kChunk;
-  const char* next = ahead + W::bytes(at);
-  for (int64_t line = 0; line < W::bytes(2 * kChunk); line += 64) __builtin_prefetch(next + line);
-  const auto first = F::weights(row, at), second = F::weights(row, at + kChunk);
-#pragma GCC unroll 8
-  for (int b = 0; b < kBatch; ++b) {
-    const auto* own = x + b * stride + at;
-    even[b] = F::add(even[b], first, F::values(own));
-    odd[b] = F::add(odd[b], second, F::values(own + kChunk));
-  }
-}
-
 // Increase the sums of even and odd chunks by the products of a row with `kBatch` sequences. `ahead`
 // is where the loads will be `kAhead` bytes later.
 template <class F, int kBatch>
 TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
                              const typename F::Value* x, int64_t stride, int64_t columns,
                              Registers* even, Registers* odd) {
+  using W = typename F::Weights;
   constexpr int64_t kChunk = F::kChunk;
   int64_t at = 0;
-  for (; at + 2 * kChunk <= columns; at += 2 * kChunk)
-    add_two_chunks<F, kBatch>(row, ahead, x, stride, at, even, odd);
+  for (; at + 2 * kChunk <= columns; at += 2 * kChunk) {
+    const char* next = ahead + W::bytes(at);
+    for (int64_t line = 0; line < W::bytes(2 * kChunk); line += 64)
+      __builtin_prefetch(next + line);
+    const auto first = F::weights(row, at), second = F::weights(row, at + kChunk);
+#pragma GCC unroll 8
+    for (int b = 0; b < kBatch; ++b) {
+      const auto* own = x + b * stride + at;
+      even[b] = F::add(even[b], first, F::values(own));
+      odd[b] = F::add(odd[b], second, F::values(own + kChunk));
+    }
+  }
   for (; at < columns; at += kChunk) {
     const int64_t left = columns - at < kChunk ? columns - at : kChunk;
     const bool is_odd = at / kChunk % 2;

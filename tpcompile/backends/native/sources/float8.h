@@ -121,10 +121,10 @@ TPC_INLINE void scaled_dots(const Float8& weight, int64_t row, const char* ahead
                             int64_t out_stride, Sums& sums) {
   Registers totals[kBatch] = {};
   int64_t at = 0, group = 0;
-  // Add the products of the next columns, which `products` adds to sums.
-  const auto add = [&](int64_t count, const auto& products) TPC_ALWAYS {
+  // Add the products of the next columns, which share a scale.
+  const auto add = [&](auto count) TPC_ALWAYS {
     Registers even[kBatch] = {}, odd[kBatch] = {};
-    products(weight.row(row) + at, ahead + at, x + at, even, odd);
+    add_products<F, kBatch>(weight.row(row) + at, ahead + at, x + at, stride, count, even, odd);
     const float scale = weight.scale(row, group++) * F::kScale;
     for (int b = 0; b < kBatch; ++b)
       for (int own = 0; own < kRegisters; ++own)
@@ -132,25 +132,14 @@ TPC_INLINE void scaled_dots(const Float8& weight, int64_t row, const char* ahead
                                            Register{} + scale);
     at += count;
   };
-  const auto add_some = [&](int64_t count) TPC_ALWAYS {
-    add(count, [&](auto from, const char* next, const auto* own, auto* even, auto* odd) TPC_ALWAYS {
-      add_products<F, kBatch>(from, next, own, stride, count, even, odd);
-    });
+  const auto add_up_to = [&](int64_t count) TPC_ALWAYS {
+    add(count < columns - at ? count : columns - at);
   };
-  const int64_t left = weight.left_of_group();
-  if (left < weight.group()) add_some(left < columns ? left : columns);
-  if (weight.group() == kUsualGroup)
-    while (columns - at >= kUsualGroup)
-      add(kUsualGroup, [&](auto from, const char* next, const auto* own, auto* even, auto* odd)
-                           TPC_ALWAYS {
-#pragma GCC unroll 8
-        for (int64_t column = 0; column < kUsualGroup; column += 2 * F::kChunk)
-          add_two_chunks<F, kBatch>(from, next, own, stride, column, even, odd);
-      });
-  while (at < columns) {
-    const int64_t rest = columns - at;
-    add_some(weight.group() < rest ? weight.group() : rest);
-  }
+  const int64_t group_columns = weight.group(), left = weight.left_of_group();
+  if (left < group_columns) add_up_to(left);
+  if (group_columns == kUsualGroup)  // a loop of its own, with a constant, is faster
+    while (columns - at >= kUsualGroup) add(std::integral_constant<int64_t, kUsualGroup>());
+  while (at < columns) add_up_to(group_columns);
   for (int b = 0; b < kBatch; ++b) sums.add(lanes(totals[b]), out + b * out_stride);
 }
 
