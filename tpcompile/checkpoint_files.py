@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ADAPTER = "adapter_config.json"
 
+_OF_TEXT_MODEL = "model.language_model."
 _INDEX_END = ".safetensors.index.json"
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
@@ -30,6 +32,14 @@ def files_of(directory: Path, chosen: Any = None) -> dict[str, Path]:
     if weights.name.endswith(_INDEX_END):
         return _files_of_index(directory, weights)
     return dict.fromkeys(_names_in(weights), weights)
+
+
+def text_names(stored: Iterable[str]) -> dict[str, str]:
+    """Map the names of a text model's tensors to the names under which they are stored.
+
+    They differ in a checkpoint that also holds a vision model.
+    """
+    return {name.replace(_OF_TEXT_MODEL, "model.", 1): name for name in stored}
 
 
 def _weights_file(directory: Path, chosen: Any) -> Path:

@@ -31,6 +31,29 @@ _QWEN3 = {
     "eos_token_id": 151645,
     "dtype": "bfloat16",
 }
+_QWEN35 = {
+    "model_type": "qwen3_5_text",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 262144,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+    },
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "attention_bias": False,
+    "vocab_size": 248320,
+    "eos_token_id": 248044,
+    "dtype": "bfloat16",
+}
 
 _COLUMNS = (
     "hidden_size",
@@ -58,6 +81,22 @@ _QWEN3_SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {
     "qwen3-14b": (5120, 17408, 40, 40, 8, False),
     "qwen3-32b": (5120, 25600, 64, 64, 8, False),
 }
+_QWEN35_SIZES: dict[str, tuple[int, int, int, int, int, bool, int]] = {
+    # name: the columns, then the value heads of linear attention
+    "qwen3.5-0.8b": (1024, 3584, 24, 8, 2, True, 16),
+    "qwen3.5-2b": (2048, 6144, 24, 8, 2, True, 16),
+    "qwen3.5-4b": (2560, 9216, 32, 16, 4, True, 32),
+    "qwen3.5-9b": (4096, 12288, 32, 16, 4, False, 32),
+    "qwen3.5-27b": (5120, 17408, 64, 24, 4, False, 48),
+}
+_TINY_HYBRID = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 _TINY = {
     "hidden_size": 64,
     "intermediate_size": 176,
@@ -73,7 +112,9 @@ _TINY = {
 }
 
 DENSE = (*_QWEN25_SIZES, *_QWEN3_SIZES)
-"""The official dense models."""
+"""The official dense models without linear attention."""
+HYBRID = tuple(_QWEN35_SIZES)
+"""The official dense models with linear attention."""
 
 
 def _presets() -> dict[str, dict[str, Any]]:
@@ -83,8 +124,12 @@ def _presets() -> dict[str, dict[str, Any]]:
         found[name] = {**_QWEN25, **own, "vocab_size": vocab, "rms_norm_eps": eps}
     for name, row in _QWEN3_SIZES.items():
         found[name] = {**_QWEN3, **dict(zip(_COLUMNS, row, strict=True))}
+    for name, (*sizes, values) in _QWEN35_SIZES.items():
+        own = dict(zip(_COLUMNS, sizes, strict=True))
+        found[name] = {**_QWEN35, **own, "linear_num_value_heads": values}
     found["tiny-qwen2"] = {**_QWEN25, **_TINY, "hidden_size": 96}
     found["tiny-qwen3"] = {**_QWEN3, **_TINY, "head_dim": 16}
+    found["tiny-qwen3.5"] = {**_QWEN35, **_TINY, **_TINY_HYBRID}
     return found
 
 

@@ -60,6 +60,8 @@ class Captured:
     """The weights that are quantized while they are loaded, and the tensors that have their values.
 
     The tensor of an untied head is that of the embedding."""
+    ignored: tuple[str, ...] = ()
+    """Regular expressions of the names of stored tensors that the model does not need."""
 
 
 @paused_collector()
@@ -115,7 +117,8 @@ def capture(
     log.info("captured %s: %d nodes", name, len(gm.graph.nodes))
     own = module if isinstance(model, nn.Module) else None
     packs = agreed_split(filter(None, layers.masks), f"{name}.{layers.path}")
-    return Captured(gm, config, rotary, tensors, aliases, packs, own, encodings, quantized)
+    ignored = tuple(getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ())
+    return Captured(gm, config, rotary, tensors, aliases, packs, own, encodings, quantized, ignored)
 
 
 def parse_graph(text: str, *, check: bool = True) -> fx.GraphModule:

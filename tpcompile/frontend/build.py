@@ -28,7 +28,6 @@ from tpcompile.ir.types import ValueType
 
 _METADATA_CHECK = torch.ops.aten._assert_tensor_metadata.default
 _TABLE_NAMES = ("cos", "sin")
-_LAYER_ARGUMENT = SPECS[ATTENTION].argument_names.index("layer")
 _WINDOW_ARGUMENT = SPECS[ATTENTION].argument_names.index("window")
 
 
@@ -169,8 +168,8 @@ class Builder:
             return (pairs or {}).get(value, value)
 
         args = list(node.args)
-        if node.target is ATTENTION:
-            args[_LAYER_ARGUMENT] = 0
+        if (place := _layer_argument(node)) is not None:
+            args[place] = 0
         return _mapped(args, operand), _mapped(dict(node.kwargs), operand)
 
     def _copy(self, node: fx.Node, template: int = 0, layer: int | None = None) -> None:
@@ -193,12 +192,14 @@ class Builder:
             self.tables = copied
         if copied.target is operator.getitem and copied.args[0] is self.tables:
             copied.name = _TABLE_NAMES[int(copied.args[1])]  # type: ignore[arg-type]
+        if (place := _layer_argument(node)) is not None:
+            copied.update_arg(place, layer)
         if node.target is ATTENTION:
-            self._place_attention(copied, layer, origin)
+            self._set_window(copied, layer, origin)
         self.values[node] = copied
 
-    def _place_attention(self, node: fx.Node, layer: int | None, origin: Origin) -> None:
-        """Set the layer and the window of an attention node; the window comes from the mask."""
+    def _set_window(self, node: fx.Node, layer: int | None, origin: Origin) -> None:
+        """Set the window of an attention node, which comes from the mask."""
         mask = None if layer is None else self.layers.masks[layer]
         if mask is None:
             raise UnsupportedError(
@@ -206,7 +207,6 @@ class Builder:
                 where=str(origin),
                 expected="layers that each take their mask as an argument",
             )
-        node.update_arg(_LAYER_ARGUMENT, layer)
         node.update_arg(_WINDOW_ARGUMENT, mask.window)
 
     def _parameter(
@@ -248,6 +248,12 @@ class Builder:
             module = self.layers.renamed(module, self.traced.index(template), layer)
         file, line = _source_line(node)
         return Origin(module, file, line, layer)
+
+
+def _layer_argument(node: fx.Node) -> int | None:
+    """Return the position of the argument that holds the layer's number, if a node has one."""
+    names = SPECS[node.target].argument_names if node.target in SPECS else ()
+    return names.index("layer") if "layer" in names else None
 
 
 def _is_tensor(node: fx.Node) -> bool:

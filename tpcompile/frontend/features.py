@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.layers import outermost_lists
 from tpcompile.frontend.rotary import frequencies_of, rotary_modules, table_feature
 
-_LAYER_KINDS = ("full_attention", "sliding_attention")
+_LAYER_KINDS = ("full_attention", "sliding_attention", "linear_attention")
 _ONE_TABLE = "one rotary table that all layers share"
 
 
@@ -153,11 +154,18 @@ def _cross_attention(module: nn.Module) -> Iterator[Feature]:
 
 
 def _interface(module: nn.Module) -> Iterator[Feature]:
-    if not getattr(module, "_supports_attention_backend", False):
+    declared = getattr(module, "_supports_attention_backend", False)
+    if not declared and not any(map(_calls_interface, module.modules())):
         yield Feature(
             "no attention that goes through Hugging Face's attention interface",
             "a decoder-only model whose attention can be replaced, such as Qwen2 or Qwen3",
         )
+
+
+def _calls_interface(part: nn.Module) -> bool:
+    """Return whether the forward of a module looks its attention up, as Qwen3.5's does."""
+    code = getattr(inspect.unwrap(type(part).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 _LOOKS: tuple[Callable[[nn.Module], Iterable[Feature]], ...] = (

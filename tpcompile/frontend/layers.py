@@ -98,8 +98,13 @@ def _settings(module: nn.Module) -> Iterable[Any]:
     for name, value in vars(module).items():
         if name == "layer_idx" or name in _TORCH_OWN:
             continue
-        plain = isinstance(value, int | float | str | bool | torch.dtype | None)
-        yield name, value if plain else id(value)
+        yield name, value if _is_plain(value) else id(value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, int | float | str | bool | torch.dtype | None)
 
 
 def _hooks(module: nn.Module) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from tpcompile.checkpoint_files import files_of
+from tpcompile.checkpoint_files import files_of, text_names
 from tpcompile.gguf import is_gguf
 from tpcompile.hub import cached_directory
 from tpcompile.ir.dtypes import DType
@@ -33,12 +33,13 @@ def scale_dtypes(model: Any, config: Any) -> dict[str, torch.dtype]:
     directory = Path(model) if Path(model).is_dir() else cached_directory(str(model))
     if directory is None or not any(directory.glob("*.safetensors")):
         return {}
+    files = files_of(directory, getattr(config, "transformers_weights", None))
     names = defaultdict(list)
-    for name, path in files_of(directory, getattr(config, "transformers_weights", None)).items():
+    for name, stored in text_names(files).items():
         if name.endswith(_ENDS):
-            names[path].append(name)
+            names[files[stored]].append((name, stored))
     found: dict[str, str] = {}
     for path, scales in names.items():
         with safe_open(path, framework="pt") as file:
-            found |= {name: file.get_slice(name).get_dtype() for name in scales}
+            found |= {name: file.get_slice(stored).get_dtype() for name, stored in scales}
     return {name: _DTYPES[dtype] for name, dtype in found.items() if dtype in _DTYPES}

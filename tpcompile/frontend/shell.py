@@ -20,7 +20,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tpcompile.errors import CaptureError, CompileError, UnsupportedError
-from tpcompile.frontend import masks
+from tpcompile.frontend import masks, mixers
 from tpcompile.frontend.layers import Layers
 from tpcompile.frontend.rotary import rotary_modules
 
@@ -63,6 +63,7 @@ def make_shell(
         for i, layer in zip(traced, kept, strict=True):
             if (argument := layers.mask_arguments[i]) is not None:
                 masks.hand_in(layer, argument)
+            mixers.with_ops(layer)
     shell: Any = copy.deepcopy(module, memo)
     if untied:
         head = shell.get_output_embeddings()
@@ -140,9 +141,22 @@ class _RotaryLeaf(nn.Module):
         self.width = width
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        if position_ids.dim() == 3:
+            position_ids = _only_row(position_ids)
         if position_ids.device != x.device:  # positions that are not on meta, for building masks
             position_ids = position_ids.to(x.device)
         return torch.ops.tpc.rotary(position_ids, self.width, x.dtype)
+
+
+def _only_row(positions: torch.Tensor) -> torch.Tensor:
+    """Return one of the equal rows of positions in several parts, as text has them."""
+    if positions.stride(0) != 0:
+        raise UnsupportedError(
+            "The model rotates heads by positions in several parts that may differ",
+            got=f"position_ids {list(positions.shape)}",
+            expected="one position per token",
+        )
+    return positions[0]
 
 
 class TokenParallel(nn.Module):

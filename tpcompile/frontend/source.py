@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tpcompile.gguf import is_gguf
 from tpcompile.hub import unreachable
 from tpcompile.json_files import read_object, shortened
 from tpcompile.presets import check_model_name, preset
+
+log = logging.getLogger(__name__)
 
 _BUILT_IN = (None, "eager", "sdpa")
 """Attention implementations that need no code from outside transformers and torch."""
@@ -81,7 +84,8 @@ def config_of(model: Any) -> Any:
     try:
         values = read_object(file) if local else PreTrainedConfig.get_config_dict(text, **cached)[0]
         _refuse_code(text, values)
-        return AutoConfig.from_pretrained(text, trust_remote_code=False, **cached)
+        found = AutoConfig.from_pretrained(text, trust_remote_code=False, **cached)
+        return _of_text_model(found)
     except CompileError:
         raise
     except Exception as error:  # reading, parsing and validating raise different errors
@@ -96,6 +100,31 @@ def config_of(model: Any) -> Any:
             hint="Pass a directory with a config.json, a hub id that can be reached, "
             "or preset:NAME, e.g. preset:tiny-qwen3",
         ) from error
+
+
+_OF_CHECKPOINT = ("dtype", "quantization_config", "transformers_weights")
+"""Settings of a whole checkpoint that those of its text model may lack."""
+
+
+def _of_text_model(config: Any) -> Any:
+    """Return the configuration of the causal LM in a checkpoint that also reads images.
+
+    It is the one that Hugging Face's `AutoModelForCausalLM` builds.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in classes or not _reads_more_than_text(config):
+        return config
+    text = getattr(config, "text_config", None)
+    if classes[type(config)].config_class is not type(text):
+        return config
+    for name in _OF_CHECKPOINT:
+        value = getattr(config, name, None)
+        if value is not None and getattr(text, name, None) is None:
+            setattr(text, name, value)
+    log.info("of a %s, only the text model is used", config.model_type)
+    return text
 
 
 def _refuse_code(model: str, values: dict[str, Any]) -> None:

@@ -94,8 +94,9 @@ def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
     bound = arguments_of(node) if names else {}
     for name in names:  # `bias` belongs to `weight`, `k_bias` to `k_weight`
         if bound.get(name) is not None:
-            partial, own = bound.get("partial"), f"{name.removesuffix('bias')}weight"
-            weight = bound[own] if partial is None else _weight_behind(partial)
+            own = f"{name.removesuffix('bias')}weight"
+            value = bound.get("partial") or (None if own in bound else next(iter(bound.values())))
+            weight = bound[own] if value is None else _weight_behind(value)
             yield weight if _is_parameter(weight) else None, bound[name]
 
 

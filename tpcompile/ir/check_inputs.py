@@ -15,35 +15,37 @@ from tpcompile.ir.ops import (
     CACHE_WRITERS,
     PARTIAL_ATTENTION,
     QKV_OPS,
+    RESUMED,
     RuleError,
     arguments_of,
 )
-from tpcompile.ir.roles import CacheOf
+from tpcompile.ir.roles import CacheOf, StatesOf
 from tpcompile.ir.types import REPLICATE, Shard
 
 
 def check_input(node: fx.Node, ranks: int) -> None:
-    """Refuse an input that is not replicated, unless it is a KV cache sharded like the keys."""
+    """Refuse an input that is not replicated, unless it is a state that is sharded by heads."""
     kind = value_type(node)
-    known = kind.role is None or isinstance(kind.role, CacheOf)
+    known = kind.role is None or isinstance(kind.role, CacheOf | StatesOf)
     if not known:
-        raise RuleError("input", str(kind), "an input without a role, or a KV cache")
-    if kind.format is not None and kind.role is None:
+        raise RuleError("input", str(kind), "an input without a role, or a state")
+    if kind.format is not None and not isinstance(kind.role, CacheOf):
         raise RuleError("input", str(kind), "an input without a format, or a KV cache")
-    cache = bool(node.users) and all(_is_cache(node, user) for user in node.users)
-    if kind.placement != REPLICATE and not (cache and isinstance(kind.placement, Shard)):
-        raise RuleError("input", str(kind), "a replicated input, or a sharded KV cache")
+    state = bool(node.users) and all(_is_state(node, user) for user in node.users)
+    if kind.placement != REPLICATE and not (state and isinstance(kind.placement, Shard)):
+        raise RuleError("input", str(kind), "a replicated input, or a sharded state")
     refusal = kind.refusal()
     if refusal:
         raise RuleError("layout", refusal, "a layout in which each unit is on some rank")
     check_ranks(kind, ranks)
 
 
-def _is_cache(node: fx.Node, user: fx.Node) -> bool:
-    """Return whether `user` reads an input only as its KV cache."""
-    if user.target not in CACHE_OPS:
+def _is_state(node: fx.Node, user: fx.Node) -> bool:
+    """Return whether `user` uses an input only as its KV cache, or as its states."""
+    state = "cache" if user.target in CACHE_OPS else RESUMED.get(user.target)
+    if state is None:
         return False
-    return [name for name, arg in arguments_of(user).items() if arg is node] == ["cache"]
+    return [name for name, arg in arguments_of(user).items() if arg is node] == [state]
 
 
 def strayed_items(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
@@ -74,6 +76,7 @@ def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
     """
     writers = [node for node in graph.nodes if node.target in CACHE_WRITERS]
     yield from _written_twice(writers)
+    yield from _written_twice([node for node in graph.nodes if node.target in RESUMED])
     kept: set[Any] = set()
     read: dict[Any, fx.Node] = {}
     for node in graph.nodes:
@@ -96,19 +99,23 @@ def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
 
 
 def _written_twice(writers: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]]:
-    """Yield an error for each op that writes a layer of a cache twice or out of order."""
+    """Yield an error for each op that writes a layer of a state twice or out of order."""
     kept: dict[Any, fx.Node] = {}
     last: dict[Any, int] = {}
     for node in writers:
         cache, layer = place = _place(node)
+        rule, what = ("states", "states") if node.target in RESUMED else ("kv-cache", "cache")
         if (other := kept.setdefault(place, node)) is not node:
-            got = f"layer {layer} of the cache, which %{other.name} writes too"
-            yield node, RuleError("kv-cache", got, "one layer of the cache per attention op")
+            got = f"layer {layer} of the {what}, which %{other.name} writes too"
+            yield node, RuleError(rule, got, f"one layer of the {what} per {_MIXERS[rule]}")
         elif last.setdefault(cache, layer) > layer:
-            got = f"layer {layer} of the cache after layer {last[cache]}"
-            yield node, RuleError("kv-cache", got, "writes in the order of the model's layers")
+            got = f"layer {layer} of the {what} after layer {last[cache]}"
+            yield node, RuleError(rule, got, "writes in the order of the model's layers")
         else:
             last[cache] = layer
+
+
+_MIXERS = {"kv-cache": "attention op", "states": "op of linear attention"}
 
 
 def _spans_left(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
@@ -122,6 +129,6 @@ def _spans_left(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
 
 
 def _place(node: fx.Node) -> tuple[Any, int]:
-    """Return the cache that an op uses, and the layer within it."""
+    """Return the cache or the states that an op uses, and the layer within them."""
     found = arguments_of(node)
-    return found["cache"], found["layer"]
+    return found[RESUMED.get(node.target, "cache")], found["layer"]

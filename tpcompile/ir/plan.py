@@ -20,7 +20,10 @@ RUNS_PER_RANK = 8
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """The layouts of one attention's query heads and KV heads, in units of heads."""
+    """The layouts of one mixer's heads: those that read, and those that they read.
+
+    They are query and KV heads, or value and key heads of linear attention, in units of heads.
+    """
 
     queries: Layout
     keys: Layout
@@ -28,15 +31,15 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layouts of heads and MLPs, by the name of their attention or activation node."""
+    """The layouts of heads and MLPs, by the name of their mixer or activation node."""
 
     tp: int
     heads: dict[str, HeadPlan]
     ffn: dict[str, Layout]
     vocab: Layout
 
-    def heads_of(self, attention: fx.Node) -> HeadPlan:
-        return self._of(self.heads, attention)
+    def heads_of(self, mixer: fx.Node) -> HeadPlan:
+        return self._of(self.heads, mixer)
 
     def ffn_of(self, activated: fx.Node) -> Layout:
         return self._of(self.ffn, activated)
@@ -51,19 +54,32 @@ class Plan:
         return layouts[node.name]
 
 
-def plan_heads(queries: int, keys: int, tp: int) -> HeadPlan:
+@dataclass(frozen=True)
+class HeadAxes:
+    """The axes of a mixer's heads, and the name of those that are split evenly."""
+
+    queries: str
+    keys: str
+    name: str
+
+
+ATTENTION_HEADS = HeadAxes("q_heads", "kv_heads", "query heads")
+LINEAR_HEADS = HeadAxes("linear_v_heads", "linear_k_heads", "value heads of linear attention")
+
+
+def plan_heads(queries: int, keys: int, tp: int, axes: HeadAxes = ATTENTION_HEADS) -> HeadPlan:
     """Split query heads into even runs; each rank gets the KV heads that its query heads read."""
     if tp > queries:
         raise ShardingError(
-            f"tp={tp} is more than the number of query heads",
-            got=f"{queries} query heads",
+            f"tp={tp} is more than the number of {axes.name}",
+            got=f"{queries} {axes.name}",
             expected=f"a tp from 1 to {queries}",
-            hint="Each rank must have at least one query head",
+            hint=f"Each rank must have at least one of the {axes.name}",
         )
     group = queries // keys
     runs = even_runs(queries, tp)
     read = tuple(((start // group, (stop - 1) // group + 1),) for ((start, stop),) in runs)
-    return HeadPlan(Layout("q_heads", queries, 1, runs), Layout("kv_heads", keys, 1, read))
+    return HeadPlan(Layout(axes.queries, queries, 1, runs), Layout(axes.keys, keys, 1, read))
 
 
 def plan_axis(axis: str, size: int, tp: int, grain: int | None = None, least: int = 1) -> Layout:

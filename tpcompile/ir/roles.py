@@ -57,7 +57,18 @@ class Interleaved:
         return f"interleaved({', '.join(f'{rows} by {width}' for rows, width in self.runs)})"
 
 
-Role = CacheOf | QueriesOf | SpansOf | Interleaved
+@dataclass(frozen=True)
+class StatesOf:
+    """States of linear attention, one per layer and sequence. A step reads one and writes another.
+
+    A state is never changed. So sequences may share it, and it is a snapshot as long as it is held.
+    """
+
+    def __str__(self) -> str:
+        return "states"
+
+
+Role = CacheOf | StatesOf | QueriesOf | SpansOf | Interleaved
 
 
 def one_head(width: int) -> Interleaved:

@@ -16,6 +16,7 @@ from tpcompile.ir.ops import CACHE_WRITERS, OpSpec, arguments_of, spec_of
 from tpcompile.ir.ops.few_bits import RoundingWeight
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import Tensor
+from tpcompile.ir.roles import StatesOf
 from tpcompile.ir.types import ValueType
 
 Values = dict[fx.Node, list[Any]]
@@ -139,9 +140,10 @@ def logits_of(values: Values) -> list[torch.Tensor]:
 def rank_inputs(
     gm: fx.GraphModule, inputs: Mapping[str, torch.Tensor]
 ) -> list[dict[str, torch.Tensor]]:
-    """Return the inputs of each rank, including an empty cache if the graph has a KV cache.
+    """Return the inputs of each rank, including a cache and states if the graph has them.
 
-    The sequences of `starts` get consecutive blocks of a cache that is filled with NaN.
+    The sequences of `starts` are new. They get consecutive blocks of a cache, and states, all of
+    which are filled with NaN.
     """
     ranks = range(info_of(gm).tp)
     keeps = next((node for node in gm.graph.nodes if node.target in CACHE_WRITERS), None)
@@ -159,7 +161,22 @@ def rank_inputs(
         slots.append(first * block + torch.arange(length))
     placed = {"slots": torch.cat(slots), "tables": tables, "lengths": lengths}
     count = sum(held) * block
-    return [{**inputs, **placed, "cache": empty_cache(kind, rank, count)} for rank in ranks]
+    dealt = [{**inputs, **placed, "cache": empty_cache(kind, rank, count)} for rank in ranks]
+    states = [node for node in gm.graph.nodes if node.op == "placeholder" and _holds_states(node)]
+    for rank, own in enumerate(dealt if states else ()):
+        own["read"] = own["write"] = torch.arange(len(held))
+        own.update({n.name: empty_states(value_type(n), rank, len(held)) for n in states})
+    return dealt
+
+
+def _holds_states(node: fx.Node) -> bool:
+    return isinstance(value_type(node).role, StatesOf)
+
+
+def empty_states(kind: ValueType, rank: int, count: int) -> torch.Tensor:
+    """Return a rank's states of so many sequences, filled with NaN."""
+    shape = [count if isinstance(extent, str) else extent for extent in kind.local_shape(rank)]
+    return torch.full(shape, torch.nan, dtype=kind.dtype)
 
 
 def empty_cache(kind: ValueType, rank: int, slots: int) -> torch.Tensor:

@@ -39,6 +39,8 @@ def kv_format(kv: str) -> Format | None:
 class CacheKv:
     """Store keys and values in blocks of a cache, which becomes an input of the graph.
 
+    The cache has a layer for each attention, so none for layers of linear attention.
+
     Run it after every pass that shards the graph or looks for attention.
 
         %k = …                               i64[T] %slots, i64[N, B] %tables, i64[N] %lengths
@@ -63,8 +65,8 @@ class CacheKv:
             return Report()
         cache = _cache_type(found, self.block, stored)
         inputs = _new_inputs(gm.graph, cache, value_type(found[0]).shape[0])
-        for node in found:
-            bound = {**arguments_of(node), **inputs, "block": self.block}
+        for layer, node in enumerate(found):
+            bound = {**arguments_of(node), **inputs, "layer": layer, "block": self.block}
             with gm.graph.inserting_before(node):
                 new = insert_bound(node, PAGED_ATTENTION, bound)
             replace(node, new)
@@ -93,8 +95,7 @@ def _cache_type(found: list[fx.Node], block: int, stored: Format | None) -> Valu
             expected="k[T, kv_heads, width], replicated or sharded by head",
             hint="Put cache-kv after raise-attention and the sharding passes",
         )
-    layers = 1 + max(arguments_of(node)["layer"] for node in found)
-    shape = (layers, 2, "C", *kind.shape[1:])
+    shape = (len(found), 2, "C", *kind.shape[1:])
     cache = ValueType(shape, kind.dtype, role=CacheOf(block), format=stored)
     layout = kind.layout_of(1)
     return cache if layout is None else cache.sharded(HEADS, layout)

@@ -10,7 +10,7 @@ from torch import fx
 
 from tpcompile.errors import PassError
 from tpcompile.ir.meta import operand, type_of, value_type
-from tpcompile.ir.ops import SPECS, op_name
+from tpcompile.ir.ops import SPECS, arguments_of, op_name
 from tpcompile.ir.types import Dim, ValueType
 from tpcompile.rewriting.rewrite import Report, drop_dead, insert, replace
 
@@ -35,6 +35,7 @@ class Canonicalize:
 
     def apply(self, gm: fx.GraphModule) -> Report:
         before = len(gm.graph.nodes)
+        _take_one_of_equals(gm.graph)
         _drop_batch(gm.graph)
         for node in list(gm.graph.nodes):
             new = _simpler(node)
@@ -45,9 +46,27 @@ class Canonicalize:
         return Report(matches=before - len(gm.graph.nodes))
 
 
+def _take_one_of_equals(graph: fx.Graph) -> None:
+    """Replace a row of a value that was expanded to several rows by the value itself."""
+    for node in list(graph.nodes):
+        if node.target is not aten.select.int or node.args[1] != 0:
+            continue
+        rows = operand(node)
+        while rows.target is aten.slice.Tensor and rows.args[1] == 0:
+            rows = operand(rows)
+        if rows.target is not aten.expand.default:
+            continue
+        row = operand(rows)
+        alone = row.target is aten.unsqueeze.default and row.args[1] == 0
+        if alone and value_type(operand(row)).shape == value_type(node).shape:
+            replace(node, operand(row))
+    drop_dead(graph)
+
+
 def _drop_batch(graph: fx.Graph) -> None:
     """Remove the leading dimension of 1, which models require, from all values."""
     batched: set[fx.Node] = set()
+    merged: set[fx.Node] = set()
     for node in list(graph.nodes):
         if node.op in ("placeholder", "get_attr", "output"):
             continue
@@ -58,12 +77,19 @@ def _drop_batch(graph: fx.Graph) -> None:
             batched.add(source)
             continue
         if batched.isdisjoint(node.all_input_nodes):
-            continue
+            if merged.isdisjoint(node.all_input_nodes):
+                continue
+            if node.target not in _VIEWS:
+                merged.add(node)
+                continue
         if node.target is aten.select.int and node.args[1:] == (0, 0):
             assert isinstance(source, fx.Node)
             node.replace_all_uses_with(source)
             continue
         if node.target is aten.sym_size.int:
+            continue
+        if node.target in _VIEWS and value_type(node).dims == 2:
+            merged.add(node)  # tokens and heads are one dimension, and the batch a factor of 1
             continue
         _without_batch(node)
         batched.add(node)
@@ -120,10 +146,32 @@ def _simpler(node: fx.Node) -> fx.Node | None:
     if target is aten.transpose.int:
         return _before_cancelled_pair(node, source)
     if target in _VIEWS:
-        return _as_split_or_merge(node, source)
+        same = value_type(source).shape == value_type(node).shape
+        return source if same else _as_split_or_merge(node, source)
+    if target is aten.unsqueeze.default and source.target is aten.squeeze.dim:
+        return operand(source) if value_type(operand(source)) == value_type(node) else None
+    if target is aten.type_as.default:
+        return _as_cast(node, source)
+    if target is aten.chunk.default:
+        return _as_split(node, source)
     if target is aten.index.Tensor:
         return _as_index_select(node, source)
     return None
+
+
+def _as_cast(node: fx.Node, source: fx.Node) -> fx.Node:
+    dtype = value_type(node).dtype
+    if value_type(source).dtype == dtype:
+        return source
+    with node.graph.inserting_before(node):
+        return insert(node, aten.to.dtype, source, dtype)
+
+
+def _as_split(node: fx.Node, source: fx.Node) -> fx.Node:
+    dim: Any = arguments_of(node)["dim"]
+    sizes = [part.shape[dim] for part in node.meta["type"]]
+    with node.graph.inserting_before(node):
+        return insert(node, aten.split_with_sizes.default, source, sizes, dim)
 
 
 def cancel_transposes(graph: fx.Graph) -> None:

@@ -42,7 +42,7 @@ class FuseAddNorm:
 
 
 def _fuse(graph: fx.Graph, norm: fx.Node, order: dict[fx.Node, int]) -> None:
-    total, weight, eps = norm.args
+    total, *scale = norm.args
     assert isinstance(total, fx.Node)
     added = operand(total) if total.target is aten.to.dtype else total
     check(added.target is aten.add.Tensor, norm, "its input is not a sum", 1)
@@ -56,7 +56,7 @@ def _fuse(graph: fx.Graph, norm: fx.Node, order: dict[fx.Node, int]) -> None:
         "another node reads the sum before it is rounded",
     )
     with graph.inserting_before(norm):
-        fused = insert(norm, ADD_RMS_NORM, x, residual, weight, eps)
+        fused = insert(norm, ADD_RMS_NORM, x, residual, *scale)
         normed = insert_item(norm, fused, 0, "normed")
         kept = insert_item(norm, fused, 1, "residual")
     replace(norm, normed)

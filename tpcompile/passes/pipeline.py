@@ -27,9 +27,11 @@ from tpcompile.passes.fuse_residual import FuseResidual
 from tpcompile.passes.greedy_head import GreedyHead
 from tpcompile.passes.insert_collectives import InsertCollectives
 from tpcompile.passes.interleave_rotary import InterleaveRotary
+from tpcompile.passes.keep_states import KeepStates
 from tpcompile.passes.kv_heads import KvHeads
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.passes.raise_attention import RaiseAttention
+from tpcompile.passes.raise_gates import RaiseGates
 from tpcompile.passes.raise_norm import RaiseNorm
 from tpcompile.passes.raise_rope import RaiseRope
 from tpcompile.passes.raise_swiglu import RaiseSwiglu
@@ -55,6 +57,7 @@ from tpcompile.rewriting.reproducer import OnFailure
 _STANDARD: tuple[type[Pass], ...] = (
     Canonicalize,
     RaiseNorm,
+    RaiseGates,  # after raise-norm; before raise-swiglu, since a gated norm contains a SwiGLU
     RaiseRope,
     RaiseSwiglu,
     RaiseAttention,  # after raise-rope, whose transposes it cancels
@@ -68,7 +71,8 @@ _STANDARD: tuple[type[Pass], ...] = (
     FuseAddNorm,  # after insert-collectives: it needs the reduced sums
     SelectRows,  # after fuse-add-norm, which takes no sum of which rows are selected first
     GreedyHead,  # after insert-collectives: it reads the logits before they are gathered
-    CacheKv,  # last: it replaces the attention that other passes look for
+    CacheKv,  # almost last: it replaces the attention that other passes look for
+    KeepStates,  # after cache-kv, whose lengths it reads
 )
 _STEP: tuple[type[Pass], ...] = (
     FuseNormQkv,

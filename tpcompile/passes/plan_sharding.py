@@ -10,10 +10,12 @@ from torch import fx
 from tpcompile.errors import ShardingError, UsageError
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import parameter_of, parameters, set_parameter, value_type
-from tpcompile.ir.plan import HeadPlan, Plan, plan_axis, plan_heads
+from tpcompile.ir.ops import arguments_of
+from tpcompile.ir.plan import LINEAR_HEADS, HeadPlan, Plan, plan_axis, plan_heads
 from tpcompile.rewriting.rewrite import Report
 from tpcompile.rewriting.structure import (
     attention_blocks,
+    delta_blocks,
     embedding_of,
     head_of,
     mlp_blocks,
@@ -34,6 +36,7 @@ class PlanSharding:
         "raise-norm",
         "raise-rope",
         "raise-attention",
+        "raise-gates",
     )
     before: ClassVar[tuple[str, ...]] = (
         "fuse-qkv",
@@ -59,6 +62,7 @@ class PlanSharding:
             raise UsageError(f"tp must be a positive int, got {tp}")
         info.tp = tp
         heads = {b.attention.name: _heads(b.attention, tp) for b in attention_blocks(gm.graph)}
+        heads |= {b.rule.name: _linear_heads(b.rule, tp) for b in delta_blocks(gm.graph)}
         ffn = {
             mlp.activated.name: plan_axis(
                 "ffn",
@@ -90,6 +94,13 @@ def _heads(attention: fx.Node, tp: int) -> HeadPlan:
     queries, keys = (value_type(operand).shape[-2] for operand in attention.args[:2])  # type: ignore[arg-type]
     assert isinstance(queries, int) and isinstance(keys, int)
     return plan_heads(queries, keys, tp)
+
+
+def _linear_heads(rule: fx.Node, tp: int) -> HeadPlan:
+    given = arguments_of(rule)
+    values, keys = (value_type(given[name]).shape[-2] for name in "vk")
+    assert isinstance(values, int) and isinstance(keys, int)
+    return plan_heads(values, keys, tp, LINEAR_HEADS)
 
 
 def _features(node: fx.Node) -> int:

@@ -10,6 +10,7 @@ from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import RMS_NORM
+from tpcompile.ir.pattern import UNKNOWN
 from tpcompile.rewriting.pattern import Bindings, Call, Maybe, Number, Value, check
 from tpcompile.rewriting.rewrite import Report, insert, rewrite
 
@@ -20,6 +21,10 @@ _MEAN_SQUARE = Call(aten.mean.dim, (Call(aten.pow.Tensor_Scalar, (_WIDE, 2)), [-
 _SCALE = Call(aten.rsqrt.default, (Call(aten.add.Tensor, (_MEAN_SQUARE, Number("eps"))),))
 _NORMED = Maybe(aten.to.dtype, Call(aten.mul.Tensor, (_WIDE, _SCALE), commutes=True))
 PATTERN = Call(aten.mul.Tensor, (Value("weight"), _NORMED), commutes=True)
+_CENTERED_SCALE = Call(aten.add.Tensor, (Maybe(aten.to.dtype, Value("weight")), 1.0), True)
+_WIDE_NORMED = Call(aten.mul.Tensor, (_WIDE, _SCALE), commutes=True)
+ZERO_CENTERED = Call(aten.mul.Tensor, (_WIDE_NORMED, _CENTERED_SCALE), commutes=True)
+_ROUNDED = Call(aten.to.dtype, (ZERO_CENTERED, UNKNOWN))
 
 
 @dataclass(frozen=True)
@@ -30,16 +35,32 @@ class RaiseNorm:
     %m = mean(%p, dim=[-1], keepdim=True)
     %r = rsqrt(%m + eps)                      →   %n = tpc.rms_norm(%x, %w, eps)
     %n = %w * (%x * %r)
+
+    A scale of `1 + %w` gives a norm that is `zero_centered`.
     """
 
     name: ClassVar[str] = "raise-norm"
     before: ClassVar[tuple[str, ...]] = ("fuse-add-norm", "fuse-norm-linear")
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        return rewrite(gm, PATTERN, _replacement).require(gm, "RMS norm", RMS_NORM)
+        report = rewrite(gm, PATTERN, _plain)
+        for pattern in (_ROUNDED, ZERO_CENTERED):  # the latter where nothing is rounded, in fp32
+            other = rewrite(gm, pattern, _zero_centered)
+            report.matches += other.matches
+            if other.nearest is not None:
+                report.miss(other.nearest)
+        return report.require(gm, "RMS norm", RMS_NORM)
 
 
-def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
+def _plain(node: fx.Node, found: Bindings) -> fx.Node:
+    return insert(node, RMS_NORM, *_operands(node, found))
+
+
+def _zero_centered(node: fx.Node, found: Bindings) -> fx.Node:
+    return insert(node, RMS_NORM, *_operands(node, found), True)
+
+
+def _operands(node: fx.Node, found: Bindings) -> tuple[fx.Node, fx.Node, float]:
     x = _unwidened(found["wide"])
     weight = found["weight"]
     kind = value_type(x)
@@ -51,7 +72,7 @@ def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
     )
     check(value_type(found["wide"]).dtype == torch.float32, x, "the mean must be taken in fp32")
     check(value_type(node).dtype == kind.dtype, node, "the result must have the dtype of x")
-    return insert(node, RMS_NORM, x, weight, found["eps"])
+    return x, weight, found["eps"]
 
 
 def _unwidened(wide: fx.Node) -> fx.Node:

@@ -23,6 +23,10 @@ _TURNED = Call(aten.cat.default, ([Call(aten.neg.default, (_HIGH,)), _LOW], -1))
 _STRAIGHT = Call(aten.mul.Tensor, (_X, Call(aten.unsqueeze.default, (Value("cos"), 0))), True)
 _ACROSS = Call(aten.mul.Tensor, (_TURNED, Call(aten.unsqueeze.default, (Value("sin"), 0))), True)
 PATTERN = Call(aten.add.Tensor, (_STRAIGHT, _ACROSS), commutes=True)
+_FIRST = Call(aten.slice.Tensor, (_X, Number("dim"), 0, Number("width")))
+_ROTATED = Call(ROPE, (Call(aten.transpose.int, (_FIRST, 0, 1)), Value("cos"), Value("sin")))
+_REST = Call(aten.slice.Tensor, (_X, Number("dim"), Number("width"), Number("end")))
+PARTIAL = Call(aten.cat.default, ([Call(aten.transpose.int, (_ROTATED, 0, 1)), _REST], -1))
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class RaiseRope:
     %b = cat([neg(slice(%x, 2, w/2, end)),       →    %r = tpc.rope(%t, %cos, %sin)
               slice(%x, 2, 0, w/2)], -1)              %y = transpose(%r, 0, 1)
     %y = %a + %b * unsqueeze(%sin, 0)
+
+    Where only the first elements of a head are rotated, it includes the rest.
     """
 
     name: ClassVar[str] = "raise-rope"
@@ -40,7 +46,9 @@ class RaiseRope:
     before: ClassVar[tuple[str, ...]] = ("fuse-norm-qkv",)
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        return rewrite(gm, PATTERN, _replacement).require(gm, "rotation of heads", ROPE)
+        report = rewrite(gm, PATTERN, _replacement).require(gm, "rotation of heads", ROPE)
+        rewrite(gm, PARTIAL, _of_whole_heads)
+        return report
 
 
 def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
@@ -76,4 +84,16 @@ def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
     )
     tokens_first = insert(node, aten.transpose.int, x, 0, 1)
     rotated = insert(node, ROPE, tokens_first, cos, sin)
+    return insert(node, aten.transpose.int, rotated, 0, 1)
+
+
+def _of_whole_heads(node: fx.Node, found: Bindings) -> fx.Node:
+    x = found["x"]
+    shape = value_type(x).shape
+    last = found["dim"] == len(shape) - 1 == 2 and value_type(node).shape == shape
+    check(
+        last and found["end"] >= min(END, int(shape[-1])), node, "it must keep the other elements"
+    )
+    tokens_first = insert(node, aten.transpose.int, x, 0, 1)
+    rotated = insert(node, ROPE, tokens_first, found["cos"], found["sin"])
     return insert(node, aten.transpose.int, rotated, 0, 1)

@@ -10,27 +10,36 @@ from torch import fx
 
 from tpcompile.errors import PassError
 from tpcompile.ir.info import info_of
-from tpcompile.ir.layout import Layout
+from tpcompile.ir.layout import FusedLayout, Layout
 from tpcompile.ir.meta import parameter_of, placement_of, set_parameter, value_type
-from tpcompile.ir.ops import REDISTRIBUTE
-from tpcompile.ir.plan import Plan
+from tpcompile.ir.ops import REDISTRIBUTE, arguments_of
+from tpcompile.ir.plan import HeadPlan, Plan
 from tpcompile.ir.types import REPLICATE
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.rewriting.rewrite import Report, insert_after, replace
-from tpcompile.rewriting.structure import attention_blocks, bias_of, mlp_blocks, weight_of
+from tpcompile.rewriting.structure import (
+    DeltaBlock,
+    attention_blocks,
+    bias_of,
+    delta_blocks,
+    mlp_blocks,
+    weight_of,
+)
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class ShardLinears:
-    """Shard attention and MLP: column-parallel linears at the input, row-parallel at the output.
+    """Shard mixers and MLPs: column-parallel linears at the input, row-parallel at the output.
 
     %q = linear(%n, %wq)                  %q = linear(%n, %wq)    wq Shard(0, q_heads)
     %a = attention(%q, %k, %v, …)         %a = attention(%q, %k, %v, …)
     %o = linear(%a, %wo, %bias)      →    %o = linear(%a, %wo)    wo Shard(1, q_heads)
                                           %r = redistribute(%o)
                                           %b = %r + %bias
+
+    The channels of linear attention, their taps, and its gates follow its heads.
     """
 
     name: ClassVar[str] = "shard-linears"
@@ -46,15 +55,48 @@ class ShardLinears:
             heads = plan.heads_of(block.attention).queries
             width = value_type(block.attention).shape[-1]
             assert isinstance(width, int)
-            layout = heads.with_grain(width)
-            report.matches += split_rows(block.query, layout)
-            report.matches += split_columns(block.output, layout)
+            for projection in filter(None, (block.query, block.gate)):
+                report.matches += split_rows(projection, per_head(projection, heads))
+            report.matches += split_columns(block.output, heads.with_grain(width))
+        for delta in delta_blocks(gm.graph):
+            report.matches += _shard_delta(delta, plan.heads_of(delta.rule))
         for mlp in mlp_blocks(gm.graph):
             layout = plan.ffn_of(mlp.activated)
             for linear in (mlp.gate, mlp.up):
                 report.matches += split_rows(linear, layout) if linear else 0
             report.matches += split_columns(mlp.down, layout)
         return report
+
+
+def _shard_delta(block: DeltaBlock, heads: HeadPlan) -> int:
+    """Shard linear attention by its value heads; keys, channels and gates follow them."""
+    given = arguments_of(block.rule)
+    widths = {name: value_type(given[name]).shape[-1] for name in "kv"}
+    key, value = (
+        layout.with_grain(int(widths[name]))
+        for name, layout in (("k", heads.keys), ("v", heads.queries))
+    )
+    channels = FusedLayout((key, key, value))
+    convolution, decay = arguments_of(block.conv), arguments_of(block.decay)
+    for name, layout, owner in (
+        ("weight", channels, convolution),
+        ("bias", channels, convolution),
+        ("rate", heads.queries, decay),
+        ("bias", heads.queries, decay),
+    ):
+        parameter = owner[name]
+        if parameter is not None and placement_of(parameter) == REPLICATE:
+            set_parameter(parameter, parameter_of(parameter).sharded(0, layout))
+    matches = split_rows(block.inputs, channels) + split_rows(block.gate, value)
+    matches += split_rows(block.a, heads.queries) + split_rows(block.beta, heads.queries)
+    return matches + split_columns(block.output, value)
+
+
+def per_head(linear: fx.Node, heads: Layout) -> Layout:
+    """Return the layout of the rows of a linear that computes the same number for each head."""
+    rows = value_type(linear).shape[-1]
+    assert isinstance(rows, int)
+    return heads.with_grain(rows // heads.units)
 
 
 def plan_of(gm: fx.GraphModule) -> Plan:
@@ -66,7 +108,7 @@ def plan_of(gm: fx.GraphModule) -> Plan:
     return plan
 
 
-def split_rows(linear: fx.Node, layout: Layout) -> int:
+def split_rows(linear: fx.Node, layout: Layout | FusedLayout) -> int:
     """Make a linear column-parallel: each rank computes some of the output features."""
     weight, bias = weight_of(linear), bias_of(linear)
     if placement_of(weight) != REPLICATE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -10,15 +11,21 @@ from torch import fx
 from tpcompile.errors import ShardingError
 from tpcompile.ir.activations import OtherMlp, activations
 from tpcompile.ir.info import model_of
-from tpcompile.ir.meta import operand, origin_of
+from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import (
     ATTENTION,
+    CAUSAL_CONV,
     DECODE_OPS,
+    DELTA_DECAY,
     EMBEDDINGS,
+    GATED_DELTA_RULE,
+    GATED_RMS_NORM,
     LINEAR,
     RMS_NORM,
     ROPE,
+    SIGMOID_GATE,
     SWIGLU,
+    arguments_of,
     op_name,
 )
 from tpcompile.ir.text import format_node
@@ -30,12 +37,34 @@ _PER_HEAD = (ROPE, RMS_NORM)
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """An attention op and the linears around it."""
+    """An attention op and the linears around it.
+
+    The rows of `gate` are those of an output gate; often they are rows of the query projection.
+    """
 
     attention: fx.Node
     query: fx.Node
     key: fx.Node
     value: fx.Node
+    gate: fx.Node | None
+    output: fx.Node
+
+
+@dataclass(frozen=True)
+class DeltaBlock:
+    """A gated delta rule, and the linears and parameters around it."""
+
+    rule: fx.Node
+    conv: fx.Node
+    """The convolution, whose channels are those of queries, keys and values, in this order."""
+    inputs: fx.Node
+    """The linear of these channels."""
+    decay: fx.Node
+    """The call of `delta_decay`, with a rate and a bias per value head."""
+    a: fx.Node
+    """The linear that the decay reads."""
+    beta: fx.Node
+    gate: fx.Node
     output: fx.Node
 
 
@@ -58,6 +87,20 @@ def head_ops(heads: fx.Node) -> list[fx.Node]:
     return chain
 
 
+def source_of_heads(part: fx.Node) -> fx.Node:
+    """Return the heads of which `part` is one of several parts, such as query and gate, or `part`.
+
+    Parts of heads are made by splitting the last dimension of `[T, heads, width]`.
+    """
+    if part.target is not operator.getitem:
+        return part
+    split = operand(part)
+    whole = split.target is aten.split_with_sizes.default and operand(split)
+    dims = value_type(part).dims
+    parted = whole and whole.target is aten.unflatten.int and dims == 3
+    return whole if whole and parted and arguments_of(split)["dim"] % dims == 2 else part
+
+
 def attention_blocks(graph: fx.Graph) -> list[AttentionBlock]:
     return [_attention_block(node) for node in graph.nodes if node.target is ATTENTION]
 
@@ -68,15 +111,54 @@ def mlp_blocks(graph: fx.Graph) -> list[MlpBlock]:
     return gated + [_other_mlp_block(mlp) for mlp in activations(graph)]
 
 
+def delta_blocks(graph: fx.Graph) -> list[DeltaBlock]:
+    return [_delta_block(node) for node in graph.nodes if node.target is GATED_DELTA_RULE]
+
+
 def _attention_block(node: fx.Node) -> AttentionBlock:
     query, key, value = (_projection(node, operand) for operand in node.args[:3])
     merged = _only_user(node, aten.flatten.using_ints)
-    return AttentionBlock(node, query, key, value, _only_user(merged, LINEAR))
+    (user,) = merged.users if len(merged.users) == 1 else (merged,)
+    gate = None
+    if user.target is SIGMOID_GATE and operand(user) is merged:
+        features = operand(user, 1)
+        merges = features.target is aten.flatten.using_ints
+        gate = _projection(node, operand(features) if merges else features)
+        merged = user
+    return AttentionBlock(node, query, key, value, gate, _only_user(merged, LINEAR))
+
+
+def _delta_block(node: fx.Node) -> DeltaBlock:
+    given = arguments_of(node)
+    parts = [_expect(given[name], aten.unflatten.int, node, "heads") for name in "qkv"]
+    items = [_expect(operand(part), operator.getitem, node, "channels") for part in parts]
+    split = _expect(operand(items[0]), aten.split_with_sizes.default, node, "channels")
+    if [(operand(item), item.args[1]) for item in items] != [(split, place) for place in range(3)]:
+        raise ShardingError(
+            f"%{node.name} cannot be sharded: its channels must be one value split in three",
+            where=str(origin_of(node)),
+            got=format_node(split),
+            expected="the channels of queries, keys and values, side by side in this order",
+        )
+    conv = _expect(operand(split), CAUSAL_CONV, node, "channels")
+    decay = _expect(given["decay"], DELTA_DECAY, node, "a decay")
+    sigmoid = _expect(given["beta"], aten.sigmoid.default, node, "a share")
+    norm = _only_user(node, GATED_RMS_NORM)
+    return DeltaBlock(
+        node,
+        conv,
+        _expect(operand(conv), LINEAR, node, "the projection of its channels"),
+        decay,
+        _expect(operand(decay), LINEAR, node, "the projection of its decay"),
+        _expect(operand(sigmoid), LINEAR, node, "the projection of its share"),
+        _projection(node, operand(norm, 1)),
+        _only_user(_only_user(norm, aten.flatten.using_ints), LINEAR),
+    )
 
 
 def _projection(attention: fx.Node, operand: object) -> fx.Node:
     assert isinstance(operand, fx.Node)
-    heads = head_ops(operand)[-1]
+    heads = source_of_heads(head_ops(operand)[-1])
     source = heads.args[0] if heads.target is aten.unflatten.int else heads
     assert isinstance(source, fx.Node)
     if source.target is RMS_NORM:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,14 @@ class CheckpointFiles:
     encodings: Encodings = NO_ENCODINGS
     quantized: Mapping[str, ToQuantize] = field(default_factory=dict)
     """The weights that are quantized while they are read, by name."""
+    ignored: tuple[str, ...] = ()
+    """Regular expressions of the names of stored tensors that the model does not need."""
 
     def open(self) -> Checkpoint:
         """Open the files; the caller closes them."""
-        return Checkpoint(self.directory, self.tensors, self.aliases, self.chosen, self.encodings)
+        return Checkpoint(
+            self.directory, self.tensors, self.aliases, self.chosen, self.encodings, self.ignored
+        )
 
 
 class Checkpoint(Closing):
@@ -92,8 +97,9 @@ class Checkpoint(Closing):
         aliases: Mapping[str, str],
         chosen: Any = None,
         encodings: Encodings = NO_ENCODINGS,
+        ignored: Sequence[str] = (),
     ) -> None:
-        self._directory, self._encodings = directory, encodings
+        self._directory, self._encodings, self._ignored = directory, encodings, ignored
         self._files = (
             GgufFiles(directory) if is_gguf(directory) else SafetensorsFiles(directory, chosen)
         )
@@ -279,6 +285,7 @@ class Checkpoint(Closing):
             name
             for name in self._shapes
             if name not in used and name not in aliases and not name.endswith(DERIVED)
+            if not any(re.search(pattern, name) for pattern in self._ignored)
         ]
         if extra:
             raise CheckpointError(

@@ -97,7 +97,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         self._programs = ranks.programs if isinstance(ranks, ProgramRanks) else None
         self._steps = 0
         kept = self._rank_modules[0].cache
-        self._pool = BlockPool(kept.block, self._enough(kept.block)) if kept else None
+        states = BlockPool(1) if self._rank_modules[0].states else None
+        self._pool = BlockPool(kept.block, self._enough(kept.block), states) if kept else None
         self._open_calls = OpenCalls()
         weakref.finalize(self, self._open_calls.end)  # also runs at exit, before the ranks end
         self.eval()
@@ -245,12 +246,9 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         if cache is None:
             return self._ranks.run(Step(packed.inputs(), output))
         with cache.append(packed.sequences, batch=len(packed.real)) as placed:
-            inputs = packed.inputs() | {
-                "slots": placed.slots,
-                "tables": placed.tables,
-                "lengths": placed.lengths,
-            }
-            return self._ranks.run(Step(inputs, output, placed.blocks, placed.copies))
+            inputs = packed.inputs() | placed.inputs()
+            step = Step(inputs, output, placed.blocks, placed.copies, states=placed.states)
+            return self._ranks.run(step)
 
     def new_cache(self) -> PagedCache:
         """Return an empty KV cache to pass as `past_key_values`, or `cache`."""
@@ -260,7 +258,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
                 expected="a pipeline that ends in cache-kv",
                 hint="Pass the whole sequence in each call, with use_cache=False",
             )
-        layers = self._rank_modules[0].cache.layers  # type: ignore[union-attr]
+        layers = self.config.num_hidden_layers
         return PagedCache(self._pool, layers, self.max_seq_len, self.max_batch)
 
     def _cache_for(self, given: Any, use_cache: bool | None) -> PagedCache | None:

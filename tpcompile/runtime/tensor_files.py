@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tpcompile.checkpoint_files import changed, files_of, size_of, unreadable
+from tpcompile.checkpoint_files import changed, files_of, size_of, text_names, unreadable
 from tpcompile.closing import Closing
 from tpcompile.gguf import open_gguf
 from tpcompile.gguf.kinds import PLAIN
@@ -44,7 +44,9 @@ class SafetensorsFiles(TensorFiles):
         self._open = ExitStack()
         self._files: dict[Path, Any] = {}
         self._sizes: dict[Path, int] = {}
-        self.where = files_of(directory, chosen)
+        files = files_of(directory, chosen)
+        self._names = text_names(files)
+        self.where = {name: files[stored] for name, stored in self._names.items()}
         try:
             self.shapes = {name: tuple(self._tensor(name).get_shape()) for name in self.where}
         except BaseException:
@@ -77,7 +79,7 @@ class SafetensorsFiles(TensorFiles):
                 self._sizes[path] = path.stat().st_size
             except (SafetensorError, OSError) as error:
                 raise unreadable(path, error) from error
-        return self._files[path].get_slice(name)
+        return self._files[path].get_slice(self._names[name])
 
 
 class GgufFiles(TensorFiles):

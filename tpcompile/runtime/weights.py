@@ -219,7 +219,7 @@ def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
         tensors, aliases = _before_quantization(captured)
         quantized = _to_quantize(captured)
         encodings = NO_ENCODINGS if quantized else captured.encodings
-        named = tensors, aliases, chosen, encodings, quantized
+        named = tensors, aliases, chosen, encodings, quantized, captured.ignored
         return CheckpointFiles(directory_of(model), *named)
     if captured.model is None:
         raise CheckpointError(

@@ -16,7 +16,14 @@ from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.backends.torch_tp.functions import (
     as_matrix,
     attention,
+    causal_conv,
     decoded_rows,
+    delta_decay,
+    gated_delta_rule,
+    gated_rms_norm,
+    resumed_conv,
+    resumed_delta_rule,
+    sigmoid_gate,
     vocab_embedding,
 )
 from tpcompile.ir.format import Format
@@ -28,13 +35,20 @@ __all__ = [
     "argmax",
     "as_matrix",
     "attention",
+    "causal_conv",
     "decoded",
     "decoded_rows",
+    "delta_decay",
+    "gated_delta_rule",
+    "gated_rms_norm",
     "linear",
     "local_argmax",
     "paged_attention",
+    "resumed_conv",
+    "resumed_delta_rule",
     "rms_norm",
     "rope",
+    "sigmoid_gate",
     "swiglu",
     "vocab_embedding",
 ]
@@ -58,21 +72,27 @@ def linear(
     )
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centered: bool = False
+) -> torch.Tensor:
     """See `tpcompile.ir.ops.norm`."""
-    if x.dim() in (2, 3) and prompts.takes(x, weight):
+    if x.dim() in (2, 3) and not zero_centered and prompts.takes(x, weight):
         return prompts.norm(x, weight, eps)
-    return torchs.rms_norm(x, weight, eps)
+    return torchs.rms_norm(x, weight, eps, zero_centered)
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    zero_centered: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `tpcompile.ir.ops.norm`."""
-    whole = x.dim() == 2 and x.is_contiguous() and residual.is_contiguous()
+    whole = x.dim() == 2 and x.is_contiguous() and residual.is_contiguous() and not zero_centered
     if whole and residual.dtype in (x.dtype, torch.float32) and prompts.takes(x, weight):
         return prompts.add_norm(x, residual, weight, eps)
-    return torchs.add_rms_norm(x, residual, weight, eps)
+    return torchs.add_rms_norm(x, residual, weight, eps, zero_centered)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -86,7 +106,7 @@ def rope(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
 ) -> torch.Tensor:
     """See `tpcompile.ir.ops.rotary`."""
-    whole = cos.is_contiguous() and sin.is_contiguous()
+    whole = cos.is_contiguous() and sin.is_contiguous() and cos.shape[-1] == x.shape[-1]
     if not interleaved and whole and prompts.takes(x, cos, sin):
         return prompts.rope(x, cos, sin)
     return torchs.rope(x, cos, sin, interleaved)

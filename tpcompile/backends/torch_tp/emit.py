@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -16,6 +16,7 @@ from tpcompile.backends.torch_tp.expressions import Line, Scope, statements
 from tpcompile.backends.torch_tp.layers import (
     LayerCode,
     Section,
+    kept_numbers,
     layer_codes,
     registering,
     reordering,
@@ -81,8 +82,11 @@ def emit_sources(
     sections = sections_of(graph, [node for end in ends for node in end.nodes])
     scope = Scope(info.tp, storages, _outer_names(sections, graph))
     layers = [section.layer for section in sections if section.layer is not None]
+    kept = kept_numbers(graph)
     codes = [
-        layer_codes(section, info.tp, storages) for section in sections if section.layer is not None
+        layer_codes(section, info.tp, storages, kept)
+        for section in sections
+        if section.layer is not None
     ]
     registered = list(_registered(graph, scope))
     inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
@@ -92,15 +96,16 @@ def emit_sources(
     for rank in range(info.tp):
         own = [code[rank] for code in codes]
         classes = _classes(layers, own)
+        made = _made(layers, [classes[code][0] for code in own], kept)
         module = _CLASS.format(
             rank=rank,
-            parts="\n".join([*registered, *_made(layers, [classes[code][0] for code in own])]),
+            parts="\n".join([*registered, *made]),
             inputs=", ".join(inputs),
             body="\n".join(line[rank] for line in forward),
         )
-        made = (code.source(name, numbers) for code, (name, numbers) in classes.items())
+        layer_classes = (code.source(*whose) for code, whose in classes.items())
         header = _header(gm, rank, storages, functions)
-        sources.append("".join([header, *made, module]))
+        sources.append("".join([header, *layer_classes, module]))
     return sources
 
 
@@ -187,7 +192,7 @@ def _registered(graph: fx.Graph, scope: Scope) -> Iterator[str]:
     yield from reordering(outside, scope)
 
 
-def _made(layers: Sequence[int], classes: Sequence[str]) -> Iterator[str]:
+def _made(layers: Sequence[int], classes: Sequence[str], kept: Mapping[int, int]) -> Iterator[str]:
     """Yield the lines that make the layers, each of its class."""
     if not layers:
         return
@@ -196,13 +201,31 @@ def _made(layers: Sequence[int], classes: Sequence[str]) -> Iterator[str]:
     for name, run in groupby(zip(classes, layers, strict=True), key=itemgetter(0)):
         numbers = [layer for _, layer in run]
         if len(numbers) == 1:
-            yield f"                {name}({numbers[0]}, parameters, group),"
+            shown = ", ".join(str(number) for number in _numbers(numbers[0], kept))
+            yield f"                {name}({shown}, parameters, group),"
             continue
-        whole, *others = runs_of(numbers)
-        shown = numbers if others else whole
-        yield f"                *({name}(layer, parameters, group) for layer in {shown}),"
+        names = "layer, kept" if numbers[0] in kept else "layer"
+        each = f"*({name}({names}, parameters, group) for {names} in {_spelled(numbers, kept)})"
+        yield f"                {each},"
     yield "            ]"
     yield "        )"
+
+
+def _numbers(layer: int, kept: Mapping[int, int]) -> tuple[int, ...]:
+    return (layer, kept[layer]) if layer in kept else (layer,)
+
+
+def _spelled(layers: Sequence[int], kept: Mapping[int, int]) -> str:
+    """Return the expression of what layers are made by: their numbers, or pairs of these."""
+    if layers[0] in kept:
+        own = _range([kept[layer] for layer in layers])
+        return f"zip({_range(layers)}, {own}, strict=True)"
+    return _range(layers)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    whole, *others = runs_of(numbers)
+    return str(list(numbers) if others else whole)
 
 
 def _forward(sections: Sequence[Section], ends: Sequence[_End], scope: Scope) -> Iterator[Line]:

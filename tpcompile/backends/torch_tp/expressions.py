@@ -56,6 +56,9 @@ class Scope:
     names: Mapping[fx.Node, str]
     """The values and parameters that have other names here than in the graph."""
     layer: int | None = None
+    kept: int | None = None
+    """The number of the layer among those of its state; None if layers of one kind of mixer keep
+    states, so that both numbers are the same."""
 
     def name(self, node: fx.Node) -> str:
         """Return the name of a value."""
@@ -82,8 +85,11 @@ class Scope:
 
     def argument(self, name: str, arg: Any) -> str:
         """Return the source of a named argument; the number of the layer is an attribute."""
-        if name == _LAYER and self.layer is not None and arg == self.layer:
-            return "self.layer"
+        if name == _LAYER and self.layer is not None:
+            if arg == self.kept:
+                return "self.kept"
+            if self.kept is None and arg == self.layer:
+                return "self.layer"
         return self.text(arg)
 
     def line(self, text: str) -> Line:

@@ -15,15 +15,16 @@ from tpcompile.backends.torch_tp.expressions import AS_MATRIX, Scope, statements
 from tpcompile.backends.torch_tp.storage import Storage, Storages
 from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.names import base_name, prefix_of, short_name
+from tpcompile.ir.ops import arguments_of, spec_of
 
 _CLASS = '''
 
 class {name}(torch.nn.Module):
     """{whose}."""
 
-    def __init__(self, layer, parameters, group):
+    def __init__(self, {numbers}, parameters, group):
         super().__init__()
-        self.layer = layer
+{assigned}
         self.group = group
 {parameters}
 
@@ -32,7 +33,7 @@ class {name}(torch.nn.Module):
         return {gives}
 '''
 
-_ATTRIBUTES = frozenset((*dir(torch.nn.Module()), "layer", "group"))
+_ATTRIBUTES = frozenset((*dir(torch.nn.Module()), "layer", "kept", "group"))
 """The attributes of a layer's module that are no parameters."""
 
 
@@ -75,12 +76,16 @@ class LayerCode:
     takes: tuple[str, ...]
     body: tuple[str, ...]
     gives: tuple[str, ...]
+    numbers: tuple[str, ...]
+    """The numbers of a layer by which its class is made."""
 
     def source(self, name: str, layers: Sequence[int]) -> str:
         """Return the class of these layers."""
         return _CLASS.format(
             name=name,
             whose=_spoken(layers),
+            numbers=", ".join(self.numbers),
+            assigned="\n".join(f"        self.{name} = {name}" for name in self.numbers),
             parameters="\n".join(self.parameters),
             takes=", ".join(self.takes),
             body="\n".join(self.body),
@@ -88,19 +93,46 @@ class LayerCode:
         )
 
 
-def layer_codes(section: Section, ranks: int, storages: Storages) -> list[LayerCode]:
-    """Return the code of a section that is in a layer, for each rank."""
+def kept_numbers(graph: fx.Graph) -> dict[int, int]:
+    """Return the number of each layer among the layers that have states of its kind.
+
+    It is empty if these are the numbers of the layers themselves.
+    """
+    found = {
+        layer: int(arguments_of(node)["layer"])
+        for node in graph.nodes
+        if (spec := spec_of(node)) and "layer" in spec.argument_names
+        if (layer := origin_of(node).layer) is not None
+    }
+    return {} if all(layer == kept for layer, kept in found.items()) else found
+
+
+def layer_codes(
+    section: Section, ranks: int, storages: Storages, kept: Mapping[int, int]
+) -> list[LayerCode]:
+    """Return the code of a section that is in a layer, for each rank.
+
+    `kept` are the numbers of layers among those with states of their kind.
+    """
     names = _short_names(section.nodes)
     takes = _names_of_reads(section, names)
     read = (n for node in section.nodes for n in node.all_input_nodes if n.op == "get_attr")
     parameters = list(dict.fromkeys(read))
     own = _short_names(parameters, _ATTRIBUTES)
-    scope = Scope(ranks, storages, {**names, **takes, **own}, section.layer)
+    assert section.layer is not None
+    number = kept.get(section.layer)
+    scope = Scope(ranks, storages, {**names, **takes, **own}, section.layer, number)
     registered = tuple(_registering(parameters, scope))
     lines = list(statements(section.nodes, scope))
     gives = tuple(names[node] for node in section.writes)
     return [
-        LayerCode(registered, tuple(takes.values()), tuple(line[rank] for line in lines), gives)
+        LayerCode(
+            registered,
+            tuple(takes.values()),
+            tuple(line[rank] for line in lines),
+            gives,
+            ("layer",) if number is None else ("layer", "kept"),
+        )
         for rank in range(ranks)
     ]
 

@@ -28,11 +28,13 @@ from tpcompile.ir.ops.decode import (
     PARTIAL_ATTENTION,
     QKV_OPS,
 )
-from tpcompile.ir.ops.elementwise import ACTIVATIONS, ELEMENTWISE, SWIGLU
+from tpcompile.ir.ops.delta import CAUSAL_CONV, DELTA_DECAY, GATED_DELTA_RULE
+from tpcompile.ir.ops.elementwise import ACTIVATIONS, ELEMENTWISE, SIGMOID_GATE, SWIGLU
 from tpcompile.ir.ops.embedding import EMBEDDING, EMBEDDINGS, VOCAB_EMBEDDING
 from tpcompile.ir.ops.linear import LINEAR
-from tpcompile.ir.ops.norm import ADD_RMS_NORM, RMS_NORM
+from tpcompile.ir.ops.norm import ADD_RMS_NORM, GATED_RMS_NORM, RMS_NORM
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
+from tpcompile.ir.ops.resumed import RESUMED, RESUMED_CONV, RESUMED_DELTA_RULE
 from tpcompile.ir.ops.rotary import ROPE, ROTARY, TABLES
 from tpcompile.ir.ops.spec import SPECS, Cost, OpSpec, RuleError, arguments_of, op_name, spec_of
 
@@ -48,11 +50,15 @@ __all__ = [
     "CACHED_ATTENTION",
     "CACHE_OPS",
     "CACHE_WRITERS",
+    "CAUSAL_CONV",
     "COLLECTIVES",
     "DECODE_OPS",
+    "DELTA_DECAY",
     "ELEMENTWISE",
     "EMBEDDING",
     "EMBEDDINGS",
+    "GATED_DELTA_RULE",
+    "GATED_RMS_NORM",
     "LINEAR",
     "LINEAR_RESIDUAL",
     "NORM_GATE_UP_SWIGLU",
@@ -66,9 +72,13 @@ __all__ = [
     "QKV_OPS",
     "REDISTRIBUTE",
     "REDUCE_SCATTER",
+    "RESUMED",
+    "RESUMED_CONV",
+    "RESUMED_DELTA_RULE",
     "RMS_NORM",
     "ROPE",
     "ROTARY",
+    "SIGMOID_GATE",
     "SPECS",
     "SWIGLU",
     "TABLES",

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tpcompile.ir.layout import Layout
+from tpcompile.ir.ops.groups import check_groups, check_whole_heads, local_map
 from tpcompile.ir.ops.head_order import is_interleaved
-from tpcompile.ir.ops.spec import Cost, define, local_bytes, refuse, require, streaming_cost
-from tpcompile.ir.types import REPLICATE, Partial, ValueType
+from tpcompile.ir.ops.spec import Cost, define, local_bytes, require, streaming_cost
+from tpcompile.ir.types import REPLICATE, ValueType
 
 
 def attention(
@@ -173,63 +173,20 @@ def attention_rule(
         "no map, since each rank's map is derived from the layouts",
     )
     for kind in (q, k):
-        if isinstance(kind.placement, Partial):
-            refuse("partial-nonlinear", kind, "an operand that is already summed")
-        sharded_elsewhere = kind.placement != REPLICATE and kind.layout_of(-2) is None
-        require(not sharded_elsewhere, "whole-heads", kind, "a value sharded by head or not at all")
-        layout = kind.layout_of(-2)
-        whole = layout is None or (isinstance(layout, Layout) and layout.grain == 1)
-        require(whole, "whole-heads", kind, "a layout in units of single heads")
+        check_whole_heads(kind, -2)
     orders = is_interleaved(q), is_interleaved(k)
     require(orders[0] == orders[1], "head-order", f"q {q}, k {k}", "the same head order in both")
     require(v.role is None, "head-order", f"v {v}", "values in the model's order")
-    _check_groups(q, k, heads // shared)
+    check_groups(q.layout_of(-2), k.layout_of(-2), heads // shared, "kv-heads", ("query", "KV"))
     return q.in_role(None)
-
-
-def _check_groups(q: ValueType, k: ValueType, group: int) -> None:
-    """Refuse layouts in which a rank lacks a KV head that its query heads read."""
-    queries, keys = q.layout_of(-2), k.layout_of(-2)
-    if queries is None:
-        require(
-            keys is None,
-            "kv-heads",
-            f"q {q}, k {k}",
-            "all KV heads on every rank, like the query heads",
-        )
-        return
-    if keys is None:
-        return
-    assert isinstance(queries, Layout) and isinstance(keys, Layout)
-    for rank in range(queries.ranks):
-        missing = {head // group for head in queries.held(rank)}.difference(keys.held(rank))
-        if missing:
-            refuse(
-                "kv-heads",
-                f"rank {rank} holds KV heads {keys.held(rank)} for query heads "
-                f"{queries.held(rank)}",
-                f"also KV head {min(missing)}, which query head {min(missing) * group} reads",
-                "give each rank the KV heads that its query heads read",
-            )
 
 
 def attention_localize(
     result: ValueType, rank: int, q: ValueType, k: ValueType, **_: Any
 ) -> dict[str, Any]:
     """Return the KV head that each query head of the rank reads, unless groups are even."""
-    queries, keys = q.layout_of(-2), k.layout_of(-2)
-    if queries is None:
-        return {}
-    assert isinstance(queries, Layout) and isinstance(k.shape[-2], int)
-    group = queries.units // k.shape[-2]
-    held = list(range(k.shape[-2]))
-    if isinstance(keys, Layout):
-        held = keys.held(rank)
-    found = [held.index(head // group) for head in queries.held(rank)]
-    even = len(found) % len(held) == 0 and found == [
-        i // (len(found) // len(held)) for i in range(len(found))
-    ]
-    return {} if even else {"kv_heads": found}
+    assert isinstance(k.shape[-2], int)
+    return local_map("kv_heads", q.layout_of(-2), k.layout_of(-2), k.shape[-2], rank)
 
 
 def attention_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:

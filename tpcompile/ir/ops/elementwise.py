@@ -132,7 +132,23 @@ def _check_swiglu(gate: ValueType, up: ValueType) -> None:
     require(gate.shape == up.shape, "swiglu", f"{gate} and {up}", "gate and up of the same shape")
 
 
-SWIGLU = composite(swiglu, check=_check_swiglu)
+def softplus_rule(self: ValueType, beta: float = 1, threshold: float = 20) -> ValueType:
+    require((beta, threshold) == (1, 20), "softplus", (beta, threshold), "torch's defaults")
+    return unary_rule(self)
+
+
+def cast_like_rule(self: ValueType, other: ValueType) -> ValueType:
+    return cast_rule(self, other.dtype)
+
+
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Compute x · sigmoid(gate): the output gate of an attention."""
+    return x * aten.sigmoid.default(gate)  # type: ignore[no-any-return]
+
+
+def _check_gate(x: ValueType, gate: ValueType) -> None:
+    require(x == gate, "sigmoid-gate", f"{x} and {gate}", "a gate of the type of the value")
+
 
 _RULES: dict[Any, Rule] = {
     aten.add.Tensor: sum_rule,
@@ -146,9 +162,16 @@ _RULES: dict[Any, Rule] = {
     aten.rsqrt.default: unary_rule,
     aten.pow.Tensor_Scalar: power_rule,
     aten.to.dtype: cast_rule,
+    aten.type_as.default: cast_like_rule,
+    aten.exp.default: unary_rule,
+    aten.sigmoid.default: unary_rule,
+    aten.softplus.default: softplus_rule,
 }
 for _target, _rule in _RULES.items():
     declare(_target, _rule, streaming_cost)
+
+SWIGLU = composite(swiglu, check=_check_swiglu)
+SIGMOID_GATE = composite(sigmoid_gate, check=_check_gate)
 
 ELEMENTWISE = frozenset(_RULES)
 """The ATen ops that compute each element of the result from one element of each operand."""

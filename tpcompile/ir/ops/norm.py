@@ -1,10 +1,11 @@
-"""RMS norm, add + RMS norm, and `aten.mean`, which captured norms contain."""
+"""RMS norm, also with an addition or a gate, and `aten.mean`, which captured norms contain."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from torch.nn import functional
 
 from tpcompile.ir.ops.elementwise import promoted, sum_rule, unary_rule
 from tpcompile.ir.ops.spec import declare, define, dim_of, refuse, require, streaming_cost
@@ -22,24 +23,50 @@ def rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
+    zero_centered: bool = False,
     normalized: Callable[[torch.Tensor, float], torch.Tensor] = normalized,
 ) -> torch.Tensor:
-    """Normalise in fp32 with the given `normalized`, and round where Hugging Face rounds."""
-    return weight * normalized(x.float(), eps).to(x.dtype)
+    """Normalise in fp32 with the given `normalized`, and round where Hugging Face rounds.
+
+    If it is `zero_centered`, the scale is `1 + weight`, and only the product is rounded.
+    """
+    return _scaled(normalized(x.float(), eps), weight, x.dtype, zero_centered)
+
+
+def _scaled(
+    wide: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype, zero_centered: bool
+) -> torch.Tensor:
+    if zero_centered:
+        return (wide * (1 + weight.float())).to(dtype)
+    return weight * wide.to(dtype)
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    zero_centered: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the normed residual sum and the sum itself, both in the dtype of `x`.
 
     If `residual` is a sum in fp32, the norm sees the total before it is rounded.
     """
     total = x + residual
-    return weight * normalized(total.float(), eps).to(x.dtype), total.to(x.dtype)
+    wide = normalized(total.float(), eps)
+    return _scaled(wide, weight, x.dtype, zero_centered), total.to(x.dtype)
 
 
-def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Normalise each head of `x`, and multiply it by the SiLU of its gate in fp32."""
+    return (rms_norm(x, weight, eps) * functional.silu(gate.float())).to(x.dtype)
+
+
+def rms_norm_rule(
+    x: ValueType, weight: ValueType, eps: float, zero_centered: bool = False
+) -> ValueType:
     if x.layout_of(-1) is not None:
         refuse(
             "norm-axis",
@@ -61,15 +88,26 @@ def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:
         f"{x} with the scale {weight}",
         "a head and its scale in the same order",
     )
-    return ValueType(x.shape, promoted(weight, x), unary_rule(x).placement, x.role)
+    dtype = x.dtype if zero_centered else promoted(weight, x)
+    return ValueType(x.shape, dtype, unary_rule(x).placement, x.role)
+
+
+def gated_rms_norm_rule(x: ValueType, gate: ValueType, weight: ValueType, eps: float) -> ValueType:
+    normed = rms_norm_rule(x, weight, eps)
+    require(gate == x, "gated-norm", f"{x} with the gate {gate}", "a gate of the type of the heads")
+    return ValueType(x.shape, x.dtype, normed.placement)
 
 
 def add_rms_norm_rule(
-    x: ValueType, residual: ValueType, weight: ValueType, eps: float
+    x: ValueType,
+    residual: ValueType,
+    weight: ValueType,
+    eps: float,
+    zero_centered: bool = False,
 ) -> tuple[ValueType, ValueType]:
     require(x.shape == residual.shape, "add-norm", f"{x} and {residual}", "terms of the same shape")
     total = ValueType(x.shape, x.dtype, sum_rule(x, residual).placement)
-    return rms_norm_rule(total, weight, eps), total
+    return rms_norm_rule(total, weight, eps, zero_centered), total
 
 
 def mean_rule(
@@ -95,3 +133,4 @@ declare(aten.mean.dim, mean_rule, streaming_cost)
 
 RMS_NORM = define(rms_norm, rule=rms_norm_rule, cost=streaming_cost, takes_roles=True)
 ADD_RMS_NORM = define(add_rms_norm, rule=add_rms_norm_rule, cost=streaming_cost)
+GATED_RMS_NORM = define(gated_rms_norm, rule=gated_rms_norm_rule, cost=streaming_cost)

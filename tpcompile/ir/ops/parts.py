@@ -113,6 +113,14 @@ def split_rule(
     )
 
 
+def chunk_rule(self: ValueType, chunks: int, dim: int = 0) -> tuple[ValueType, ...]:
+    extent = self.shape[dim_of(self, dim)]
+    require(isinstance(extent, int), "split", self, "a known extent")
+    assert isinstance(extent, int)
+    size = -(-extent // chunks)
+    return split_rule(self, tuple(min(size, extent - at) for at in range(0, extent, size)), dim)
+
+
 def split_localize(
     result: tuple[ValueType, ...], rank: int, dim: int = 0, **_: Any
 ) -> dict[str, Any]:
@@ -138,5 +146,6 @@ declare(aten.select.int, select_rule, free_cost)
 declare(aten.slice.Tensor, slice_rule, free_cost)
 declare(aten.cat.default, concat_rule, streaming_cost)
 declare(aten.split_with_sizes.default, split_rule, free_cost, split_localize, takes_roles=True)
+declare(aten.chunk.default, chunk_rule, free_cost)
 declare(aten.index_select.default, rows_rule, streaming_cost)
 declare(aten.index.Tensor, index_rule, streaming_cost)

@@ -42,10 +42,16 @@ def rope(
 ) -> torch.Tensor:
     """Rotate every head of `x[T, heads, width]` by tables `[T, width]`.
 
+    Narrower tables rotate only the first elements of a head.
+
     Pair `i` of a head is `(i, i + half)`, or `(2i, 2i + 1)` in interleaved heads. In both orders
     its first element uses column `i` of the tables and its second element column `i + half`, so
     the results agree even if the two halves of the tables differ.
     """
+    rotated = cos.shape[-1]
+    if rotated < x.shape[-1]:
+        first = rope(x[..., :rotated], cos, sin, interleaved)
+        return torch.cat([first, x[..., rotated:].to(first.dtype)], -1)
     if interleaved:
         turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
         cos, sin = interleave(cos), interleave(sin)
@@ -67,14 +73,22 @@ def split_halves(x: torch.Tensor) -> torch.Tensor:
 
 def rope_rule(x: ValueType, cos: ValueType, sin: ValueType, interleaved: bool = False) -> ValueType:
     require(
-        x.dims == 3 and cos == sin and cos.shape == (x.shape[0], x.shape[2]),
+        x.dims == 3 and cos == sin and cos.dims == 2 and cos.shape[0] == x.shape[0],
         "rope",
         f"{x} with {cos}",
         "x[T, heads, width] with tables [T, width]",
     )
-    width = x.shape[2]
-    pairs = isinstance(width, int) and width % 2 == 0
+    width, rotated = x.shape[2], cos.shape[1]
+    assert isinstance(width, int) and isinstance(rotated, int)
+    pairs = rotated % 2 == 0
     require(pairs, "rope", x, "heads of an even width, since they are rotated in pairs")
+    fits = rotated == width or (rotated < width and not interleaved)
+    require(
+        fits,
+        "rope",
+        f"{x} with {cos}",
+        "tables as wide as a head, or narrower for heads that are not interleaved",
+    )
     if x.layout_of(2) is not None:
         refuse("whole-heads", x, "the whole head on one rank, to rotate it")
     require(

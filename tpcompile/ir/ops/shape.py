@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,26 +47,42 @@ def view_rule(self: ValueType, size: tuple[Any, ...] = (), shape: Any = None) ->
         "write the view as unflatten or flatten (pass canonicalize)",
     )
     wanted = [s.symbol if isinstance(s, SymbolType) else s for s in (shape or size)]
-    names = [extent for extent in self.shape if isinstance(extent, str)]
+    total, symbols = _elements(self.shape)
+    known, named = _elements(extent for extent in wanted if extent != -1)
+    left = [symbol for symbol in symbols if symbol not in named]
     require(
-        names == [s for s in wanted if isinstance(s, str)],
+        all(symbol in symbols for symbol in named) and len(left) <= wanted.count(-1) <= 1,
         "view",
         wanted,
         f"the same symbolic extents as {self}",
     )
-    known, total = 1, 1
-    for extent in wanted:
-        known *= extent if isinstance(extent, int) and extent > 0 else 1
-    for extent in self.shape:
-        total *= extent if isinstance(extent, int) else 1
-    result = tuple(total // known if extent == -1 else extent for extent in wanted)
     require(
         total % known == 0 and (wanted.count(-1) == 1 or known == total),
         "view",
         wanted,
         f"as many elements as {self}",
     )
-    return ValueType(result, self.dtype)
+    rest = _product(total // known, left)
+    return ValueType(tuple(rest if extent == -1 else extent for extent in wanted), self.dtype)
+
+
+def _elements(shape: Iterable[Dim]) -> tuple[int, list[str]]:
+    """Return the product of the known extents and of those of the form `8*T`, and the symbols."""
+    total, symbols = 1, []
+    for extent in shape:
+        if isinstance(extent, str):
+            factor, _, symbol = extent.rpartition("*")
+            symbols.append(symbol)
+            extent = int(factor or 1)
+        total *= extent
+    return total, symbols
+
+
+def _product(factor: int, symbols: Sequence[str]) -> Dim:
+    """Return the extent of an axis of tokens, merged with others as in `8*T`, or a number."""
+    if not symbols:
+        return factor
+    return symbols[0] if factor == 1 else f"{factor}*{symbols[0]}"
 
 
 def transpose_rule(self: ValueType, dim0: int, dim1: int) -> ValueType:
@@ -83,6 +99,27 @@ def unsqueeze_rule(self: ValueType, dim: int) -> ValueType:
     dim = dim_of(self, dim, extra=1)
     behind = isinstance(self.placement, Shard) and self.placement.dim >= dim
     return shifted(self, (*self.shape[:dim], 1, *self.shape[dim:]), int(behind))
+
+
+def squeeze_rule(self: ValueType, dim: int) -> ValueType:
+    dim = dim_of(self, dim)
+    require(self.shape[dim] == 1, "squeeze", self, f"an extent of 1 in dimension {dim}")
+    behind = isinstance(self.placement, Shard) and self.placement.dim > dim
+    return shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(behind))
+
+
+def expand_rule(self: ValueType, size: tuple[Any, ...], implicit: bool = False) -> ValueType:
+    require(self.placement == REPLICATE, "expand", self, "a replicated value")
+    wanted = [s.symbol if isinstance(s, SymbolType) else s for s in size]
+    require(
+        len(wanted) == self.dims
+        and all(new in (-1, old) or old == 1 for new, old in zip(wanted, self.shape, strict=True)),
+        "expand",
+        wanted,
+        f"the extents of {self}, or others for those of 1",
+    )
+    shape = (old if new == -1 else new for new, old in zip(wanted, self.shape, strict=True))
+    return ValueType(tuple(shape), self.dtype)
 
 
 def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueType:
@@ -163,6 +200,8 @@ declare(aten.view.default, view_rule, free_cost)
 declare(aten.reshape.default, view_rule, free_cost)
 declare(aten.transpose.int, transpose_rule, free_cost)
 declare(aten.unsqueeze.default, unsqueeze_rule, free_cost)
+declare(aten.squeeze.dim, squeeze_rule, free_cost)
+declare(aten.expand.default, expand_rule, free_cost)
 declare(aten.unflatten.int, unflatten_rule, free_cost, takes_roles=True)
 declare(aten.flatten.using_ints, flatten_rule, free_cost)
 declare(aten.dropout.default, dropout_rule, free_cost)

@@ -10,7 +10,7 @@ import torch
 from tpcompile.ir.dtypes import DTYPES
 from tpcompile.ir.format import Format
 from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout, TokenLayout
-from tpcompile.ir.roles import CacheOf, Interleaved, QueriesOf, Role, SpansOf
+from tpcompile.ir.roles import CacheOf, Interleaved, QueriesOf, Role, SpansOf, StatesOf
 from tpcompile.ir.text.layouts import LayoutNames
 from tpcompile.ir.text.printer import format_type
 from tpcompile.ir.text.scanner import Scanner
@@ -26,6 +26,8 @@ from tpcompile.ir.types import (
 )
 
 SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_PRODUCT = re.compile(r"(?:[1-9][0-9]{0,15}\*)?[A-Za-z][A-Za-z0-9_]*")
+"""A symbolic extent, which may be merged with a known one, as in `8*T`."""
 _LAYOUT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:#[0-9]+)?")
 _STORED = re.compile(r"[a-z0-9:]+")
 _PARTS = re.compile(r":[^,\]]*")
@@ -129,7 +131,7 @@ class TypeParser:
 
 
 def _extent(line: Scanner) -> Dim:
-    symbol = SYMBOL.match(line.text, line.place)
+    symbol = _PRODUCT.match(line.text, line.place)
     if symbol is None:
         return line.integer("an extent")
     line.place = symbol.end()
@@ -162,6 +164,8 @@ def _role(line: Scanner) -> Role | None:
     """Read the role of a value, if there is one."""
     if line.accept(" cache("):
         return CacheOf(*_named(line, "block"))
+    if line.accept(" states"):
+        return StatesOf()
     if line.accept(" queries("):
         return QueriesOf(*_named(line, "layer", "block"))
     for part in ("values", "lse"):

@@ -1,4 +1,4 @@
-"""The blocks of the KV cache: reference counts, and allocation as sequences grow.
+"""Blocks of the KV cache and states: reference counts, and allocation as sequences grow.
 
 A model has a pool, and so has each engine, which adds contents (`tpcompile.serving.blocks`).
 """
@@ -15,10 +15,14 @@ import torch
 
 @dataclass(frozen=True)
 class Row:
-    """A sequence: its blocks in order, the last of which may be partly full, and its length."""
+    """A sequence: its blocks in order, the last of which may be partly full, and its length.
+
+    With linear attention, it also has the state after its last token.
+    """
 
     blocks: tuple[int, ...] = ()
     length: int = 0
+    state: int | None = None
 
 
 class BlockPool:
@@ -28,9 +32,13 @@ class BlockPool:
     are thread-safe. A caller that acts on a result must hold `lock` from the call to the action.
     """
 
-    def __init__(self, block: int, enough: int | None = None) -> None:
+    def __init__(
+        self, block: int, enough: int | None = None, states: BlockPool | None = None
+    ) -> None:
         self.block = block
         """The number of tokens in a block."""
+        self.states = states
+        """The pool of the states of linear attention, whose blocks are states."""
         self.lock = threading.RLock()
         self._enough = enough
         """The number of blocks for the model's limits; doubling does not skip past it."""
@@ -94,6 +102,24 @@ class BlockPool:
                     del self._holders[id]
                     self._taken[id] = 0
 
+    def share_row(self, row: Row) -> None:
+        """Add one sequence to the holders of the blocks and of the state of a row."""
+        with self.lock:
+            self.share(row.blocks)
+            if self.states is not None and row.state is not None:
+                self.states.share((row.state,))
+
+    def free_row(self, row: Row) -> None:
+        """Remove one sequence from the holders of the blocks and of the state of a row."""
+        with self.lock:
+            self.free(row.blocks)
+            self.free_state(row)
+
+    def free_state(self, row: Row) -> None:
+        """Remove one sequence from the holders of the state of a row."""
+        if self.states is not None and row.state is not None:
+            self.states.free((row.state,))
+
     def abandon(self, rows: Sequence[Row]) -> None:
         """Free the blocks of rows; safe to call from a finaliser.
 
@@ -105,7 +131,7 @@ class BlockPool:
     def _collect(self) -> None:
         while self._abandoned:
             for row in self._abandoned.popleft():
-                self.free(row.blocks)
+                self.free_row(row)
 
     def _make_room(self, count: int) -> None:
         """Grow to a power of two, so that the ranks, which copy their whole cache, seldom grow."""
@@ -129,6 +155,21 @@ class Growth:
     """The blocks to free when the old rows are no longer needed."""
     copies: tuple[tuple[int, int], ...]
     """Pairs (source, target): a shared block is copied before it is written."""
+
+    def undo(self, pool: BlockPool, before: Sequence[Row]) -> None:
+        """Free what was taken: the step did not run."""
+        pool.free(self.taken)
+        self._free_states(pool, self.rows, before)
+
+    def finish(self, pool: BlockPool, before: Sequence[Row]) -> None:
+        """Free what the rows `before` held and the new ones do not."""
+        pool.free(self.replaced)
+        self._free_states(pool, before, self.rows)
+
+    def _free_states(self, pool: BlockPool, rows: Sequence[Row], kept: Sequence[Row]) -> None:
+        for row, other in zip(rows, kept, strict=True):
+            if row.state != other.state:
+                pool.free_state(row)
 
 
 def blocks_for(length: int, block: int) -> int:
@@ -163,7 +204,8 @@ def _grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
             replaced[last] += 1
             copies.append((last, fresh[0]))
         taken += fresh
-        grown[index] = Row(kept + fresh, length)
+        state = pool.states.take(1)[0] if pool.states is not None else None
+        grown[index] = Row(kept + fresh, length, state)
     return Growth(tuple(grown), tuple(taken), tuple(replaced.elements()), tuple(copies))
 
 
@@ -175,6 +217,11 @@ def slots_of(before: Sequence[Row], after: Sequence[Row], block: int) -> torch.T
         for place in range(old.length, new.length)
     ]
     return torch.tensor(slots, dtype=torch.long)
+
+
+def states_of(rows: Sequence[Row]) -> torch.Tensor:
+    """Return int64 [rows]: the state of each row, 0 if it has none yet."""
+    return torch.tensor([row.state or 0 for row in rows], dtype=torch.long)
 
 
 def tables_of(rows: Sequence[Row]) -> torch.Tensor:

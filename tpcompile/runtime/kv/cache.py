@@ -13,7 +13,15 @@ from transformers import Cache
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.cache_name import CACHE
-from tpcompile.runtime.kv.blocks import BlockPool, Row, blocks_for, grow, slots_of, tables_of
+from tpcompile.runtime.kv.blocks import (
+    BlockPool,
+    Row,
+    blocks_for,
+    grow,
+    slots_of,
+    states_of,
+    tables_of,
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,17 @@ class Appended:
     """Blocks to copy before the first write, as pairs (source, target)."""
     blocks: int
     """The number of blocks that the ranks must have."""
+    read: torch.Tensor
+    """int64 [sequences]: the state of linear attention that each sequence resumes from."""
+    write: torch.Tensor
+    """int64 [sequences]: the state that the step writes for each sequence."""
+    states: int
+    """The number of states that the ranks must have; 0 without linear attention."""
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return the inputs of a graph by name."""
+        found = {"slots": self.slots, "tables": self.tables, "lengths": self.lengths}
+        return found | ({"read": self.read, "write": self.write} if self.states else {})
 
 
 class PagedCache(Cache):
@@ -94,12 +113,15 @@ class PagedCache(Cache):
                 torch.tensor(self.lengths, dtype=torch.long),
                 growth.copies,
                 self.pool.blocks,
+                states_of(before),
+                states_of(growth.rows),
+                self.pool.states.blocks if self.pool.states is not None else 0,
             )
         except BaseException:
             self._rows[:], self.real = held
-            self.pool.free(growth.taken)
+            growth.undo(self.pool, before)
             raise
-        self.pool.free(growth.replaced)
+        growth.finish(self.pool, before)
 
     def _check_batch(self, batch: int) -> None:
         if self.is_initialized and batch != len(self._rows):
@@ -143,12 +165,20 @@ class PagedCache(Cache):
         kept = asked if asked > 0 else max(0, columns + asked)
         if kept >= columns:
             return
+        if kept and self.pool.states is not None:
+            raise UnsupportedError(
+                "A KV cache of a model with linear attention cannot be cropped",
+                got=f"{kept} of {columns} columns to keep",
+                expected="no columns to keep, as reset leaves, since earlier states are gone",
+                hint="Copy the cache with copy.deepcopy before tokens that may be taken back",
+            )
         self.real = self.real[:, :kept]
         for index, length in enumerate(self.real.sum(1).tolist()):
             row = self._rows[index]
             held = blocks_for(length, self.pool.block)
             self._rows[index] = Row(row.blocks[:held], length)
             self.pool.free(row.blocks[held:])
+            self.pool.free_state(row)
 
     def reset(self) -> None:
         """Clear the cache; the next batch may have any size."""
@@ -181,10 +211,10 @@ class PagedCache(Cache):
         before = list(self._rows)
         rows = [before[index] for index in chosen.tolist()]
         for row in rows:
-            self.pool.share(row.blocks)
+            self.pool.share_row(row)
         self._rows[:], self.real = rows, self.real[chosen]
         for row in before:
-            self.pool.free(row.blocks)
+            self.pool.free_row(row)
 
     def activate_past_recording(self) -> None:
         """Do nothing: the whole past is kept, so `crop` can always return to it."""
@@ -214,7 +244,7 @@ class PagedCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        return True
+        return self.pool.states is None
 
     @property
     def is_sliding(self) -> list[bool]:
@@ -237,7 +267,7 @@ class PagedCache(Cache):
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedCache:
         copied = PagedCache(self.pool, self._depth, self._max_seq_len, self._max_batch)
         for row in self._rows:
-            self.pool.share(row.blocks)
+            self.pool.share_row(row)
         copied._rows[:], copied.real = self._rows, self.real
         memo[id(self)] = copied
         return copied

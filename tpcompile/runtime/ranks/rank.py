@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +27,7 @@ from tpcompile.ir.kv import row_in_memory
 from tpcompile.ir.meta import OUTPUTS, parameter_of, parameters, value_type
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.recipe import Recipe
+from tpcompile.ir.roles import StatesOf
 from tpcompile.passes.cache_kv import CACHE, block_size
 from tpcompile.pause import paused_collector
 from tpcompile.runtime.ranks.executors import StepExecutors
@@ -51,6 +52,7 @@ class RankModule:
     """The parameters by their names in the graph."""
     outputs: tuple[str, ...]
     cache: CacheShape | None
+    states: tuple[StatesShape, ...]
     rotary: tuple[tuple[int, torch.dtype], ...]
     """The rotary tables that the module uses: width and dtype."""
 
@@ -82,6 +84,22 @@ class CacheShape:
         memory = torch.frombuffer(zeros(size), dtype=torch.uint8)
         memory[:: mmap.PAGESIZE] = 0
         return memory.view(self.dtype).view(shape).transpose(2, 3)
+
+
+@dataclass(frozen=True)
+class StatesShape:
+    """States of linear attention of a rank, `[layers, states, *shape]`."""
+
+    name: str
+    """The name of the graph's input."""
+    layers: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def allocate(self, count: int, device: torch.device) -> torch.Tensor:
+        """Allocate so many states of each layer, which are zero."""
+        shape = (self.layers, count, *self.shape)
+        return torch.zeros(shape, dtype=self.dtype, device=device)
 
 
 class Ranks(Protocol):
@@ -199,6 +217,7 @@ def rank_modules(graph: fx.GraphModule, executor: type[Executor] | None = None) 
             },
             OUTPUTS[: len(info_of(graph).outputs)],
             cache_shape(graph, rank),
+            tuple(states_shapes(graph, rank)),
             tuple(dict.fromkeys(rotary)),
         )
         for rank, source in enumerate(emit_sources(graph, storages, functions))
@@ -216,7 +235,16 @@ def cache_shape(graph: fx.GraphModule, rank: int) -> CacheShape | None:
     return CacheShape(int(layers), int(heads), row, dtype, block_size(graph))
 
 
-_READ_BY_HOST = ("starts", "tables", "lengths")
+def states_shapes(graph: fx.GraphModule, rank: int) -> Iterator[StatesShape]:
+    """Yield the states of linear attention of a rank."""
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and value_type(node).role == StatesOf():
+            kind = value_type(node)
+            layers, _, *shape = kind.local_shape(rank)
+            yield StatesShape(node.name, int(layers), tuple(map(int, shape)), kind.dtype)
+
+
+_READ_BY_HOST = ("starts", "tables", "lengths", "read", "write")
 """Inputs that the host reads for addresses: on a GPU, each layer would copy them back."""
 
 
@@ -236,6 +264,7 @@ class Rank:
         self._weights = weights
         self._device = device
         self._cache = module.cache.allocate(0, device) if module.cache else None
+        self._states = {one.name: one.allocate(0, device) for one in module.states}
         self._executors = StepExecutors(lambda rank, name: self.parameter(name))
 
     def run(self, step: Step) -> torch.Tensor:
@@ -246,6 +275,7 @@ class Rank:
         }
         if self._cache is not None:
             inputs[CACHE] = self.cache_for(step)
+            inputs |= self._states
         if len(self.module.outputs) > 1:
             inputs["output"] = step.output
         with torch.inference_mode():
@@ -273,6 +303,7 @@ class Rank:
     def cache_for(self, step: Step) -> torch.Tensor:
         """Return the KV cache, grown and with blocks copied as a step requires."""
         self._make_room(step.blocks)
+        self._make_room_for_states(step.states)
         self._copy(step.copies)
         return self.cache
 
@@ -284,6 +315,13 @@ class Rank:
         grown = self.module.cache.allocate(blocks, self._device)
         grown[:, :, : self._cache.shape[2]] = self._cache
         self._cache = grown
+
+    def _make_room_for_states(self, count: int) -> None:
+        for one in self.module.states:
+            old = self._states[one.name]
+            if count > old.shape[1]:
+                self._states[one.name] = grown = one.allocate(count, self._device)
+                grown[:, : old.shape[1]] = old
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         if not copies:

@@ -30,6 +30,8 @@ class Step:
     """The number of KV cache blocks that each rank must have."""
     copies: Sequence[tuple[int, int]] = field(default=())
     """Blocks to copy before the step, as pairs (source, target)."""
+    states: int = field(default=0, kw_only=True)
+    """The number of states of linear attention that each rank must have."""
     steps: int = 1
     """The number of steps to run, fewer if all sequences end."""
     stops: tuple[int, ...] = ()
@@ -41,7 +43,7 @@ class Step:
 def digest(step: Step) -> torch.Tensor:
     """Return two integers that differ if the inputs of a step differ."""
     found = hashlib.blake2b(digest_size=16)
-    rest = step.output, step.blocks, list(step.copies), step.steps, step.stops
+    rest = step.output, step.blocks, list(step.copies), step.states, step.steps, step.stops
     found.update(repr(rest).encode())
     for name, value in step.inputs.items():
         found.update(f"{name} {tuple(value.shape)}".encode())

@@ -1,0 +1,99 @@
+"""Linear attention in a shell: the functions that compute with earlier tokens become ops.
+
+Hugging Face has no registry of such functions, as it has for attention. A layer calls them by
+names of its module, and the chunked delta rule loops over tokens. So the copy of a layer that is
+traced runs the code of its forward with other globals. Hugging Face's module stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpcompile.errors import UnsupportedError
+
+_CHUNK = "torch_chunk_gated_delta_rule"
+_RECURRENT = "torch_recurrent_gated_delta_rule"
+_CONV = "causal_conv1d_fn"
+_UPDATE = "causal_conv1d_update"
+
+
+def is_linear_attention(module: nn.Module) -> bool:
+    """Return whether the forward of a module calls the gated delta rule by its name."""
+    code = getattr(_forward(module), "__code__", None)
+    return code is not None and _CHUNK in code.co_names
+
+
+def with_ops(module: nn.Module) -> None:
+    """Make every gated delta net in a module of a shell call ops."""
+    for part in module.modules():
+        if is_linear_attention(part):
+            forward = _forward(part)
+            given = {name: partial(made, part) for name, made in _INSTEAD.items()}
+            own = FunctionType(
+                forward.__code__,
+                forward.__globals__ | given,
+                forward.__name__,
+                forward.__defaults__,
+                forward.__closure__,
+            )
+            own.__kwdefaults__ = forward.__kwdefaults__
+            vars(part)["forward"] = MethodType(own, part)
+
+
+def _forward(module: nn.Module) -> Any:
+    return inspect.unwrap(type(module).forward)
+
+
+def _causal_conv(
+    module: Any,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    starts: torch.Tensor | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """Implement `causal_conv1d_fn`, whose channels are dimension 1, with `tpc.causal_conv`."""
+    if activation not in ("silu", "swish"):
+        raise UnsupportedError(
+            f"{type(module).__name__} applies {activation} after its convolution", expected="silu"
+        )
+    x, layer = hidden_states.transpose(1, 2), module.layer_idx
+    mixed = torch.ops.tpc.causal_conv(x, weight.unsqueeze(1), bias, starts, layer)
+    return mixed.transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def _delta_rule(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    starts: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Implement `torch_chunk_gated_delta_rule` with `tpc.gated_delta_rule`."""
+    mixed = torch.ops.tpc.gated_delta_rule(query, key, value, g, beta, starts, module.layer_idx)
+    return mixed, None
+
+
+def _no_step(module: nn.Module, *_: Any, **__: Any) -> Any:
+    raise UnsupportedError(
+        f"{type(module).__name__} computes a step of one token while it is traced",
+    )
+
+
+_INSTEAD: dict[str, Callable[..., Any]] = {
+    _CONV: _causal_conv,
+    _CHUNK: _delta_rule,
+    _UPDATE: _no_step,
+    _RECURRENT: _no_step,
+}

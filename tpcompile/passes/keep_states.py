@@ -1,0 +1,115 @@
+"""Pass `keep-states`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.errors import PassError
+from tpcompile.ir.meta import origin_of, value_type
+from tpcompile.ir.ops import (
+    CAUSAL_CONV,
+    GATED_DELTA_RULE,
+    RESUMED_CONV,
+    RESUMED_DELTA_RULE,
+    arguments_of,
+)
+from tpcompile.ir.ops.resumed import STATE_HEADS, TAIL_CHANNELS
+from tpcompile.ir.roles import StatesOf
+from tpcompile.ir.types import ValueType
+from tpcompile.rewriting.rewrite import Report, calls, insert_bound, replace
+
+TAILS = "tails"
+"""The input with the last inputs of all convolutions, for the rank's channels."""
+STATES = "states"
+"""The input with the matrices of all delta rules, for the rank's value heads."""
+
+
+@dataclass(frozen=True)
+class KeepStates:
+    """Let linear attention resume from the states of sequences, which become inputs of the graph.
+
+    Run it after cache-kv, and after every pass that shards the graph or looks for linear attention.
+
+                                             f32[layers, S, heads, width, width] %states, like %v
+        %o = gated_delta_rule(%q, %k, %v,    i64[N] %read, i64[N] %write
+                              %starts, …) →  %o = resumed_delta_rule(%q, %k, %v, %states, %starts,
+                                                                     %lengths, %read, %write, …)
+    """
+
+    name: ClassVar[str] = "keep-states"
+    after: ClassVar[tuple[str, ...]] = ("canonicalize", "raise-gates", "cache-kv")
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        found = calls(gm, GATED_DELTA_RULE)
+        if not found:
+            return Report()
+        lengths = next((n for n in gm.graph.nodes if n.name == "lengths"), None)
+        if lengths is None or lengths.op != "placeholder":
+            raise PassError(
+                "Linear attention cannot keep its states without the lengths of sequences",
+                where=str(origin_of(found[0])),
+                expected="a graph with attention, which cache-kv has given a cache",
+                hint="Put keep-states after cache-kv",
+            )
+        numbers = {name: _input(lengths, name, value_type(lengths)) for name in ("write", "read")}
+        matches = 0
+        for target, resumed, name, state in _KEPT:
+            nodes = calls(gm, target)
+            kinds = [state(node, len(nodes)) for node in nodes]
+            kept = _input(lengths, name, _common(kinds, nodes))
+            for layer, node in enumerate(nodes):
+                given = {**arguments_of(node), **numbers, "lengths": lengths, name: kept}
+                with gm.graph.inserting_before(node):
+                    new = insert_bound(node, resumed, {**given, "layer": layer})
+                replace(node, new)
+                gm.graph.erase_node(node)
+            matches += len(nodes)
+        return Report(matches=matches)
+
+
+def _input(after: fx.Node, name: str, kind: ValueType) -> fx.Node:
+    with after.graph.inserting_after(after):
+        made = after.graph.placeholder(name)
+    made.meta |= {"type": kind, "origin": origin_of(after)}
+    return made
+
+
+def _common(kinds: list[ValueType], nodes: list[fx.Node]) -> ValueType:
+    """Return the type of the states of all layers."""
+    odd = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if odd is not None:
+        raise PassError(
+            f"The states of %{nodes[odd].name} must have the type of those of %{nodes[0].name}",
+            where=str(origin_of(nodes[odd])),
+            got=str(kinds[odd]),
+            expected=str(kinds[0]),
+        )
+    return kinds[0]
+
+
+def _tails(node: fx.Node, layers: int) -> ValueType:
+    x, weight = (value_type(arguments_of(node)[name]) for name in ("x", "weight"))
+    taps, channels = weight.shape[2], x.shape[-1]
+    assert isinstance(taps, int)
+    kind = ValueType((layers, "S", taps - 1, channels), x.dtype, role=StatesOf())
+    layout = x.layout_of(-1)
+    return kind if layout is None else kind.sharded(TAIL_CHANNELS, layout)
+
+
+def _states(node: fx.Node, layers: int) -> ValueType:
+    k, v = (value_type(arguments_of(node)[name]) for name in "kv")
+    shape = (layers, "S", v.shape[-2], k.shape[-1], v.shape[-1])
+    kind = ValueType(shape, torch.float32, role=StatesOf())
+    layout = v.layout_of(-2)
+    return kind if layout is None else kind.sharded(STATE_HEADS, layout)
+
+
+_KEPT: tuple[tuple[Any, Any, str, Callable[[fx.Node, int], ValueType]], ...] = (
+    (CAUSAL_CONV, RESUMED_CONV, TAILS, _tails),
+    (GATED_DELTA_RULE, RESUMED_DELTA_RULE, STATES, _states),
+)
