@@ -76,6 +76,13 @@ SMALL = {**_TEXT, **_EXPERTS, **_LATENT, **_DECODER}
 
 _NO_TYPES: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
 _MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
+_HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 4,
+}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
@@ -99,6 +106,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"]},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "state_size": 8, "n_groups": 1},
+    "olmo_hybrid": _HYBRID,
+    "qwen3_5": {"text_config": {**_TEXT, **_HYBRID}},
+    **dict.fromkeys(("qwen3_5_text", "qwen3_next"), _HYBRID),
     "moshi": {"audio_vocab_size": 32},
     "reformer": {
         "axial_pos_embds_dim": [16, 16],
@@ -133,6 +143,7 @@ NEEDED_PACKAGES: dict[str, str] = {"gemma3n": "timm"}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 _PARTIAL = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("cwm", {"num_hidden_layers": 5}),
     ("cwm", {"layer_types": SLIDING, "num_hidden_layers": 3}),
@@ -147,19 +158,24 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"num_hidden_layers": 3, "use_sliding_window": True, "max_window_layers": 1}),
     ("qwen3", {"num_hidden_layers": 3, "use_sliding_window": True, "max_window_layers": 1}),
     ("qwen3", {"num_hidden_layers": 3, "use_sliding_window": True, "layer_types": SLIDING}),
+    ("qwen3_5_text", {"layer_types": ["full_attention", "linear_attention"]}),
+    ("qwen3_next", {"mlp_only_layers": [0, 1]}),
     ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
     ("smollm3", {"num_hidden_layers": 5}),
     ("smollm3", {"num_hidden_layers": 3, "layer_types": SLIDING}),
 ]
 """Other settings of classes that compile: windows, biases, tying, mixed layer types."""
 
-EQUAL = frozenset({"llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"})
+EQUAL = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_5_text", "seed_oss", "smollm3"}
+)
 """Classes that must compile with any version of Hugging Face."""
 
 REASONS: dict[str, str] = {
     "encoder": r"is an encoder",
     "more than text": r"takes inputs other than text",
     "layers of other kinds": r"has .*layers of kind ",
+    "linear attention alone": r"has .*linear attention in all of its layers",
     "complex rotary": r"has .*rotary tables of complex numbers",
     "half-width rotary": r"has .*rotary tables of half the rotated width",
     "rotary per layer type": r"has .*a rotary table per layer type",
@@ -177,6 +193,7 @@ REASONS: dict[str, str] = {
     "layers called otherwise": r"does not call layer|does not call each of its layers once",
     "between layers": r"computes something between its layers",
     "buffer": r"reads the buffer",
+    "fused channels": r"the projection of its channels must be a separate linear",
     "op without a rule": r"uses an op that tpcompile cannot type \(rule (known-op|slice)\)",
     "another MLP": r"There is no SwiGLU in the graph",
     "transposed norm": r"transposes heads before it normalises them",

@@ -27,7 +27,13 @@ def test_json_holds_the_configurations(cli: Cli) -> None:
     assert found == list(PRESETS.values())
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b", "qwen3-0.6b", "tiny-qwen3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen2.5-0.5b", "qwen2.5-7b", "qwen3-0.6b", "tiny-qwen3"),
+        *("qwen3.5-0.8b", "qwen3.5-9b", "qwen3.5-27b", "tiny-qwen3.5"),
+    ],
+)
 def test_parameters_are_those_of_the_model(name: str) -> None:
     model = module_of(config_of(f"preset:{name}"), None)
     assert parameters(preset(name)) == model.num_parameters()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, ModernBertConfig
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from tests.captures import captured_once
 from tests.causal_lms import KINDS, tiny_config, tiny_model
@@ -48,7 +49,11 @@ REFUSED: dict[str, tuple[str, str]] = {
         "before the transpose",
     ),
     "olmo2": ("Olmo2ForCausalLM normalises all heads together", "per head"),
-    "qwen3_5_text": ("Qwen3_5ForCausalLM has layers of kind linear_attention", "full_attention"),
+    "falcon_h1": ("FalconH1ForCausalLM has layers of kind hybrid", "full_attention"),
+    "minimax": (
+        "MiniMaxForCausalLM has layers of kind linear_attention other than Qwen3.5's and ",
+        "gated delta nets with one convolution for queries, keys and values",
+    ),
     "gpt2": ("GPT2LMHeadModel has no rotary position embedding", "rotates its heads by position"),
     "bart": ("BartForCausalLM has .*attention that is not causal", "to earlier tokens only"),
     "gemma": ("GemmaForCausalLM reads the buffer", "parameters only"),
@@ -123,9 +128,34 @@ def test_one_layer_in_two_places() -> None:
         capture(model)
 
 
+@pytest.mark.skipif("qwen3_5_text" not in KINDS, reason="needs Qwen3.5")
+def test_linear_attention_alone_is_refused() -> None:
+    """The lengths of sequences, which states need too, come with the KV cache of attention."""
+    model = tiny_model(tiny_config("qwen3_5_text", layer_types=["linear_attention"] * 2))
+    said = "^Qwen3_5ForCausalLM has linear attention in all of its layers. Expected at least one"
+    with pytest.raises(UnsupportedError, match=said):
+        capture(model)
+
+
+class _OwnAttention(LlamaAttention):
+    """Attention whose forward does not look its function up."""
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return self.o_proj(self.q_proj(hidden_states)), None
+
+
+def test_attention_that_looks_its_function_up_can_be_replaced() -> None:
+    """Qwen3.5 declares no support of other attention functions, but uses the interface."""
+    model = _llama()
+    model._supports_attention_backend = False
+    refuse_features(model)
+
+
 def test_attention_that_cannot_be_replaced_is_refused() -> None:
     model = _llama()
     model._supports_attention_backend = False
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = _OwnAttention
     said = "LlamaForCausalLM has no attention that goes through Hugging Face's attention interface"
     with pytest.raises(UnsupportedError, match=said):
         capture(model)

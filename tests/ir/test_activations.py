@@ -39,6 +39,7 @@ KNOWN: dict[str, tuple[Activate, str]] = {
     "relu": (single(aten.relu.default), "relu"),
     "tanh": (single(aten.tanh.default), "tanh"),
     "silu": (single(aten.silu.default), "silu"),
+    "sigmoid": (single(aten.sigmoid.default), "sigmoid"),
     "written gelu": (written_gelu, "tanh"),
     "squared relu": (squared_relu, "relu"),
 }

@@ -31,6 +31,7 @@ STANDARD = [
     "capture",
     "canonicalize",
     "raise-norm",
+    "raise-gates",
     "raise-rope",
     "raise-swiglu",
     "raise-attention",
@@ -45,6 +46,7 @@ STANDARD = [
     "select-rows",
     "greedy-head",
     "cache-kv",
+    "keep-states",
 ]
 """The stages of the standard pipeline, in order."""
 

@@ -30,8 +30,9 @@ from tpcompile.ir.meta import operand, type_of, value_type
 from tpcompile.ir.ops import ATTENTION, PAGED_ATTENTION, SPECS
 from tpcompile.ir.simulate import materialise
 from tpcompile.ir.types import PARTIAL, Placement, Shard, ValueType
-from tpcompile.passes import decode_pipeline, default_pipeline, parse_pipeline, run_passes
+from tpcompile.passes import decode_pipeline, for_ranks, parse_pipeline, run_passes
 from tpcompile.passes.cache_kv import CACHE, CacheKv, block_size
+from tpcompile.passes.pipeline import Standard
 from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
@@ -86,7 +87,7 @@ class Decoder:
     """Emitted modules with their caches; all sequences use blocks of one pool."""
 
     def __init__(self, pair: Pair, tp: int, block: int, blocks: Sequence[int]) -> None:
-        passes = [*default_pipeline(tp)[:-1], CacheKv(block)]
+        passes = for_ranks(Standard(block).passes(), tp)
         self.gm = graph_after(pair, passes)
         self.group = SimulatedGroup(tp)
         self.load(pair)
@@ -214,13 +215,15 @@ def test_layers_with_other_keys_are_refused() -> None:
     assert "f32[T, 1, 8]" in said and "f32[T, 2, 8]" in said
 
 
-def test_two_attentions_of_one_layer_leave_no_valid_graph() -> None:
-    gm = two_attentions((2, 2), (0, 1))
+@pytest.mark.parametrize("places", [(0, 1), (3, 7), (3, 3)], ids=str)
+def test_every_attention_has_a_layer_of_the_cache(places: tuple[int, int]) -> None:
+    """Layers without attention have none, and two attentions of one layer have two."""
+    gm = two_attentions((2, 2), places)
     assert CacheKv().apply(gm).matches == 2
     assert check_graph(gm) == []
-    gm = two_attentions((2, 2), (3, 3))
-    CacheKv().apply(gm)
-    assert [problem.rule for problem in check_graph(gm)] == ["kv-cache"]
+    assert [node.args[LAYER] for node in calls(gm, PAGED_ATTENTION)] == [0, 1]
+    cache = next(node for node in gm.graph.nodes if node.name == CACHE)
+    assert value_type(cache).shape[0] == 2
 
 
 def test_keys_with_a_batch_dimension_are_refused() -> None:

@@ -86,7 +86,7 @@ class _NextRanksHeads(KvHeads):
 
 
 def test_the_wrong_kv_heads_do_not_pass_the_checker() -> None:
-    passes = default_pipeline(2)[:7]
+    passes = default_pipeline(2)[:8]
     with pytest.raises(FailedPassError) as failed:
         run_passes(step("kv-heads").pair.captured.graph, [*passes, _NextRanksHeads()])
     assert {problem.rule for problem in failed.value.problems} == {"kv-heads"}

@@ -115,7 +115,7 @@ def test_a_plan_must_come_first() -> None:
 
 
 def test_the_bias_of_a_row_parallel_linear_is_added_behind_the_sum() -> None:
-    gm = graph_after(biased_llama(), default_pipeline(2)[:7])
+    gm = graph_after(biased_llama(), default_pipeline(2)[:8])
     for total in calls(gm, REDISTRIBUTE):
         assert len(operand(total).args) == 2  # the linear has no bias any more
         (added,) = total.users

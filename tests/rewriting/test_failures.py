@@ -19,11 +19,11 @@ from tpcompile.rewriting.failures import check_inputs, error_of_numbers, error_o
 @pytest.fixture(scope="module")
 def graph() -> fx.GraphModule:
     captured = captured_once("preset:tiny-qwen3").graph
-    return run_passes(captured, default_pipeline()[:5])[0]
+    return run_passes(captured, default_pipeline()[:6])[0]
 
 
 def test_errors_of_passes(graph: fx.GraphModule) -> None:
-    assert error_of_passes(default_pipeline(2)[5:])(graph) == ""
+    assert error_of_passes(default_pipeline(2)[6:])(graph) == ""
     assert error_of_passes([DropGates()])(graph) == "drop-gates: swiglu"
     assert error_of_passes([Divide(), DropGates()])(graph) == "divide: ZeroDivisionError in apply"
     refused = error_of_passes([VocabParallel()])(graph)
@@ -32,8 +32,8 @@ def test_errors_of_passes(graph: fx.GraphModule) -> None:
 
 def test_right_passes_do_not_change_numbers(graph: fx.GraphModule) -> None:
     tables = SavedTables(info_of(graph).rotary)
-    assert error_of_numbers(default_pipeline(3)[5:], tables, 1e-3)(graph) == ""
-    assert error_of_numbers(decode_pipeline(2)[5:], tables, 1e-3)(graph) == ""
+    assert error_of_numbers(default_pipeline(3)[6:], tables, 1e-3)(graph) == ""
+    assert error_of_numbers(decode_pipeline(2)[6:], tables, 1e-3)(graph) == ""
 
 
 def test_wrong_numbers(graph: fx.GraphModule) -> None:

@@ -73,7 +73,7 @@ def _failure(pair: Pair, passes: list[Pass]) -> FailedPassError:
 
 
 def test_an_invalid_graph_names_the_pass_its_options_and_what_ran_before(pair: Pair) -> None:
-    error = _failure(pair, [*default_pipeline(2)[:10], DropCollective(which=1)])
+    error = _failure(pair, [*default_pipeline(2)[:11], DropCollective(which=1)])
     said = str(error)
     assert isinstance(error, PassError)
     assert "The pass drop-collective{which=1} left an invalid graph" in said
@@ -82,7 +82,7 @@ def test_an_invalid_graph_names_the_pass_its_options_and_what_ran_before(pair: P
 
 
 def test_an_invalid_graph_shows_the_rule_the_place_and_the_line(pair: Pair) -> None:
-    error = _failure(pair, [*default_pipeline(2)[:10], DropCollective(which=1)])
+    error = _failure(pair, [*default_pipeline(2)[:11], DropCollective(which=1)])
     problem, said = error.problems[0], str(error)
     assert problem.rule == "partial-nonlinear"
     assert "model.layers.0 modeling_qwen3.py" in problem.source
@@ -93,7 +93,7 @@ def test_an_invalid_graph_shows_the_rule_the_place_and_the_line(pair: Pair) -> N
 
 
 def test_three_problems_are_shown_and_the_others_counted(pair: Pair) -> None:
-    error = _failure(pair, [*default_pipeline(2)[:10], SwapShards()])
+    error = _failure(pair, [*default_pipeline(2)[:11], SwapShards()])
     assert {problem.rule for problem in error.problems} == {"recipe"}
     assert len(error.problems) > 3
     assert str(error).count("breaks the rule recipe") == 3
@@ -182,7 +182,7 @@ def test_describe_tells_options_that_are_not_the_default() -> None:
 
 def test_a_failed_pass_is_a_verify_error_too(pair: Pair) -> None:
     """A FailedPassError is a VerifyError, so users can catch invalid graphs by one class."""
-    error = _failure(pair, [*default_pipeline(2)[:10], DropCollective()])
+    error = _failure(pair, [*default_pipeline(2)[:11], DropCollective()])
     assert isinstance(error, VerifyError)
     first = error.problems[0]
     assert first.node in error.where
@@ -202,7 +202,7 @@ def test_a_pass_must_report(pair: Pair) -> None:
 
 
 def test_a_failure_keeps_its_problems_at_another_place(pair: Pair) -> None:
-    error = _failure(pair, [*default_pipeline(2)[:10], DropCollective()])
+    error = _failure(pair, [*default_pipeline(2)[:11], DropCollective()])
     moved = error.at("rank 1")
     assert (moved.where, moved.problems) == ("rank 1", error.problems)
     assert "At rank 1." in str(moved) and error.where != "rank 1"

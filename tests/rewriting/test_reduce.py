@@ -24,7 +24,7 @@ MOST_NODES = 15
 def graph() -> fx.GraphModule:
     """Return a graph of two layers, with all ops raised."""
     captured = captured_once("preset:tiny-qwen3").graph
-    return run_passes(captured, default_pipeline()[:5])[0]
+    return run_passes(captured, default_pipeline()[:6])[0]
 
 
 def _checked(reducer: Reducer, graph: fx.GraphModule) -> fx.GraphModule:

@@ -50,16 +50,33 @@ def _line(row: list[str], widths: list[int]) -> str:
 
 
 def parameters(config: dict[str, Any]) -> int:
-    """Return the number of parameters of a Qwen2 or Qwen3 configuration."""
-    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    """Return the number of parameters of a Qwen2, Qwen3 or Qwen3.5 configuration."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    attentions = layers // config.get("full_attention_interval", 1)
+    mixers = attentions * _attention(config)
+    if attentions < layers:
+        mixers += (layers - attentions) * _linear_attention(config)
+    others = 3 * hidden * config["intermediate_size"] + 2 * hidden
+    tables = 1 if config["tie_word_embeddings"] else 2
+    return int(mixers + layers * others + tables * config["vocab_size"] * hidden + hidden)
+
+
+def _attention(config: dict[str, Any]) -> int:
+    hidden, kind = config["hidden_size"], config["model_type"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     width = config.get("head_dim", hidden // heads)
-    rows = (heads + 2 * kv_heads) * width
-    biases = rows if config["model_type"] == "qwen2" else 2 * width  # qwen3: norms of heads
-    layer = hidden * (rows + heads * width) + biases + 3 * hidden * ffn + 2 * hidden
-    tables = 1 if config["tie_word_embeddings"] else 2
-    vocabulary = tables * config["vocab_size"] * hidden
-    return int(config["num_hidden_layers"] * layer + vocabulary + hidden)
+    gates = heads if kind == "qwen3_5_text" else 0
+    rows = (heads + gates + 2 * kv_heads) * width
+    biases = rows if kind == "qwen2" else 2 * width  # others: norms of heads
+    return int(hidden * (rows + heads * width) + biases)
+
+
+def _linear_attention(config: dict[str, Any]) -> int:
+    heads, width = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    channels = 2 * keys + heads * width
+    projections = config["hidden_size"] * (channels + 2 * heads * width + 2 * heads)
+    return int(projections + channels * config["linear_conv_kernel_dim"] + 2 * heads + width)
 
 
 def _short(count: int) -> str:

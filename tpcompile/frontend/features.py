@@ -11,6 +11,7 @@ from torch import nn
 
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.layers import outermost_lists
+from tpcompile.frontend.mixers import is_linear_attention
 from tpcompile.frontend.rotary import frequencies_of, rotary_modules, table_feature
 
 _LAYER_KINDS = ("full_attention", "sliding_attention", "linear_attention")
@@ -71,6 +72,18 @@ def _layer_kinds(module: nn.Module) -> Iterator[Feature]:
         yield Feature(
             f"layers of kind {'/'.join(others)}", f"layers of kind {' or '.join(_LAYER_KINDS)}"
         )
+
+
+def _linear_attention(module: nn.Module) -> Iterator[Feature]:
+    nets = any(map(is_linear_attention, module.modules()))
+    kinds = getattr(_config(module), "layer_types", None) or ()
+    if "linear_attention" in kinds and not nets:
+        yield Feature(
+            "layers of kind linear_attention other than Qwen3.5's",
+            "gated delta nets with one convolution for queries, keys and values",
+        )
+    if nets and not any(map(_calls_interface, module.modules())):
+        yield Feature("linear attention in all of its layers", "at least one layer of attention")
 
 
 def _rotary(module: nn.Module) -> Iterator[Feature]:
@@ -155,7 +168,8 @@ def _cross_attention(module: nn.Module) -> Iterator[Feature]:
 
 def _interface(module: nn.Module) -> Iterator[Feature]:
     declared = getattr(module, "_supports_attention_backend", False)
-    if not declared and not any(map(_calls_interface, module.modules())):
+    known = (_calls_interface, is_linear_attention)
+    if not declared and not any(knows(part) for part in module.modules() for knows in known):
         yield Feature(
             "no attention that goes through Hugging Face's attention interface",
             "a decoder-only model whose attention can be replaced, such as Qwen2 or Qwen3",
@@ -171,6 +185,7 @@ def _calls_interface(part: nn.Module) -> bool:
 _LOOKS: tuple[Callable[[nn.Module], Iterable[Feature]], ...] = (
     _adapters,
     _layer_kinds,
+    _linear_attention,
     _rotary,
     _experts,
     _head_widths,

@@ -25,9 +25,9 @@ _UPDATE = "causal_conv1d_update"
 
 
 def is_linear_attention(module: nn.Module) -> bool:
-    """Return whether the forward of a module calls the gated delta rule by its name."""
+    """Return whether a module is a gated delta net: its forward calls its functions by name."""
     code = getattr(_forward(module), "__code__", None)
-    return code is not None and _CHUNK in code.co_names
+    return code is not None and {_CHUNK, _CONV} <= set(code.co_names)
 
 
 def with_ops(module: nn.Module) -> None:
@@ -77,10 +77,16 @@ def _delta_rule(
     value: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
     starts: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Implement `torch_chunk_gated_delta_rule` with `tpc.gated_delta_rule`."""
+    if not use_qk_l2norm_in_kernel:
+        raise UnsupportedError(
+            f"{type(module).__name__} does not normalise its queries and keys",
+            expected="use_qk_l2norm_in_kernel=True",
+        )
     mixed = torch.ops.tpc.gated_delta_rule(query, key, value, g, beta, starts, module.layer_idx)
     return mixed, None
 

@@ -96,14 +96,14 @@ def _tails(node: fx.Node, layers: int) -> ValueType:
     x, weight = (value_type(arguments_of(node)[name]) for name in ("x", "weight"))
     taps, channels = weight.shape[2], x.shape[-1]
     assert isinstance(taps, int)
-    kind = ValueType((layers, "S", taps - 1, channels), x.dtype, role=StatesOf())
+    kind = ValueType((layers, "K", taps - 1, channels), x.dtype, role=StatesOf())
     layout = x.layout_of(-1)
     return kind if layout is None else kind.sharded(TAIL_CHANNELS, layout)
 
 
 def _states(node: fx.Node, layers: int) -> ValueType:
     k, v = (value_type(arguments_of(node)[name]) for name in "kv")
-    shape = (layers, "S", v.shape[-2], k.shape[-1], v.shape[-1])
+    shape = (layers, "K", v.shape[-2], k.shape[-1], v.shape[-1])
     kind = ValueType(shape, torch.float32, role=StatesOf())
     layout = v.layout_of(-2)
     return kind if layout is None else kind.sharded(STATE_HEADS, layout)

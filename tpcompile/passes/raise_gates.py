@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import operand, value_type
-from tpcompile.ir.ops import DELTA_DECAY, GATED_RMS_NORM, RMS_NORM, SIGMOID_GATE, SPECS
+from tpcompile.ir.ops import DELTA_DECAY, GATED_RMS_NORM, LINEAR, RMS_NORM, SIGMOID_GATE, SPECS
 from tpcompile.ir.pattern import UNKNOWN
 from tpcompile.rewriting.pattern import Bindings, Call, Maybe, Number, Value, check
 from tpcompile.rewriting.rewrite import Report, insert, rewrite
@@ -99,6 +99,7 @@ def _product(shape: tuple[int | str, ...]) -> int:
 
 def _sigmoid_gate(node: fx.Node, found: Bindings) -> fx.Node:
     x, gate = found["x"], found["gate"]
+    check(x.target is not LINEAR, node, "it is the activation of an MLP")
     check(value_type(x) == value_type(gate), node, "the gate must have the type of the value")
     return insert(node, SIGMOID_GATE, x, gate)
 

@@ -24,6 +24,7 @@ from tpcompile.ir.ops import (
     RMS_NORM,
     ROPE,
     SIGMOID_GATE,
+    SPECS,
     SWIGLU,
     arguments_of,
     op_name,
@@ -186,11 +187,12 @@ def _other_mlp_block(mlp: OtherMlp) -> MlpBlock:
 def _expect(source: object, target: object, reader: fx.Node, role: str) -> fx.Node:
     assert isinstance(source, fx.Node)
     if source.target is not target:
+        wanted = "a separate linear" if target is LINEAR else f"a result of {SPECS[target].name}"
         raise ShardingError(
-            f"%{reader.name} cannot be sharded: {role} must be a separate linear",
+            f"%{reader.name} of {model_of(reader.graph)} cannot be sharded: {role} must be {wanted}",
             where=str(origin_of(source)),
             got=format_node(source),
-            expected=f"{role} as aten.linear",
+            expected=f"{role} as {SPECS[target].name}",
         )
     return source
 
@@ -198,11 +200,13 @@ def _expect(source: object, target: object, reader: fx.Node, role: str) -> fx.No
 def _only_user(node: fx.Node, target: object) -> fx.Node:
     users: list[fx.Node] = list(node.users)
     if len(users) != 1 or users[0].target is not target:
+        gated = target is GATED_RMS_NORM
+        reader = SPECS[target].name if gated else "linear"
         raise ShardingError(
-            f"%{node.name} cannot be sharded: its result must go to exactly one linear",
+            f"%{node.name} cannot be sharded: its result must go to exactly one {reader}",
             where=str(origin_of(node)),
             got=", ".join(f"{op_name(user)} %{user.name}" for user in users),
-            expected="one linear that sums over the sharded axis",
+            expected=f"one {reader}{'' if gated else ' that sums over the sharded axis'}",
         )
     return users[0]
 

@@ -117,7 +117,8 @@ def test_refuses_tables_whose_sum_was_not_taken() -> None:
 
 
 def test_refuses_tables_of_other_tokens_or_widths() -> None:
-    for tables in (random(2, 8), random(3, 4), random(3, 4, 8)):
+    refused("rope", ROPE, X.in_role(one_head(8)), random(3, 4), random(3, 4), True)
+    for tables in (random(2, 8), random(3, 10), random(3, 4, 8)):
         refused("rope", ROPE, X, tables, tables)
     refused("rope", ROPE, random(12, 8), COS, SIN)
     whole = random(4, 4, 8, symbols=["T"])

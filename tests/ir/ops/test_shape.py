@@ -171,6 +171,9 @@ def test_views_keep_named_extents(op: Any) -> None:
         ((tokens, -1, 4), ("T", 3, 4)),
         ((1, tokens, 12), (1, "T", 12)),
         ((tokens, 2, 6), ("T", 2, 6)),
+        ((-1, 12), ("T", 12)),
+        ((-1, 4), ("3*T", 4)),
+        ((-1,), ("12*T",)),
     ):
         assert rule(VIEWED.kind, size) == ValueType(shape, torch.float32)
 
@@ -182,7 +185,8 @@ def test_refuses_views(op: Any) -> None:
     assert "canonicalize" in error.hint
     refused("view", op, random(4, 12).partial(), [4, 3, 4])
     refused("view", op, VIEWED, [1, 3, 4])
-    refused("view", op, VIEWED, [-1, 12])
+    refused("view", op, VIEWED, [-1, -1, 12])
+    refused("view", op, VIEWED, [-1, 5])
     refused("view", op, random(5, 12), [5, 13])
     refused("view", op, random(5, 12), [7, -1])
 

@@ -20,7 +20,11 @@ from tpcompile.ir.ops import (
     ATTENTION,
     ATTENTION_REDUCE,
     CACHED_ATTENTION,
+    CAUSAL_CONV,
+    DELTA_DECAY,
     EMBEDDING,
+    GATED_DELTA_RULE,
+    GATED_RMS_NORM,
     LINEAR,
     LINEAR_RESIDUAL,
     NORM_LINEAR,
@@ -32,9 +36,12 @@ from tpcompile.ir.ops import (
     PARTIAL_ATTENTION,
     REDISTRIBUTE,
     REDUCE_SCATTER,
+    RESUMED_CONV,
+    RESUMED_DELTA_RULE,
     RMS_NORM,
     ROPE,
     ROTARY,
+    SIGMOID_GATE,
     SPECS,
     SWIGLU,
     TABLES,
@@ -44,7 +51,7 @@ from tpcompile.ir.ops import (
     spec_of,
 )
 from tpcompile.ir.ops.spec import local_bytes, numel
-from tpcompile.ir.roles import CacheOf, QueriesOf, SpansOf
+from tpcompile.ir.roles import CacheOf, QueriesOf, SpansOf, StatesOf
 from tpcompile.ir.types import ValueType
 
 aten = torch.ops.aten
@@ -61,6 +68,13 @@ ONE_EACH = (
     operand(torch.tensor([3, 3, 4, 3])),
 )
 """Tables and lengths of four sequences with one new token each; no span is empty."""
+CONV = random(4, 6), random(6, 1, 3, seed=1), random(6, seed=2)
+DELTA = (
+    *(random(4, 1, 6), random(4, 1, 6, seed=1), HEADS),
+    *(operand(-random(4, 2).whole.abs()), random(4, 2, seed=1)),
+)
+RESUMED = STARTS, LENGTHS, operand(torch.tensor([1, 0])), operand(torch.tensor([2, 0]))
+"""The first sequence resumes from state 1, and the second is new."""
 
 SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten.view.default: (X, [2, 12]),
@@ -69,10 +83,13 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten.unsqueeze.default: (X, 1),
     aten.select.int: (X, 0, 1),
     aten.slice.Tensor: (X, 1, 2, 5, 2),
+    aten.squeeze.dim: (random(4, 1, 6), 1),
+    aten.expand.default: (random(1, 6), [3, -1]),
     aten.cat.default: ([X, X], 1),
     aten.unflatten.int: (X, 1, [-1, 3]),
     aten.flatten.using_ints: (X, 0, 1),
     aten.split_with_sizes.default: (X, [4, 2], 1),
+    aten.chunk.default: (random(4, 5), 2, 1),
     aten.index_select.default: (X, 0, IDS),
     aten.index.Tensor: (X, [None, IDS]),
     aten.contiguous.default: (X,),
@@ -89,7 +106,11 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten.square.default: (X,),
     aten.rsqrt.default: (operand(X.whole.abs() + 1),),
     aten.pow.Tensor_Scalar: (X, 2),
+    aten.exp.default: (X,),
+    aten.sigmoid.default: (X,),
+    aten.softplus.default: (X,),
     aten.to.dtype: (X, torch.bfloat16),
+    aten.type_as.default: (X, operand(X.whole.bfloat16())),
     aten.mean.dim: (X, [-1], True),
     EMBEDDING: (X, IDS),
     LINEAR: (X, random(3, 6), random(3)),
@@ -97,7 +118,14 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     RMS_NORM: (X, random(6), 1e-6),
     ADD_RMS_NORM: (X, random(4, 6, seed=1), random(6), 1e-6),
     ROPE: (HEADS, TABLE, TABLE),
+    GATED_RMS_NORM: (HEADS, random(4, 2, 6, seed=1), random(6), 1e-6),
     SWIGLU: (X, X),
+    SIGMOID_GATE: (X, random(4, 6, seed=1)),
+    CAUSAL_CONV: (*CONV, STARTS, 0),
+    DELTA_DECAY: (X, random(6), random(6, seed=1)),
+    GATED_DELTA_RULE: (*DELTA, STARTS, 0),
+    RESUMED_CONV: (*CONV, random(2, 3, 2, 6).in_role(StatesOf()), *RESUMED, 1),
+    RESUMED_DELTA_RULE: (*DELTA, random(2, 3, 2, 6, 6).in_role(StatesOf()), *RESUMED, 1),
     ATTENTION: (HEADS, random(4, 1, 6), random(4, 1, 6), STARTS, 0.5, 2, 0),
     PAGED_ATTENTION: (
         *(HEADS, random(4, 1, 6), random(4, 1, 6), CACHE, STARTS, SLOTS, BLOCKS, LENGTHS),
@@ -259,7 +287,7 @@ def test_nodes_and_their_specs() -> None:
     x = graph.placeholder("x")
     known, leaf = graph.call_function(LINEAR, (x, x)), graph.call_module("rotary", (x,))
     unknown = [
-        graph.call_function(aten.sigmoid.default, (x,)),
+        graph.call_function(aten.mish.default, (x,)),
         graph.call_module("other", (x,)),
         graph.call_method("relu", (x,)),
         graph.call_function(torch.nn.functional.relu, (x,)),
@@ -267,4 +295,4 @@ def test_nodes_and_their_specs() -> None:
     assert spec_of(known) is SPECS[LINEAR] and spec_of(leaf) is SPECS[ROTARY]
     assert spec_of(x) is None
     assert [spec_of(node) for node in unknown] == [None] * 4
-    assert [op_name(node) for node in unknown] == ["aten.sigmoid", "other", "relu", "relu"]
+    assert [op_name(node) for node in unknown] == ["aten.mish", "other", "relu", "relu"]

@@ -176,5 +176,11 @@ SIGMOID_GATE = composite(sigmoid_gate, check=_check_gate)
 ELEMENTWISE = frozenset(_RULES)
 """The ATen ops that compute each element of the result from one element of each operand."""
 
-ACTIVATIONS = (aten.silu.default, aten.gelu.default, aten.relu.default, aten.tanh.default)
+ACTIVATIONS = (
+    aten.silu.default,
+    aten.gelu.default,
+    aten.relu.default,
+    aten.tanh.default,
+    aten.sigmoid.default,
+)
 """The activation ops of MLPs; other activations are composed of these."""
