@@ -32,6 +32,25 @@ def test_a_layer_of_qwen3() -> None:
     assert {"embedding", "embedding_sum", "normed", "lm_head", "tokens"} <= set(names)
 
 
+LINEAR_ATTENTION = [
+    *("in_proj_qkv", "z", "conv", "conv_parts", "q_conv", "k_conv", "v_conv", "q", "k", "v"),
+    *("beta", "decay", "delta_rule", "normed", "normed_flat", "out_proj", "out_proj_sum"),
+]
+GATED_ATTENTION = [
+    *("q", "q_parts", "queries", "gate", "gate_flat", "q_normed", "q_rotated", "k_normed"),
+    *("k_rotated", "v", "attention", "gated", "o_proj", "o_proj_sum"),
+]
+
+
+def test_layers_of_qwen35() -> None:
+    graph = run_passes(preset_pair("tiny-qwen3.5").captured.graph, default_pipeline(2))[0].graph
+    names = {node.name for node in graph.nodes}
+    for layer, roles in ((0, LINEAR_ATTENTION), (2, LINEAR_ATTENTION), (3, GATED_ATTENTION)):
+        assert {f"l{layer}_{role}" for role in roles} <= names
+    numbered = {name for name in names if name.removeprefix("l0_").startswith("getitem")}
+    assert not numbered
+
+
 @pytest.mark.parametrize("passes", [default_pipeline(2), decode_pipeline(2)])
 def test_names_differ_and_stay_in_a_copy(passes: list[object]) -> None:
     graph, stages = run_passes(preset_pair("tiny-qwen3").captured.graph, passes)  # type: ignore[arg-type]

@@ -23,13 +23,20 @@ from tpcompile.ir.ops import (
     ALL_GATHER,
     ALL_REDUCE,
     ATTENTION,
+    CAUSAL_CONV,
+    DELTA_DECAY,
     EMBEDDING,
+    GATED_DELTA_RULE,
+    GATED_RMS_NORM,
     LINEAR,
     PAGED_ATTENTION,
     REDISTRIBUTE,
     REDUCE_SCATTER,
+    RESUMED_CONV,
+    RESUMED_DELTA_RULE,
     RMS_NORM,
     ROPE,
+    SIGMOID_GATE,
     VOCAB_EMBEDDING,
 )
 
@@ -102,14 +109,25 @@ def _linear(node: fx.Node) -> str:
 
 
 def _norm(node: fx.Node, weight: int = 1) -> str:
-    own = _NORM.sub("", short_name(operand(node, weight)).removesuffix("_weight"))
+    return _normed(operand(node, weight))
+
+
+def _normed(weight: fx.Node) -> str:
+    own = _NORM.sub("", short_name(weight).removesuffix("_weight"))
     return f"{own}_normed" if own else "normed"
 
 
 def _scaled(node: fx.Node) -> str:
     """Name the last product of a norm that is not one op yet, by its weight."""
-    weights = [place for place, arg in enumerate(node.args) if _is_norm_weight(arg)]
-    return _norm(node, weights[0]) if weights else ""
+    weights = [own for own in map(_scale_of, node.args) if _is_norm_weight(own)]
+    return _normed(weights[0]) if weights else ""
+
+
+def _scale_of(arg: Any) -> Any:
+    """Return the weight of a scale that may be `1 + weight`, in a wider dtype."""
+    while isinstance(arg, fx.Node) and arg.target in (aten.add.Tensor, aten.to.dtype):
+        arg = next(iter(arg.all_input_nodes), None)
+    return arg
 
 
 def _is_norm_weight(arg: Any) -> bool:
@@ -118,8 +136,9 @@ def _is_norm_weight(arg: Any) -> bool:
 
 
 def _view(node: fx.Node) -> str:
-    """Name the heads of a projection, `q` for `q_proj`."""
-    return base_name(operand(node)).removesuffix("_proj")
+    """Name the heads of a projection, `q` for `q_proj`, or of some of its channels."""
+    name = base_name(operand(node)).removeprefix("in_proj_")
+    return name.removesuffix("_proj").removesuffix("_conv")
 
 
 def _rotated(node: fx.Node) -> str:
@@ -127,10 +146,25 @@ def _rotated(node: fx.Node) -> str:
 
 
 def _item(node: fx.Node) -> str:
-    source = operand(node)
-    if source.target is not ADD_RMS_NORM:
+    source, place = operand(node), node.args[1]
+    if source.target is ADD_RMS_NORM:
+        return _norm(source, 2) if place == 0 else "residual"
+    if source.target not in (aten.split_with_sizes.default, aten.chunk.default):
         return ""
-    return _norm(source, 2) if node.args[1] == 0 else "residual"
+    return _PARTS.get((base_name(operand(source)), place), "")
+
+
+_PARTS: dict[Any, str] = {
+    **{("conv", place): f"{name}_conv" for place, name in enumerate("qkv")},
+    ("q", 0): "queries",
+    ("q", 1): "gate",
+}
+"""The names of parts of a value: of all channels of a convolution, and of heads with a gate."""
+
+
+def _share(node: fx.Node) -> str:
+    readers = (GATED_DELTA_RULE, RESUMED_DELTA_RULE)
+    return "beta" if any(user.target in readers for user in node.users) else ""
 
 
 def _add(node: fx.Node) -> str:
@@ -145,6 +179,15 @@ _RULES: dict[Any, _Rule] = {
     ROPE: _rotated,
     ATTENTION: lambda node: "attention",
     PAGED_ATTENTION: lambda node: "attention",
+    SIGMOID_GATE: lambda node: "gated",
+    CAUSAL_CONV: lambda node: "conv",
+    RESUMED_CONV: lambda node: "conv",
+    DELTA_DECAY: lambda node: "decay",
+    aten.sigmoid.default: _share,
+    GATED_DELTA_RULE: lambda node: "delta_rule",
+    RESUMED_DELTA_RULE: lambda node: "delta_rule",
+    GATED_RMS_NORM: lambda node: _norm(node, 2),
+    aten.type_as.default: _then(""),
     EMBEDDING: lambda node: "embedding",
     VOCAB_EMBEDDING: lambda node: "embedding",
     ALL_REDUCE: _then("_sum"),
