@@ -45,21 +45,24 @@ class KeepStates:
     after: ClassVar[tuple[str, ...]] = ("canonicalize", "raise-gates", "cache-kv")
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        found = calls(gm, GATED_DELTA_RULE)
-        if not found:
+        found = {target: calls(gm, target) for target, *_ in _KEPT}
+        first = next((node for nodes in found.values() for node in nodes), None)
+        if first is None:
             return Report()
         lengths = next((n for n in gm.graph.nodes if n.name == "lengths"), None)
         if lengths is None or lengths.op != "placeholder":
             raise PassError(
                 "Linear attention cannot keep its states without the lengths of sequences",
-                where=str(origin_of(found[0])),
+                where=str(origin_of(first)),
                 expected="a graph with attention, which cache-kv has given a cache",
                 hint="Put keep-states after cache-kv",
             )
         numbers = {name: _input(lengths, name, value_type(lengths)) for name in ("write", "read")}
         matches = 0
         for target, resumed, name, state in _KEPT:
-            nodes = calls(gm, target)
+            nodes = found[target]
+            if not nodes:
+                continue
             kinds = [state(node, len(nodes)) for node in nodes]
             kept = _input(lengths, name, _common(kinds, nodes))
             for layer, node in enumerate(nodes):

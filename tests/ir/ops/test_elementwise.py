@@ -22,7 +22,7 @@ from tests.ir.ranks import (
 )
 from tests.ir.strategies import EXAMPLES, RANKS, fused_layouts, layouts
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
-from tpcompile.ir.ops import SWIGLU
+from tpcompile.ir.ops import SIGMOID_GATE, SWIGLU
 from tpcompile.ir.types import PARTIAL, Shard, ValueType
 
 aten = torch.ops.aten
@@ -36,13 +36,19 @@ UNARY: dict[Any, tuple[Any, ...]] = {
     aten.square.default: (),
     aten.rsqrt.default: (),
     aten.pow.Tensor_Scalar: (2,),
+    aten.exp.default: (),
+    aten.sigmoid.default: (),
+    aten.softplus.default: (),
     aten.to.dtype: (torch.bfloat16,),
     aten.mul.Tensor: (0.5,),
     aten.add.Tensor: (1e-6,),
 }
 """Ops with a single tensor operand, and their other arguments."""
 
-ROUNDED = (aten.silu.default, aten.gelu.default, aten.tanh.default, SWIGLU)
+ROUNDED = (
+    *(aten.silu.default, aten.gelu.default, aten.tanh.default, aten.exp.default),
+    *(aten.sigmoid.default, aten.softplus.default, SWIGLU, SIGMOID_GATE),
+)
 """Ops whose last bit depends on an element's position.
 
 Torch computes full vectors and the remainder with different code, which rounds differently.
@@ -72,7 +78,7 @@ def test_one_operand_keeps_its_placement(op: Any, data: st.DataObject, ranks: in
     outcome.assert_sound(exact=op not in ROUNDED)
 
 
-@pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor, SWIGLU], ids=str)
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor, SWIGLU, SIGMOID_GATE], ids=str)
 @EXAMPLES
 @given(data=st.data(), ranks=RANKS)
 def test_two_operands_alike_keep_their_placement(op: Any, data: st.DataObject, ranks: int) -> None:
@@ -225,3 +231,26 @@ def test_swiglu_is_hugging_face_s_product() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         g, u = gate.to(dtype), up.to(dtype)
         assert torch.equal(SWIGLU(g, u), functional.silu(g) * u)
+
+
+def test_an_output_gate() -> None:
+    """The gate of another head, of another shape or dtype, or summed later is refused."""
+    x, gate = random(3, 6), random(3, 6, seed=1)
+    for dtype in (torch.float32, torch.bfloat16):
+        one, other = x.whole.to(dtype), gate.whole.to(dtype)
+        assert torch.equal(SIGMOID_GATE(one, other), one * torch.sigmoid(other))
+    refused("sigmoid-gate", SIGMOID_GATE, x.sharded(1, LEFT), gate.sharded(1, RIGHT))
+    refused("sigmoid-gate", SIGMOID_GATE, x.sharded(1, LEFT), gate)
+    refused("sigmoid-gate", SIGMOID_GATE, x, random(3, 1))
+    refused("sigmoid-gate", SIGMOID_GATE, x, operand(gate.whole.bfloat16()))
+    refused("partial-nonlinear", SIGMOID_GATE, x.partial(), gate.partial())
+
+
+def test_softplus_and_casts() -> None:
+    refused("softplus", aten.softplus.default, random(3, 6), 2)
+    like = operand(random(2, 5).whole.bfloat16())
+    outcome = run(aten.type_as.default, random(3, 6).sharded(1, LEFT), like, ranks=2)
+    outcome.assert_sound(exact=True)
+    assert outcome.kind == ValueType((3, 6), torch.bfloat16, Shard(1, LEFT))
+    for op in (aten.exp.default, aten.sigmoid.default, aten.softplus.default):
+        refused("partial-nonlinear", op, random(3, 6).partial())

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm, Qwen3_5RMSNormGated
 
 from tests.ir.ranks import operand, random, refused, run, sound_or_refused
 from tests.ir.strategies import EXAMPLES, RANKS, layouts
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
-from tpcompile.ir.ops import ADD_RMS_NORM, RMS_NORM
+from tpcompile.ir.ops import ADD_RMS_NORM, GATED_RMS_NORM, RMS_NORM
 
 aten = torch.ops.aten
 MEAN = aten.mean.dim
@@ -37,6 +38,52 @@ def test_the_bits_are_hugging_face_s(shape: tuple[int, ...], eps: float, dtype: 
         assert torch.equal(normed, theirs(x + other))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(5, 96), (5, 6, 16)], ids=str)
+def test_the_bits_of_zero_centred_norms(shape: tuple[int, ...], dtype: Any) -> None:
+    x = random(*shape).whole.to(dtype) * 3
+    theirs: Any = Qwen3_5RMSNorm(shape[-1], eps=EPS).to(dtype)
+    with torch.no_grad():
+        theirs.weight.copy_(random(shape[-1], seed=1).whole)
+        assert torch.equal(RMS_NORM(x, theirs.weight, EPS, True), theirs(x))
+        other = random(*shape, seed=2).whole.to(dtype)
+        normed, total = ADD_RMS_NORM(x, other, theirs.weight, EPS, True)
+        assert torch.equal(total, x + other)
+        assert torch.equal(normed, theirs(x + other))
+        assert not torch.equal(RMS_NORM(x, theirs.weight, EPS), theirs(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wide_weight", [False, True])
+def test_the_bits_of_gated_norms(dtype: Any, wide_weight: bool) -> None:
+    x, gate = (random(5, 6, 16, seed=seed).whole.to(dtype) for seed in range(2))
+    theirs: Any = Qwen3_5RMSNormGated(16, eps=EPS).to(torch.float32 if wide_weight else dtype)
+    with torch.no_grad():
+        theirs.weight.copy_(random(16, seed=2).whole)
+        assert torch.equal(GATED_RMS_NORM(x, gate, theirs.weight, EPS), theirs(x, gate))
+
+
+@EXAMPLES
+@given(st.data(), RANKS)
+def test_gated_heads_on_ranks(data: st.DataObject, ranks: int) -> None:
+    layout = data.draw(layouts(ranks, overlapping=True, grain=1))
+    x, gate = (random(3, layout.size, 8, seed=seed).sharded(1, layout) for seed in range(2))
+    run(GATED_RMS_NORM, x, gate, random(8, seed=2), EPS, ranks=ranks).assert_sound()
+
+
+def test_refuses_gates_of_other_heads() -> None:
+    weight, x = random(8, seed=1), random(3, 4, 8).sharded(1, HEADS)
+    turned = Layout("heads", 4, 1, tuple(reversed(HEADS.parts)))
+    for gate in (random(3, 4, 8), random(3, 4, 8).sharded(1, turned), random(3, 8)):
+        refused("gated-norm", GATED_RMS_NORM, x, gate, weight, EPS)
+    narrow = operand(x.whole.bfloat16()).sharded(1, HEADS)
+    refused("gated-norm", GATED_RMS_NORM, x, narrow, weight, EPS)
+    split = random(3, 4, 8).sharded(2, WIDTH)
+    refused("norm-axis", GATED_RMS_NORM, split, split, weight, EPS)
+    partial = random(3, 4, 8).partial()
+    refused("partial-nonlinear", GATED_RMS_NORM, partial, partial, weight, EPS)
+
+
 @EXAMPLES
 @given(st.data(), RANKS)
 def test_heads_on_ranks(data: st.DataObject, ranks: int) -> None:
@@ -46,6 +93,7 @@ def test_heads_on_ranks(data: st.DataObject, ranks: int) -> None:
     run(RMS_NORM, x, random(8, seed=1), EPS, ranks=ranks).assert_sound()
     other = random(3, layout.size, 8, seed=2).sharded(1, layout)
     run(ADD_RMS_NORM, x, other, random(8, seed=1), EPS, ranks=ranks).assert_sound()
+    run(RMS_NORM, x, random(8, seed=1), EPS, True, ranks=ranks).assert_sound()
 
 
 @EXAMPLES
@@ -93,10 +141,12 @@ def test_refuses_terms_that_differ() -> None:
     refused("same-layout", ADD_RMS_NORM, whole, split, weight, EPS)
 
 
-def test_a_wide_weight_gives_what_hugging_face_gives() -> None:
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_a_wide_weight_gives_what_hugging_face_gives(zero_centered: bool) -> None:
     """In Hugging Face bf16 times an fp32 weight is fp32; the type agrees, or the rule refuses."""
     x = operand(random(3, 8).whole.bfloat16())
-    sound_or_refused(RMS_NORM, x, random(8, seed=1), EPS)
+    sound_or_refused(RMS_NORM, x, random(8, seed=1), EPS, zero_centered)
+    sound_or_refused(ADD_RMS_NORM, x, x, random(8, seed=1), EPS, zero_centered)
 
 
 @EXAMPLES

@@ -9,6 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    apply_rotary_pos_emb as partial_rotary_pos_emb,
+)
 
 from tests.ir.ranks import infer, operand, random, refused, run, sound_or_refused
 from tests.ir.strategies import EXAMPLES, RANKS, layouts
@@ -58,6 +61,27 @@ def test_interleaved_pairs_are_neighbours_and_pair_i_reads_column_i() -> None:
     torch.testing.assert_close(ROPE(x, cos, sin, interleaved=True), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "rotated"), [(16, 4), (16, 8), (64, 16)])
+def test_narrower_tables_rotate_the_first_elements(width: int, rotated: int, dtype: Any) -> None:
+    q, k = (random(5, 3, width, seed=seed).whole.to(dtype) for seed in range(2))
+    cos, sin = (random(5, rotated, seed=seed).whole.to(dtype) for seed in (2, 3))
+    heads = (x.transpose(0, 1)[None] for x in (q, k))
+    theirs = partial_rotary_pos_emb(*heads, cos[None], sin[None])
+    for ours, expected in zip((q, k), theirs, strict=True):
+        found = ROPE(ours, cos, sin)
+        assert torch.equal(found, expected[0].transpose(0, 1))
+        assert torch.equal(found[..., rotated:], ours[..., rotated:])
+
+
+@EXAMPLES
+@given(st.data(), RANKS)
+def test_partly_rotated_heads_on_ranks(data: st.DataObject, ranks: int) -> None:
+    layout = data.draw(layouts(ranks, overlapping=True, grain=1))
+    x = random(3, layout.size, 12).sharded(1, layout)
+    run(ROPE, x, COS, SIN, ranks=ranks).assert_sound(exact=True)
+
+
 def test_interleaved_and_back() -> None:
     x = torch.arange(8)
     assert interleave(x).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
@@ -104,6 +128,7 @@ def test_refuses_heads_in_the_other_order(interleaved: bool) -> None:
 def test_refuses_a_number_without_a_partner(interleaved: bool) -> None:
     tables = random(3, 7), random(3, 7)
     refused("rope", ROPE, random(3, 4, 7), *tables, interleaved)
+    refused("rope", ROPE, random(3, 4, 8), *tables, interleaved)
 
 
 def test_refuses_sums_not_taken() -> None:

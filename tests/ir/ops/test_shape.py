@@ -32,6 +32,7 @@ SPLIT, CONCAT, SELECT = aten.split_with_sizes.default, aten.cat.default, aten.se
 SLICE, TRANSPOSE, UNSQUEEZE = aten.slice.Tensor, aten.transpose.int, aten.unsqueeze.default
 VIEWS = (aten.view.default, aten.reshape.default)
 ROWS, INDEX, EXTENT = aten.index_select.default, aten.index.Tensor, aten.sym_size.int
+CHUNK, SQUEEZE, EXPAND = aten.chunk.default, aten.squeeze.dim, aten.expand.default
 PLAIN = (aten.contiguous.default, aten.alias.default, aten.clone.default)
 
 HEADS = Layout("heads", 3, 4, even_runs(3, 2))
@@ -344,3 +345,38 @@ def test_refuses_dimensions_that_do_not_exist(op: Any, arguments: tuple[Any, ...
         SPECS[op].call(SPECS[op].bind((random(4, 4).whole, *arguments), {}))
     with pytest.raises(RuleError):
         infer(op, random(4, 4), *arguments)
+
+
+def test_chunks_are_split_as_torch_does() -> None:
+    for extent, count in ((6, 2), (7, 2), (7, 3), (2, 3)):
+        run(CHUNK, random(3, extent), count, 1, ranks=2).assert_sound(exact=True)
+    run(CHUNK, random(12, 6).sharded(0, HEADS), 2, -1, ranks=2).assert_sound(exact=True)
+    refused("split", CHUNK, random(4, 6, symbols=["T"]), 2, 0)
+    sound_or_refused(CHUNK, random(4, 12).sharded(1, HEADS), 2, 1)
+
+
+def test_dimensions_of_one_are_dropped_and_spread() -> None:
+    x = random(4, 1, 12)
+    run(SQUEEZE, x, 1, ranks=2).assert_sound(exact=True)
+    run(SQUEEZE, x.sharded(2, HEADS), -2, ranks=2).assert_sound(exact=True)
+    refused("squeeze", SQUEEZE, x, 0)
+    refused("squeeze", SQUEEZE, random(4, 1, symbols=["T"]), 0)
+    run(EXPAND, x, [4, 3, -1], ranks=2).assert_sound(exact=True)
+    tokens = random(1, 5, symbols=[None, "T"]).kind
+    assert SPECS[EXPAND].rule(tokens, (3, SymbolType("T"))) == ValueType((3, "T"), torch.float32)
+    refused("expand", EXPAND, x, [4, 3, 13])
+    refused("expand", EXPAND, x, [2, 4, 3, 12])
+    refused("expand", EXPAND, x.sharded(2, HEADS), [4, 3, -1])
+    refused("expand", EXPAND, x.partial(), [4, 3, -1])
+
+
+def test_merged_tokens_are_split_again() -> None:
+    tokens, rule = SymbolType("T"), SPECS[VIEWS[0]].rule
+    merged = ValueType(("3*T", 4), torch.float32)
+    assert rule(merged, (tokens, -1)) == VIEWED.kind
+    assert rule(merged, (-1, 12)) == VIEWED.kind
+    assert rule(merged, (tokens, 3, 4)) == ValueType(("T", 3, 4), torch.float32)
+    with pytest.raises(RuleError, match="view"):
+        rule(merged, (SymbolType("R"), -1))
+    with pytest.raises(RuleError, match="view"):
+        rule(merged, (tokens, 4))
