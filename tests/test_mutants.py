@@ -21,6 +21,7 @@ from tpcompile.rewriting.manager import clone
 
 attention = import_module("tpcompile.ir.ops.decode.attention")
 cache = import_module("tpcompile.ir.ops.cache")
+delta = import_module("tpcompile.ir.ops.delta")
 
 _PER_KIND = 2
 
@@ -92,7 +93,7 @@ HOLES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "layers": (
         {"shared_layers": lambda graph: iter(())},
-        ("spans of another partial",),
+        ("spans of another partial", "states of another layer", "numbers of states"),
     ),
 }
 
@@ -128,6 +129,14 @@ def test_without_a_rule_of_the_cache_only_numbers_see_its_mistakes(
     if rule == "check_blocks":
         monkeypatch.setattr(attention, "_check_queries", lambda *_: None)
     made, by_checker, by_numbers = _rates(CACHE_RULES[rule], some_graphs)
+    assert by_numbers > 0 and by_checker + by_numbers == made
+
+
+def test_without_the_rule_for_key_heads_only_numbers_see_wrong_ones(
+    monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
+) -> None:
+    monkeypatch.setattr(delta, "check_groups", lambda *_: None)
+    made, by_checker, by_numbers = _rates(("wrong key head",), some_graphs)
     assert by_numbers > 0 and by_checker + by_numbers == made
 
 

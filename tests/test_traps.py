@@ -504,7 +504,7 @@ def test_17_inference_mode_in_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         return any(tensor.is_inference() for tensor in tensors)
 
     assert not marked()
-    inside = torch.inference_mode()(lambda x, weight, eps: RMS_NORM(x, weight, eps))
+    inside = torch.inference_mode()(lambda *given: RMS_NORM(*given))
     monkeypatch.setitem(SPECS, RMS_NORM, dataclasses.replace(SPECS[RMS_NORM], target=inside))
     assert marked()
 
@@ -604,7 +604,7 @@ def test_20_a_norm_computed_in_bf16_is_further(monkeypatch: pytest.MonkeyPatch) 
     case = in_bf16("tiny-qwen3")
     gm = lowered(case.pair, 2, "insert-collectives")
 
-    def narrow(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def narrow(x: torch.Tensor, weight: torch.Tensor, eps: float, _: bool) -> torch.Tensor:
         return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
     monkeypatch.setitem(SPECS, RMS_NORM, dataclasses.replace(SPECS[RMS_NORM], target=narrow))

@@ -71,7 +71,7 @@ def parameter_of_other_layer(draft: Draft) -> str:
 def eps(draft: Draft) -> str:
     """Set eps to a value that shows in fp32, as values have a mean square of about one."""
     node = draft.pick(draft.calls(RMS_NORM, ADD_RMS_NORM), "norm")
-    place = len(node.args) - 1
+    place = place_of(node, "eps")
     node.update_arg(place, 1e-2)
     return f"eps of %{node.name} is 1e-2"
 
@@ -119,12 +119,12 @@ def norms_swapped(draft: Draft) -> str:
         (a, b)
         for a in norms
         for b in norms
-        if operand(b, len(b.args) - 2) < a
-        and operand(a, len(a.args) - 2) is not operand(b, len(b.args) - 2)
-        and type_of(operand(a, len(a.args) - 2)) == type_of(operand(b, len(b.args) - 2))
+        if (other := operand(b, place_of(b, "weight"))) < a
+        and (own := operand(a, place_of(a, "weight"))) is not other
+        and type_of(own) == type_of(other)
     ]
     one, other = draft.pick(pairs, "two norms of one type")
-    one.update_arg(len(one.args) - 2, operand(other, len(other.args) - 2))
+    one.update_arg(place_of(one, "weight"), operand(other, place_of(other, "weight")))
     return f"%{one.name} with the scale of %{other.name}"
 
 

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import fx
 
-from benchmarks.mutations.steps import Inputs, cache_of, caches_for, decodes, steps_of
+from benchmarks.mutations.steps import Inputs, caches_for, decodes, kept_inputs, steps_of
 from benchmarks.mutations.subjects import Graph
 from tpcompile.backends.torch_tp import emit_sources, load_rank, run_simulated
 from tpcompile.comm import SimulatedGroup
@@ -74,13 +74,13 @@ def _logits(gm: fx.GraphModule, original: Graph) -> list[torch.Tensor]:
     steps = steps_of(original)
     caches = caches_for(gm, steps, original)
     if decodes(original.gm):
-        caches = [cache.clone() for cache in _filled(original)]
+        caches = [{n: kept.clone() for n, kept in own.items()} for own in _filled(original)]
         return _run(gm, original, steps[1:], caches)
     return _run(gm, original, steps, caches)
 
 
 @cache
-def _filled(original: Graph) -> list[torch.Tensor]:
+def _filled(original: Graph) -> list[Inputs]:
     """Return the caches after all but the last token of each sequence."""
     first, _ = steps_of(original)
     caches = caches_for(original.prefill, [first], original)
@@ -89,7 +89,7 @@ def _filled(original: Graph) -> list[torch.Tensor]:
 
 
 def _run(
-    gm: fx.GraphModule, original: Graph, steps: Sequence[Inputs], caches: Sequence[torch.Tensor]
+    gm: fx.GraphModule, original: Graph, steps: Sequence[Inputs], caches: Sequence[Inputs]
 ) -> list[torch.Tensor]:
     if any(node.target in DECODE_OPS for node in gm.graph.nodes):
         return _interpret(gm, original, steps, caches)
@@ -109,21 +109,19 @@ def _run(
         )
         for rank, source in enumerate(emit_sources(gm))
     ]
-    own = [{"cache": cache} for cache in caches] or [{} for _ in range(ranks)]
-    found = [run_simulated(modules, group, [{**step, **each} for each in own]) for step in steps]
+    found = [run_simulated(modules, group, [{**step, **own} for own in caches]) for step in steps]
     return [torch.cat(logits) for logits in zip(*found, strict=True)]
 
 
 def _interpret(
-    gm: fx.GraphModule, original: Graph, steps: Sequence[Inputs], caches: Sequence[torch.Tensor]
+    gm: fx.GraphModule, original: Graph, steps: Sequence[Inputs], caches: Sequence[Inputs]
 ) -> list[torch.Tensor]:
     """Run a graph of instruction groups, which cannot be emitted as modules."""
     weights = materialise(gm, original.subject.read)
     gm = clone(gm)
-    node = cache_of(gm)
-    assert node is not None
-    node.op = "get_attr"  # each rank has its own cache, like its weights
-    weights[str(node.target)] = list(caches)
+    for node in kept_inputs(gm):
+        node.op = "get_attr"  # each rank has its own cache, like its weights
+        weights[str(node.target)] = [own[node.name] for own in caches]
     tables = original.subject.captured.rotary.fresh()
     with torch.inference_mode():
         found = [logits_of(run_ranks(gm, step, weights, tables)) for step in steps]

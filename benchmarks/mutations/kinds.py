@@ -13,6 +13,7 @@ from benchmarks.mutations import (
     functions,
     heads,
     layouts,
+    linear,
     nodes,
     recipes,
     slices,
@@ -27,6 +28,7 @@ Mutate = Callable[[Draft], str]
 _DERIVED = "every rank's number is derived from the layout, not from the node"
 _ONE_RECIPE = "ranks take the format from the type; that of a recipe alone is not used"
 _ANY_COLUMN = "the modules read any columns; programs read 16 at a time"
+_IN_PAIRS = "each layer reads the states that it wrote"
 _MEMORY = "the rows are correct, but each rank holds them twice"
 
 
@@ -111,6 +113,15 @@ KINDS: tuple[Kind, ...] = (
     _strict("values of another partial", caches.values_of_another, on=("decode",)),
     _strict("spans of another partial", caches.both_of_another, on=("decode",)),
     _strict("other spans", caches.spans_left_out, caches.lse_of_other_spans, on=("decode",)),
+    _strict("gates of other heads", linear.gates_of_other_heads, linear.gates_moved),
+    _strict("channels in the fused order", linear.channels_as_one),
+    _strict("channels swapped", linear.channels_swapped),
+    _strict("wrong key head", linear.key_heads_by_habit, linear.other_key_heads),
+    _strict("decay in 16 bits", linear.decay_rounded),
+    _strict("states of another layer", linear.state_of_layer, on=("fused",)),
+    _strict("states out of order", linear.states_out_of_order, on=("fused",), silent=_IN_PAIRS),
+    _strict("numbers of states", linear.numbers_of_states, on=("fused",)),
+    _strict("states of other heads", linear.states_shifted, on=("fused",)),
     _strict("rows repeated", recipes.rows_repeated),
     _strict("rows skipped", recipes.rows_skipped),
     _strict("rows permuted", recipes.rows_permuted, recipes.columns_permuted),
@@ -137,6 +148,7 @@ KINDS: tuple[Kind, ...] = (
     _other("k for v, gate for up", functions.fused_parts_swapped, functions.gate_for_up),
     _other("keys used as values", functions.keys_for_values),
     _other("tensor of another layer", functions.wrong_tensor, functions.parameter_of_other_layer),
+    _other("decay of another layer", linear.decay_of_layer),
     _other("eps changed", functions.eps),
     _other("scale changed", functions.scale),
     _other("window changed", functions.window),

@@ -118,7 +118,8 @@ def parts_swapped(draft: Draft) -> str:
 
 
 def swap_parts(recipe: Recipe, one: int, other: int) -> Recipe:
-    assert isinstance(recipe, Concat)
+    if not isinstance(recipe, Concat) or other >= len(recipe.sources):
+        raise UnfitError("the parts are next to each other in one tensor")
     sources = list(recipe.sources)
     sources[one], sources[other] = sources[other], sources[one]
     return replace(recipe, sources=tuple(sources))

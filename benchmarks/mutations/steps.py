@@ -12,7 +12,8 @@ from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import even_runs
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import CACHE_OPS, CACHED_ATTENTION, PARTIAL_ATTENTION
-from tpcompile.ir.roles import CacheOf
+from tpcompile.ir.roles import CacheOf, StatesOf
+from tpcompile.ir.types import ValueType
 from tpcompile.runtime.kv.packing import Packed, pack
 
 _LENGTHS = (9, 1, 6)
@@ -41,7 +42,9 @@ def steps_of(original: Graph) -> list[Inputs]:
         tables[row, :count] = tables[row, :count].flip(0)
     rows = batch.input_ids.split(list(_LENGTHS))
     spans = [(0, first) for first in before], list(zip(before, _LENGTHS, strict=True))
-    return [_step(rows, span, tables, block) for span in spans]
+    steps = [_step(rows, span, tables, block) for span in spans]
+    known = any(isinstance(value_type(node).role, StatesOf) for node in kept_inputs(original.gm))
+    return _with_states(steps) if known else steps
 
 
 def _step(
@@ -65,22 +68,39 @@ def _step(
     }
 
 
-def caches_for(gm: fx.GraphModule, steps: Sequence[Inputs], original: Graph) -> list[torch.Tensor]:
-    """Return each rank's cache, filled with NaN."""
-    node = cache_of(gm)
-    block = _block(original.gm)
-    if node is None or block is None:
-        return []
-    slots = (int(steps[-1]["tables"].max()) + 1) * block
-    kind = value_type(node)
+def _with_states(steps: list[Inputs]) -> list[Inputs]:
+    """Add the states of linear attention: each step reads those that the one before wrote."""
+    count = len(_LENGTHS)
+    numbers = [torch.arange(count) + count * place for place in range(len(steps) + 1)]
     return [
-        torch.full(
-            [slots if isinstance(extent, str) else extent for extent in kind.local_shape(rank)],
-            torch.nan,
-            dtype=kind.dtype,
-        )
+        {**step, "read": numbers[place], "write": numbers[place + 1]}
+        for place, step in enumerate(steps)
+    ]
+
+
+def caches_for(gm: fx.GraphModule, steps: Sequence[Inputs], original: Graph) -> list[Inputs]:
+    """Return each rank's cache and states by the names of inputs, filled with NaN."""
+    block = _block(original.gm)
+    if block is None:
+        return [{} for _ in range(info_of(gm).tp)]
+    slots = (int(steps[-1]["tables"].max()) + 1) * block
+    counts = {CacheOf: slots, StatesOf: (len(steps) + 1) * len(_LENGTHS)}
+    kinds = {node.name: value_type(node) for node in kept_inputs(gm)}
+    return [
+        {name: _missing(kind, rank, counts[type(kind.role)]) for name, kind in kinds.items()}
         for rank in range(info_of(gm).tp)
     ]
+
+
+def _missing(kind: ValueType, rank: int, count: int) -> torch.Tensor:
+    shape = [count if isinstance(extent, str) else extent for extent in kind.local_shape(rank)]
+    return torch.full(shape, torch.nan, dtype=kind.dtype)
+
+
+def kept_inputs(gm: fx.GraphModule) -> list[fx.Node]:
+    """Return the inputs of which each rank has its own part: the cache and the states."""
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    return [node for node in inputs if value_type(node).role is not None]
 
 
 def cache_of(gm: fx.GraphModule) -> fx.Node | None:

@@ -35,6 +35,11 @@ _LLAMA = {
 
 _CUT = {**preset("tiny-qwen3"), "intermediate_size": 192, "vocab_size": 1009}
 """A model of which 4 ranks cut groups of 32 columns, in attention and in MLPs."""
+_HYBRID = {
+    **preset("tiny-qwen3.5"),
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "full_attention"],
+    "tie_word_embeddings": False,
+}
 
 
 def in_few_bits(
@@ -66,7 +71,7 @@ def in_few_bits(
 
 
 _UNFUSED = (
-    "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding,"
+    "canonicalize,raise-norm,raise-gates,raise-rope,raise-swiglu,raise-attention,plan-sharding,"
     "shard-linears,kv-heads,vocab-parallel,insert-collectives"
 )
 PIPELINES = {
@@ -88,6 +93,7 @@ class Subject:
     name: str
     values: dict[str, Any] = field(hash=False, compare=False)
     tps: tuple[int, ...]
+    pipelines: tuple[str, ...] = tuple(PIPELINES)
 
     @cached_property
     def captured(self) -> Captured:
@@ -197,6 +203,7 @@ SUBJECTS = (
     Subject("biased-llama", {**_LLAMA, **_SMALL}, (2, 4, 5)),
     Subject("int4-qwen3", in_few_bits(_CUT, 4, 32, offsets=True), (2, 4, 3)),
     Subject("int8-qwen3", in_few_bits(_CUT, 8), (2, 3)),
+    Subject("tiny-qwen3.5", _HYBRID, (2, 4, 5), ("fused", "unfused")),
 )
 
 
@@ -204,5 +211,5 @@ def graphs(subjects: Iterable[Subject] = SUBJECTS) -> Iterator[Graph]:
     """Yield every subject at each of its tp with each pipeline."""
     for subject in subjects:
         for tp in subject.tps:
-            for pipeline in PIPELINES:
+            for pipeline in subject.pipelines:
                 yield Graph(subject, tp, pipeline)

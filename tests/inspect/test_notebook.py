@@ -60,7 +60,7 @@ def test_stages_plans_and_schedules_have_html() -> None:
         "preset:tiny-qwen3", tp=2, random_weights=0, simulate=True, backend="torch"
     ) as model:
         stage, plan = _Reader(model.stages[-1]._repr_html_()), _Reader(model.plan._repr_html_())
-    assert "tiny-qwen3 after cache-kv" in stage.words
+    assert "tiny-qwen3 after keep-states" in stage.words
     assert "all_reduce" in plan.words
     shown = _Reader(step._repr_html_())
     assert "svg" in shown.tags and "critical path" in shown.words

@@ -76,7 +76,9 @@ def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
     """
     writers = [node for node in graph.nodes if node.target in CACHE_WRITERS]
     yield from _written_twice(writers)
-    yield from _written_twice([node for node in graph.nodes if node.target in RESUMED])
+    resumed = [node for node in graph.nodes if node.target in RESUMED]
+    yield from _written_twice(resumed)
+    yield from _other_numbers(resumed)
     kept: set[Any] = set()
     read: dict[Any, fx.Node] = {}
     for node in graph.nodes:
@@ -113,6 +115,19 @@ def _written_twice(writers: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]
             yield node, RuleError(rule, got, "writes in the order of the model's layers")
         else:
             last[cache] = layer
+
+
+def _other_numbers(resumed: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]]:
+    """Yield an error for each op with states that takes another input as numbers of these.
+
+    The inputs have the same type: only their names, by which steps give them, tell them apart.
+    """
+    for node in resumed:
+        given = arguments_of(node)
+        for name in ("starts", "lengths", "read", "write"):
+            number = given[name]
+            if number.op != "placeholder" or number.name != name:
+                yield node, RuleError("states", f"%{number.name} as {name}", f"the input %{name}")
 
 
 _MIXERS = {"kv-cache": "attention op", "states": "op of linear attention"}

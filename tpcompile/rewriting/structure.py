@@ -188,8 +188,9 @@ def _expect(source: object, target: object, reader: fx.Node, role: str) -> fx.No
     assert isinstance(source, fx.Node)
     if source.target is not target:
         wanted = "a separate linear" if target is LINEAR else f"a result of {SPECS[target].name}"
+        whose = f"%{reader.name} of {model_of(reader.graph)}"
         raise ShardingError(
-            f"%{reader.name} of {model_of(reader.graph)} cannot be sharded: {role} must be {wanted}",
+            f"{whose} cannot be sharded: {role} must be {wanted}",
             where=str(origin_of(source)),
             got=format_node(source),
             expected=f"{role} as {SPECS[target].name}",

@@ -106,7 +106,7 @@ class Recorded:
     @property
     def prompt_stages(self) -> range:
         """The stages of the prompt pipeline; those of the decode step alone come after them."""
-        return range(self.seen.names.index("cache-kv") + 1)
+        return range(self.seen.names.index("keep-states") + 1)
 
 
 @lru_cache

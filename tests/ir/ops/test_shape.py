@@ -187,6 +187,8 @@ def test_refuses_views(op: Any) -> None:
     refused("view", op, random(4, 12).partial(), [4, 3, 4])
     refused("view", op, VIEWED, [1, 3, 4])
     refused("view", op, VIEWED, [-1, -1, 12])
+    refused("view", op, VIEWED, [1, -1, 12])
+    refused("view", op, VIEWED, [3, -1])
     refused("view", op, VIEWED, [-1, 5])
     refused("view", op, random(5, 12), [5, 13])
     refused("view", op, random(5, 12), [7, -1])

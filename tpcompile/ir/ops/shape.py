@@ -47,11 +47,14 @@ def view_rule(self: ValueType, size: tuple[Any, ...] = (), shape: Any = None) ->
         "write the view as unflatten or flatten (pass canonicalize)",
     )
     wanted = [s.symbol if isinstance(s, SymbolType) else s for s in (shape or size)]
+    # Tokens may be merged with what follows them, but not vanish in an extent that is known.
     total, symbols = _elements(self.shape)
     known, named = _elements(extent for extent in wanted if extent != -1)
     left = [symbol for symbol in symbols if symbol not in named]
     require(
-        all(symbol in symbols for symbol in named) and len(left) <= wanted.count(-1) <= 1,
+        all(symbol in symbols for symbol in named)
+        and len(left) <= wanted[:1].count(-1)
+        and wanted.count(-1) <= 1,
         "view",
         wanted,
         f"the same symbolic extents as {self}",

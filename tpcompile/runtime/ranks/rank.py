@@ -52,9 +52,9 @@ class RankModule:
     """The parameters by their names in the graph."""
     outputs: tuple[str, ...]
     cache: CacheShape | None
-    states: tuple[StatesShape, ...]
     rotary: tuple[tuple[int, torch.dtype], ...]
     """The rotary tables that the module uses: width and dtype."""
+    states: tuple[StatesShape, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ def rank_modules(graph: fx.GraphModule, executor: type[Executor] | None = None) 
             },
             OUTPUTS[: len(info_of(graph).outputs)],
             cache_shape(graph, rank),
-            tuple(states_shapes(graph, rank)),
             tuple(dict.fromkeys(rotary)),
+            tuple(states_shapes(graph, rank)),
         )
         for rank, source in enumerate(emit_sources(graph, storages, functions))
     ]
