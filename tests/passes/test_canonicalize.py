@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.ops import op_name
 from tpcompile.ir.types import ValueType
-from tpcompile.passes.canonicalize import Canonicalize
+from tpcompile.passes.canonicalize import Canonicalize, _take_one_of_equals
 
 aten = torch.ops.aten
 
@@ -91,3 +92,50 @@ def test_work_on_the_batch_dimension_is_refused() -> None:
     said = refusal(Canonicalize(), gm)
     assert "operates on the batch dimension" in said
     assert "%transpose" in said
+
+
+def test_an_empty_part_of_a_concatenation_is_dropped() -> None:
+    """Heads that are rotated whole are joined with the other elements, of which there are none."""
+    for stop, left in ((8, 0), (6, 1)):
+        made = GraphBuilder()
+        x = made.input("x", "T", 8)
+        first = made.call(aten.slice.Tensor, x, 1, 0, stop)
+        rest = made.call(aten.slice.Tensor, x, 1, stop, 8)
+        gm = made.done(made.call(aten.cat.default, [first, rest], -1))
+        Canonicalize().apply(gm)
+        assert check_graph(gm) == []
+        assert len(gm.graph.find_nodes(op="call_function", target=aten.cat.default)) == left
+        given = torch.randn(3, 8)
+        gm.recompile()
+        assert torch.equal(gm(given), given)
+
+
+def test_a_row_of_equal_ones_is_the_value_that_was_expanded() -> None:
+    """Positions in three parts, which are one for text, are taken from the only one."""
+    for dim, kept in ((0, False), (1, True)):
+        made = GraphBuilder()
+        x = made.input("x", 1, "T", dtype=torch.int64)
+        rows = made.call(aten.expand.default, made.call(aten.unsqueeze.default, x, 0), [3, -1, -1])
+        gm = made.done(made.call(aten.select.int, rows, dim, 0))
+        _take_one_of_equals(gm.graph)
+        assert check_graph(gm) == []
+        assert bool(gm.graph.find_nodes(op="call_function", target=aten.expand.default)) == kept
+
+
+def test_casts_chunks_and_dropped_dimensions() -> None:
+    made = GraphBuilder()
+    x, like = made.input("x", "T", 8), made.input("like", "T", 8, dtype=torch.bfloat16)
+    same = made.call(aten.type_as.default, x, x)
+    narrow = made.call(aten.type_as.default, same, like)
+    parts = made.call(aten.chunk.default, narrow, 2, -1)
+    items = [made.graph.call_function(operator.getitem, (parts, place)) for place in range(2)]
+    for place, item in enumerate(items):
+        item.meta["type"] = parts.meta["type"][place]
+    weight = made.parameter("w", 8, 1, 4)
+    again = made.call(aten.unsqueeze.default, made.call(aten.squeeze.dim, weight, 1), 1)
+    gm = made.done(made.call(aten.cat.default, [*items, items[0]], 1))
+    gm.graph.find_nodes(op="output")[0].args = ((items[0], items[1], again),)
+    Canonicalize().apply(gm)
+    found = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+    wanted = [aten.to.dtype, aten.split_with_sizes.default, operator.getitem, operator.getitem]
+    assert found == wanted

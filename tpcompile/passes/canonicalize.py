@@ -137,6 +137,8 @@ def _simpler(node: fx.Node) -> fx.Node | None:
     """Return a simpler equivalent of the node, or None."""
     target = node.target
     source = node.args[0] if node.args else None
+    if target is aten.cat.default:
+        return _only_part(node)
     if not isinstance(source, fx.Node):
         return None
     if target in _IDENTITIES:
@@ -157,6 +159,14 @@ def _simpler(node: fx.Node) -> fx.Node | None:
     if target is aten.index.Tensor:
         return _as_index_select(node, source)
     return None
+
+
+def _only_part(node: fx.Node) -> fx.Node | None:
+    """Return the part of a concatenation whose other parts are empty, as where a head is whole."""
+    dim: Any = arguments_of(node)["dim"]
+    parts = [part for part in node.all_input_nodes if value_type(part).shape[dim] != 0]
+    alone = len(parts) == 1 and value_type(parts[0]) == value_type(node)
+    return parts[0] if alone else None
 
 
 def _as_cast(node: fx.Node, source: fx.Node) -> fx.Node:

@@ -1,0 +1,83 @@
+"""Models with linear attention of any shape, at any tp, give Hugging Face's logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tpcompile
+from tests.hybrids import VOCABULARY, lively_hybrid, most_ranks, random_config
+from tests.models import TOLERANCE, relative_error
+from tpcompile.errors import ShardingError
+
+CONFIGS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 40))]
+
+
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two prompts of up to 70 tokens, of which one is padded."""
+    generator = torch.Generator().manual_seed(seed)
+    longest = int(torch.randint(2, 71, (), generator=generator))
+    ids = torch.randint(VOCABULARY, (2, longest), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, : int(torch.randint(longest, (), generator=generator))] = 0
+    return ids, mask
+
+
+def answers(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    """Return the logits of a batch, and those of three more tokens one by one."""
+    with torch.inference_mode():
+        found = model(ids, attention_mask=mask, use_cache=True)
+        logits, cache = [found.logits[mask.bool()]], found.past_key_values
+        for token in (5, 17, 41):
+            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+            new = torch.full_like(ids[:, :1], token)
+            found = model(new, attention_mask=mask, past_key_values=cache)
+            logits.append(found.logits)
+    return logits
+
+
+@pytest.mark.parametrize("seed", CONFIGS)
+def test_any_configuration_at_any_tp(seed: int) -> None:
+    config = random_config(seed)
+    eager = lively_hybrid(config, seed)
+    given = batch(seed)
+    expected = answers(eager, *given)
+    for tp in range(1, min(5, most_ranks(config)) + 1):
+        with tpcompile.compile(eager, tp=tp, simulate=True, backend="torch") as compiled:
+            for found, wanted in zip(answers(compiled, *given), expected, strict=True):
+                assert relative_error(found, wanted) < TOLERANCE, tp
+
+
+def test_more_ranks_than_heads_are_refused() -> None:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "full_attention_interval": 2}
+    config = random_config(0, **heads, linear_num_key_heads=1, linear_num_value_heads=3)
+    said = "tp=4 is more than the number of value heads of linear attention. Found 3"
+    with pytest.raises(ShardingError, match=said):
+        tpcompile.compile(config, tp=4, random_weights=0, simulate=True, backend="torch")
+    config = random_config(0, **heads, linear_num_key_heads=1, linear_num_value_heads=8)
+    with pytest.raises(ShardingError, match="tp=5 is more than the number of query heads"):
+        tpcompile.compile(config, tp=5, random_weights=0, simulate=True, backend="torch")
+
+
+def mean_error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    errors = [
+        (a.float() - b).abs().mean() / b.abs().mean() for a, b in zip(found, exact, strict=True)
+    ]
+    return float(torch.stack(errors).mean())
+
+
+def test_in_bf16_the_error_is_not_above_hugging_face_s() -> None:
+    """The mean over configurations, each against eager in fp32 with the same weights."""
+    ours, theirs = [], []
+    for seed in range(6):
+        eager = lively_hybrid(random_config(seed), seed)
+        given = batch(seed)
+        exact = answers(eager, *given)
+        narrow = eager.to(torch.bfloat16)
+        theirs.append(mean_error(answers(narrow, *given), exact))
+        tp = min(2, most_ranks(eager.config))
+        with tpcompile.compile(narrow, tp=tp, simulate=True, backend="torch") as compiled:
+            ours.append(mean_error(answers(compiled, *given), exact))
+    assert sum(ours) <= sum(theirs), (ours, theirs)
