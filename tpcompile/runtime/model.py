@@ -97,7 +97,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         self._programs = ranks.programs if isinstance(ranks, ProgramRanks) else None
         self._steps = 0
         kept = self._rank_modules[0].cache
-        states = BlockPool(1) if self._rank_modules[0].states else None
+        self._is_stateful = bool(self._rank_modules[0].states)  # earlier states are gone
+        states = BlockPool(1) if self._is_stateful else None
         self._pool = BlockPool(kept.block, self._enough(kept.block), states) if kept else None
         self._open_calls = OpenCalls()
         weakref.finalize(self, self._open_calls.end)  # also runs at exit, before the ranks end

@@ -217,10 +217,10 @@ class PagedCache(Cache):
             self.pool.free_row(row)
 
     def activate_past_recording(self) -> None:
-        """Do nothing: the whole past is kept, so `crop` can always return to it."""
+        """Do nothing: the whole past of keys is kept, and that of linear attention never is."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        return True
+        return self.is_croppable
 
     def update(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise _no_tensors()
