@@ -50,8 +50,17 @@ def test_source_golden(tp: int, golden: Any) -> None:
     golden(f"torch_tp/tiny-qwen3-tp{tp}-rank0.py.txt", emit_sources(gm)[0])
 
 
+def test_layers_of_two_kinds_have_a_class_each(golden: Any) -> None:
+    """Layers are numbered among those with states of their kind."""
+    gm = graph_after(preset_pair("tiny-qwen3.5"), default_pipeline(4))
+    source = emit_sources(gm)[0]
+    golden("torch_tp/tiny-qwen3.5-tp4-rank0.py.txt", source)
+    assert "Layer3(3, 0, parameters, group)" in source
+    assert source.count("self.kept = kept") == source.count("class Layer")
+
+
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3"])
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5"])
 def test_emitted_modules_give_the_bits_of_the_graph(name: str, tp: int) -> None:
     """The graph on simulated ranks and the source emitted from it give identical bits.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import fx
@@ -11,10 +13,21 @@ from tests.passes.graphs import GraphBuilder, attention_graph
 from tests.passes.steps import step
 from tpcompile.errors import ShardingError
 from tpcompile.ir.meta import parameter_of
-from tpcompile.ir.ops import EMBEDDING, RMS_NORM, SWIGLU
+from tpcompile.ir.ops import (
+    DELTA_DECAY,
+    EMBEDDING,
+    GATED_DELTA_RULE,
+    RMS_NORM,
+    SPECS,
+    SWIGLU,
+    arguments_of,
+)
+from tpcompile.rewriting.manager import clone
+from tpcompile.rewriting.rewrite import insert
 from tpcompile.rewriting.structure import (
     attention_blocks,
     bias_of,
+    delta_blocks,
     embedding_of,
     head_of,
     head_ops,
@@ -138,3 +151,67 @@ def test_logits_from_no_linear_are_refused() -> None:
     gm = made.done(made.call(aten.neg.default, made.input("x", "T", 4)))
     with pytest.raises(ShardingError, match="The logits do not come from a linear"):
         head_of(gm.graph)
+
+
+def test_a_gated_delta_net_has_its_own_parts() -> None:
+    for stage in ("raise-swiglu", "shard-linears"):
+        gm = step(stage, "tiny-qwen3.5").after.graph
+        found = delta_blocks(gm.graph)
+        assert len(found) == 3
+        for layer, block in enumerate(found):
+            linears = (block.inputs, block.gate, block.a, block.beta, block.output)
+            names = [weight_of(linear).name.removesuffix("_weight") for linear in linears]
+            parts = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
+            assert names == [f"l{layer}_{part}" for part in parts]
+            assert block.rule.target is GATED_DELTA_RULE and block.decay.target is DELTA_DECAY
+
+
+def _net(**changes: Any) -> fx.GraphModule:
+    """Return a gated delta net of which some operand comes from elsewhere."""
+    gm = clone(step("raise-swiglu", "tiny-qwen3.5").after.graph)
+    rule = next(node for node in gm.graph.nodes if node.target is GATED_DELTA_RULE)
+    for name, other in changes.items():
+        given = arguments_of(rule)
+        place = SPECS[GATED_DELTA_RULE].argument_names.index(name)
+        rule.update_arg(place, given[other] if other in given else other(gm, given[name]))
+    return gm
+
+
+def _negated(gm: fx.GraphModule, value: fx.Node) -> fx.Node:
+    with gm.graph.inserting_after(value):
+        return insert(value, aten.neg.default, value)
+
+
+NETS: dict[str, tuple[dict[str, Any], str]] = {
+    "keys used as queries": ({"q": "k"}, "its channels must be one value split in three"),
+    "negated values": ({"v": _negated}, "heads must be a result of aten.unflatten"),
+    "negated decay": ({"decay": _negated}, "a decay must be a result of tpc.delta_decay"),
+    "negated share": ({"beta": _negated}, "a share must be a result of aten.sigmoid"),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_gated_delta_net_of_other_parts_is_refused(name: str) -> None:
+    changes, said = NETS[name]
+    with pytest.raises(ShardingError, match=said) as refused:
+        delta_blocks(_net(**changes).graph)
+    assert "%l0_delta_rule" in str(refused.value)
+
+
+def test_a_delta_net_without_a_gated_norm_is_refused() -> None:
+    gm = _net()
+    rule = next(node for node in gm.graph.nodes if node.target is GATED_DELTA_RULE)
+    (norm,) = rule.users
+    norm.update_arg(0, _negated(gm, rule))
+    with pytest.raises(ShardingError, match=r"must go to exactly one tpc\.gated_rms_norm"):
+        delta_blocks(gm.graph)
+
+
+def test_an_output_gate_belongs_to_the_attention() -> None:
+    """Its rows are those of the query projection, head by head."""
+    gm = step("raise-attention", "tiny-qwen3.5").after.graph
+    (block,) = attention_blocks(gm.graph)
+    assert block.gate is block.query
+    assert weight_of(block.query).name == "l3_q_proj_weight"
+    (plain, _) = attention_blocks(step("raise-attention").after.graph.graph)
+    assert plain.gate is None
