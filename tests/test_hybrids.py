@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -69,15 +70,18 @@ def mean_error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
 
 
 def test_in_bf16_the_error_is_not_above_hugging_face_s() -> None:
-    """The mean over configurations, each against eager in fp32 with the same weights."""
-    ours, theirs = [], []
-    for seed in range(6):
+    """The mean ratio over configurations, each against eager in fp32 with the same weights.
+
+    A single ratio is from 0.8 to 1.2, since roundings differ.
+    """
+    ratios = []
+    for seed in range(8):
         eager = lively_hybrid(random_config(seed), seed)
         given = batch(seed)
         exact = answers(eager, *given)
         narrow = eager.to(torch.bfloat16)
-        theirs.append(mean_error(answers(narrow, *given), exact))
+        theirs = mean_error(answers(narrow, *given), exact)
         tp = min(2, most_ranks(eager.config))
         with tpcompile.compile(narrow, tp=tp, simulate=True, backend="torch") as compiled:
-            ours.append(mean_error(answers(compiled, *given), exact))
-    assert sum(ours) <= sum(theirs), (ours, theirs)
+            ratios.append(mean_error(answers(compiled, *given), exact) / theirs)
+    assert geometric_mean(ratios) <= 1, ratios
