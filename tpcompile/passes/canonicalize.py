@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -145,20 +146,13 @@ def _simpler(node: fx.Node) -> fx.Node | None:
         return source
     if target is aten.to.dtype:
         return source if value_type(source).dtype == node.args[1] else None
-    if target is aten.transpose.int:
-        return _before_cancelled_pair(node, source)
     if target in _VIEWS:
         same = value_type(source).shape == value_type(node).shape
         return source if same else _as_split_or_merge(node, source)
     if target is aten.unsqueeze.default and source.target is aten.squeeze.dim:
         return operand(source) if value_type(operand(source)) == value_type(node) else None
-    if target is aten.type_as.default:
-        return _as_cast(node, source)
-    if target is aten.chunk.default:
-        return _as_split(node, source)
-    if target is aten.index.Tensor:
-        return _as_index_select(node, source)
-    return None
+    other = _OTHERS.get(target)
+    return other(node, source) if other is not None else None
 
 
 def _only_part(node: fx.Node) -> fx.Node | None:
@@ -240,3 +234,12 @@ def _as_index_select(node: fx.Node, source: fx.Node) -> fx.Node | None:
         return None
     with node.graph.inserting_before(node):
         return insert(node, aten.index_select.default, source, places[0], indices[places[0]])
+
+
+_OTHERS: dict[Any, Callable[[fx.Node, fx.Node], fx.Node | None]] = {
+    aten.transpose.int: _before_cancelled_pair,
+    aten.type_as.default: _as_cast,
+    aten.chunk.default: _as_split,
+    aten.index.Tensor: _as_index_select,
+}
+"""Functions that return a simpler equivalent of a node of these ops, given its first operand."""
