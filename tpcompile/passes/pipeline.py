@@ -18,6 +18,7 @@ from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.canonicalize import Canonicalize
 from tpcompile.passes.fuse_add_norm import FuseAddNorm
+from tpcompile.passes.fuse_delta import FuseDelta
 from tpcompile.passes.fuse_gate_up import FuseGateUp
 from tpcompile.passes.fuse_norm_gate_up import FuseNormGateUp
 from tpcompile.passes.fuse_norm_linear import FuseNormLinear
@@ -67,6 +68,7 @@ _STANDARD: tuple[type[Pass], ...] = (
     VocabParallel,
     InsertCollectives,  # after all passes that insert redistribute
     FuseQkv,  # after sharding: weights are split first, then joined on each rank
+    FuseDelta,
     FuseGateUp,
     FuseAddNorm,  # after insert-collectives: it needs the reduced sums
     SelectRows,  # after fuse-add-norm, which takes no sum of which rows are selected first

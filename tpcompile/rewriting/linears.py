@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 import torch
 from torch import fx
 
-from tpcompile.ir.layout import FusedLayout, Layout
+from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout
 from tpcompile.ir.meta import Parameter, new_parameter, origin_of, parameter_of, value_type
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.recipe import Concat
@@ -101,9 +102,16 @@ def _joined(parts: list[Parameter]) -> Parameter:
     kind = ValueType((sum(rows), *first.shape[1:]), first.dtype, role=role, format=first.format)
     layouts = [part.type.layout_of(0) for part in parts]
     if layouts[0] is not None:
-        segments = tuple(layout for layout in layouts if isinstance(layout, Layout))
-        kind = kind.sharded(0, FusedLayout(segments))
+        kind = kind.sharded(0, FusedLayout(tuple(_segments(layouts))))
     return Parameter(kind, whole, shards)
+
+
+def _segments(layouts: Iterable[AnyLayout | None]) -> Iterator[Layout]:
+    for layout in layouts:
+        if isinstance(layout, FusedLayout):
+            yield from layout.segments
+        elif isinstance(layout, Layout):
+            yield layout
 
 
 def _shared(lists: list[list[str]]) -> int:

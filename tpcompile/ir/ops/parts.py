@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from tpcompile.ir.layout import FusedLayout
+from tpcompile.ir.layout import FusedLayout, Layout
 from tpcompile.ir.ops.head_order import roles_of_parts
 from tpcompile.ir.ops.shape import shifted, unsharded
 from tpcompile.ir.ops.spec import declare, dim_of, free_cost, require, streaming_cost
@@ -101,16 +102,33 @@ def split_rule(
             shifted(self, shape, 0).in_role(role) for shape, role in zip(shapes, roles, strict=True)
         )
     segments = layout.segments if isinstance(layout, FusedLayout) else ()
+    parts = _joined_segments(segments, split_sizes)
     require(
-        tuple(segment.size for segment in segments) == split_sizes,
+        parts is not None,
         "split-segments",
         f"sizes {split_sizes} of {self}",
         f"the sizes of the fused parts, {tuple(segment.size for segment in segments)}",
     )
+    assert parts is not None
     return tuple(
-        ValueType(shape, self.dtype, Shard(dim, segment), role)
-        for shape, segment, role in zip(shapes, segments, roles, strict=True)
+        ValueType(shape, self.dtype, Shard(dim, part), role)
+        for shape, part, role in zip(shapes, parts, roles, strict=True)
     )
+
+
+def _joined_segments(
+    segments: Sequence[Layout], sizes: Sequence[int]
+) -> list[Layout | FusedLayout] | None:
+    """Return the layouts of parts with these sizes, each of one or more segments, or None."""
+    left, parts = list(segments), list[Layout | FusedLayout]()
+    for size in sizes:
+        own: list[Layout] = []
+        while left and sum(segment.size for segment in own) < size:
+            own.append(left.pop(0))
+        if sum(segment.size for segment in own) != size:
+            return None
+        parts.append(own[0] if len(own) == 1 else FusedLayout(tuple(own)))
+    return None if left else parts
 
 
 def chunk_rule(self: ValueType, chunks: int, dim: int = 0) -> tuple[ValueType, ...]:
