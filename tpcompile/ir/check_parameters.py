@@ -25,11 +25,12 @@ from tpcompile.ir.recipe import (
     Tensor,
     concat,
     describe,
+    head_parts,
     shape_of,
     take,
     tensors_of,
 )
-from tpcompile.ir.roles import Interleaved
+from tpcompile.ir.roles import HeadParts, Interleaved, Run
 from tpcompile.ir.types import REPLICATE, AnyType, Shard, ValueType
 
 
@@ -201,27 +202,35 @@ class _DisorderError(Exception):
     """Parameter rows that no valid order of the tensors produces."""
 
 
-def _runs_of(tensors: list[Tensor], kind: ValueType) -> list[tuple[Tensor, tuple[int, int] | None]]:
+def _runs_of(
+    tensors: list[Tensor], kind: ValueType
+) -> list[tuple[Tensor, tuple[int, int] | Run | None]]:
     """Pair each tensor with the run of rows that the type's role assigns to it, if any."""
     if kind.role is None:
         return [(tensor, None) for tensor in tensors]
-    runs = kind.role.runs if isinstance(kind.role, Interleaved) else ()
+    runs: tuple[Any, ...] = ()
+    if isinstance(kind.role, Interleaved | HeadParts):
+        runs = kind.role.runs
     if len(runs) != len(tensors):
         raise _DisorderError(f"{len(tensors)} tensors for {kind}")
     return list(zip(tensors, runs, strict=True))
 
 
-def _rows_in_order(tensor: Tensor, found: tuple[Piece, ...], run: tuple[int, int] | None) -> Recipe:
+def _rows_in_order(
+    tensor: Tensor, found: tuple[Piece, ...], run: tuple[int, int] | Run | None
+) -> Recipe:
     """Return a recipe of the rows that are read from a tensor, in their correct order."""
+    if isinstance(run, Run) and run.of:
+        return head_parts(tensor, run)
     mine = [piece.source[0] for piece in found if piece.tensor == tensor.name]
     first = min((min(rows[0], rows[-1]) for runs in mine for rows in runs if rows), default=0)
     count = sum(len(rows) for runs in mine for rows in runs)
     if not 0 < count <= tensor.shape[0] - first:
         raise _DisorderError(f"{count} rows from row {first} of {tensor.name} {list(tensor.shape)}")
     rows = take(tensor, 0, first, first + count)
-    if run is None or run == (count, 0):
+    if run is None or run[:2] == (count, 0):
         return rows
-    size, width = run
+    size, width, *_ = run
     if size != count or width <= 0 or width % 2 or count % width:
         raise _DisorderError(f"{count} rows of {tensor.name} for {size} rows in heads of {width}")
     return Permute(rows, 0, (count // width, 2, width // 2), (0, 2, 1))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tpcompile.ir.format import Component, Format
 from tpcompile.ir.layout import Interval
+from tpcompile.ir.roles import Run
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,12 @@ def _whole_units(view: tuple[int, ...], order: tuple[int, ...], start: int, stop
 def shard(recipe: Recipe, dim: int, intervals: Iterable[Interval]) -> Recipe:
     """Return the recipe of a rank that holds these intervals of one dimension."""
     return concat([take(recipe, dim, start, stop) for start, stop in intervals], dim)
+
+
+def head_parts(source: Recipe, run: Run) -> Recipe:
+    """Return the recipe of a part of every head of a weight or a bias: see `Run`."""
+    starts = range(run.first, shape_of(source)[0], run.of)
+    return concat([take(source, 0, start, start + run.width) for start in starts], 0)
 
 
 def concat(sources: list[Recipe], dim: int) -> Recipe:

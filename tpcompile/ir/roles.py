@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,38 @@ class StatesOf:
         return "states"
 
 
-Role = CacheOf | StatesOf | QueriesOf | SpansOf | Interleaved
+class Run(NamedTuple):
+    """Rows of a tensor: `rows` of them, `width` after each multiple of `of`, from `first` on.
+
+    With `of` 0 they are consecutive rows.
+    """
+
+    rows: int
+    width: int = 0
+    first: int = 0
+    of: int = 0
+
+
+@dataclass(frozen=True)
+class HeadParts:
+    """Rows of a parameter that are parts of the heads of its tensors, as runs, one per tensor.
+
+    Only parameters have this role: the rows that they compute are whole heads of their own.
+    """
+
+    runs: tuple[Run, ...]
+
+    def __str__(self) -> str:
+        return f"parts({', '.join(map(_spoken, self.runs))})"
+
+
+def _spoken(run: Run) -> str:
+    if not run.of:
+        return str(run.rows)
+    return f"{run.rows} by {run.width} from {run.first} of {run.of}"
+
+
+Role = CacheOf | StatesOf | QueriesOf | SpansOf | Interleaved | HeadParts
 
 
 def one_head(width: int) -> Interleaved:
@@ -76,10 +108,13 @@ def one_head(width: int) -> Interleaved:
     return Interleaved(((width, width),))
 
 
-def joined_roles(parts: Sequence[tuple[int, Role | None]]) -> Interleaved | None:
+def joined_roles(parts: Sequence[tuple[int, Role | None]]) -> Interleaved | HeadParts | None:
     """Return the role of concatenated parameters, each given as (number of rows, role)."""
     if all(role is None for _, role in parts):
         return None
+    if any(isinstance(role, HeadParts) for _, role in parts):
+        own = (role.runs if isinstance(role, HeadParts) else (Run(rows),) for rows, role in parts)
+        return HeadParts(tuple(run for runs in own for run in runs))
     runs: list[tuple[int, int]] = []
     for rows, role in parts:
         runs += role.runs if isinstance(role, Interleaved) else [(rows, 0)]

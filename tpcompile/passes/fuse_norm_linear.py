@@ -11,6 +11,7 @@ from torch import fx
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import LINEAR, NORM_LINEAR, SPECS
 from tpcompile.ir.pattern import Call, Number, Optional, Value
+from tpcompile.ir.roles import HeadParts
 from tpcompile.rewriting.pattern import check
 from tpcompile.rewriting.rewrite import Report, absorbed, fuse_each, insert, insert_bound, replace
 from tpcompile.rewriting.structure import weight_of
@@ -39,7 +40,7 @@ class FuseNormLinear:
 
 def _fuse(graph: fx.Graph, linear: fx.Node) -> None:
     role = value_type(weight_of(linear)).role
-    check(role is None, linear, f"its weight must have no role, got {role}", 1)
+    check(role is None or isinstance(role, HeadParts), linear, f"its weight must have no role, got {role}", 1)
     found = absorbed(PATTERN, linear)
     with graph.inserting_before(linear):
         if found["rows"] is not None:

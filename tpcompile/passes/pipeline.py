@@ -40,6 +40,7 @@ from tpcompile.passes.select_rows import SelectRows
 from tpcompile.passes.sequence_parallel import SequenceParallel
 from tpcompile.passes.shard_linears import ShardLinears
 from tpcompile.passes.split_attention import SplitAttention
+from tpcompile.passes.split_heads import SplitHeads
 from tpcompile.passes.vocab_parallel import VocabParallel
 from tpcompile.registry import Registry
 from tpcompile.rewriting.manager import (
@@ -57,6 +58,7 @@ from tpcompile.rewriting.reproducer import OnFailure
 
 _STANDARD: tuple[type[Pass], ...] = (
     Canonicalize,
+    SplitHeads,
     RaiseNorm,
     RaiseGates,  # after raise-norm; before raise-swiglu, since a gated norm contains a SwiGLU
     RaiseRope,

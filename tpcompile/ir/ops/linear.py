@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tpcompile.ir.ops.spec import Cost, declare, local_bytes, numel, refuse, require
+from tpcompile.ir.roles import HeadParts
 from tpcompile.ir.types import PARTIAL, REPLICATE, Partial, Placement, Shard, ValueType
 
 aten = torch.ops.aten
@@ -36,7 +37,8 @@ def linear_rule(input: ValueType, weight: ValueType, bias: ValueType | None = No
     placement = _linear_placement(input, weight, bias)
     if isinstance(placement, Shard) and placement.dim < 0:
         placement = Shard(placement.dim + len(shape), placement.layout)
-    return ValueType(shape, input.dtype, placement, weight.role)
+    role = None if isinstance(weight.role, HeadParts) else weight.role
+    return ValueType(shape, input.dtype, placement, role)
 
 
 def _linear_placement(input: ValueType, weight: ValueType, bias: ValueType | None) -> Placement:

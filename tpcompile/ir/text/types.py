@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from tpcompile.ir.dtypes import DTYPES
 from tpcompile.ir.format import Format
 from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout, TokenLayout
-from tpcompile.ir.roles import CacheOf, Interleaved, QueriesOf, Role, SpansOf, StatesOf
+from tpcompile.ir.roles import (
+    CacheOf,
+    HeadParts,
+    Interleaved,
+    QueriesOf,
+    Role,
+    Run,
+    SpansOf,
+    StatesOf,
+)
 from tpcompile.ir.text.layouts import LayoutNames
 from tpcompile.ir.text.printer import format_type
 from tpcompile.ir.text.scanner import Scanner
@@ -171,6 +180,8 @@ def _role(line: Scanner) -> Role | None:
     for part in ("values", "lse"):
         if line.accept(f" {part}("):
             return SpansOf(part, *_named(line, "layer", "block", "spans"))
+    if line.accept(" parts("):
+        return HeadParts(tuple(_head_parts(line)))
     if not line.accept(" interleaved("):
         return None
     runs = [_run(line)]
@@ -178,6 +189,22 @@ def _role(line: Scanner) -> Role | None:
         line.expect(", ")
         runs.append(_run(line))
     return Interleaved(tuple(runs))
+
+
+def _head_parts(line: Scanner) -> Iterator[Run]:
+    while True:
+        rows = line.integer("a number of rows")
+        if line.accept(" by "):
+            width = line.integer("the width of a part")
+            line.expect(" from ")
+            first = line.integer("the first row of a part")
+            line.expect(" of ")
+            yield Run(rows, width, first, line.integer("the width of a head"))
+        else:
+            yield Run(rows)
+        if line.accept(")"):
+            return
+        line.expect(", ")
 
 
 def _named(line: Scanner, *names: str) -> list[int]:

@@ -1,0 +1,108 @@
+"""Pass `split-heads`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import Parameter, new_parameter, operand, origin_of, parameter_of, value_type
+from tpcompile.ir.ops import LINEAR, arguments_of
+from tpcompile.ir.recipe import head_parts, shape_of
+from tpcompile.ir.roles import HeadParts, Run
+from tpcompile.ir.types import REPLICATE
+from tpcompile.rewriting.pattern import MissError, check
+from tpcompile.rewriting.rewrite import (
+    Report,
+    calls,
+    drop_dead,
+    drop_unused_parameters,
+    insert,
+    replace,
+)
+from tpcompile.rewriting.structure import bias_of, weight_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class SplitHeads:
+    """Compute parts of heads, such as queries and their gates, by linears of their own.
+
+    %f = linear(%n, %w)                        %q = linear(%n, %wq)    rows 0:16, 32:48, … of %w
+    %h = unflatten(%f, 1, [-1, 32])       →    %g = linear(%n, %wg)    rows 16:32, 48:64, … of %w
+    %q, %g = split_with_sizes(%h, [16, 16])    %q = unflatten(%q, 1, [-1, 16])
+                                               %g = unflatten(%g, 1, [-1, 16])
+    """
+
+    name: ClassVar[str] = "split-heads"
+    after: ClassVar[tuple[str, ...]] = ("canonicalize",)
+    before: ClassVar[tuple[str, ...]] = ("raise-attention", "plan-sharding")
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        report = Report()
+        for split in calls(gm, aten.split_with_sizes.default):
+            try:
+                _split(gm, split)
+                report.matches += 1
+            except MissError as miss:
+                report.miss(miss)
+        drop_dead(gm.graph)
+        drop_unused_parameters(gm)
+        return report
+
+
+def _split(gm: fx.GraphModule, split: fx.Node) -> None:
+    heads = operand(split)
+    given = arguments_of(split)
+    check(heads.target is aten.unflatten.int, split, "it splits no heads")
+    linear, last = operand(heads), value_type(heads).dims - 1
+    check(linear.target is LINEAR and given["dim"] % (last + 1) == last, split, "it splits no heads")
+    for node in (linear, heads):
+        check(len(node.users) == 1, node, "another node reads the whole heads")
+    width, items = value_type(heads).shape[-1], list(split.users)
+    assert isinstance(width, int)
+    first = 0
+    for place, size in enumerate(given["split_sizes"]):
+        own = [item for item in items if item.args[1] == place]
+        with gm.graph.inserting_before(heads):
+            part = _part(gm, linear, Run(0, size, first, width), place)
+            whole = insert(heads, aten.unflatten.int, part, last - 1, [-1, size])
+        for item in own:
+            _merge_again(item, part)
+            replace(item, whole)
+        first += size
+
+
+def _part(gm: fx.GraphModule, linear: fx.Node, run: Run, place: int) -> fx.Node:
+    """Insert the linear of one part of every head."""
+    operands = [_rows(gm, weight_of(linear), run, place)]
+    bias = bias_of(linear)
+    if bias is not None:
+        operands.append(_rows(gm, bias, run, place))
+    return insert(linear, LINEAR, linear.args[0], *operands)
+
+
+def _rows(gm: fx.GraphModule, node: fx.Node, run: Run, place: int) -> fx.Node:
+    """Insert the parameter with these rows of another one."""
+    whole = parameter_of(node)
+    plain = whole.type.role is None and whole.type.placement == REPLICATE
+    check(plain, node, "its rows are in another order, or on several ranks")
+    recipe = head_parts(whole.whole, run)
+    rows = shape_of(recipe)[0]
+    kind = Parameter.replicated(recipe, whole.type.dtype, info_of(gm).tp).type
+    role = HeadParts((run._replace(rows=rows),))
+    name, _, what = str(node.target).rpartition("_")
+    made = Parameter(kind.in_role(role), recipe, (recipe,) * info_of(gm).tp)
+    return new_parameter(gm.graph, f"{name}_{place}_{what}", made, origin_of(node), gm)
+
+
+def _merge_again(item: fx.Node, part: fx.Node) -> None:
+    """Let readers of a part that merge its heads again read the linear itself."""
+    last = value_type(item).dims - 1
+    for user in list(item.users):
+        if user.target is aten.flatten.using_ints and user.args[1:] == (last - 1, last):
+            replace(user, part)
