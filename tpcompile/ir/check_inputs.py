@@ -15,7 +15,7 @@ from tpcompile.ir.ops import (
     CACHE_WRITERS,
     PARTIAL_ATTENTION,
     QKV_OPS,
-    RESUMED,
+    STATE_OPS,
     RuleError,
     arguments_of,
 )
@@ -42,10 +42,9 @@ def check_input(node: fx.Node, ranks: int) -> None:
 
 def _is_state(node: fx.Node, user: fx.Node) -> bool:
     """Return whether `user` uses an input only as its KV cache, or as its states."""
-    state = "cache" if user.target in CACHE_OPS else RESUMED.get(user.target)
-    if state is None:
-        return False
-    return [name for name, arg in arguments_of(user).items() if arg is node] == [state]
+    states = ("cache",) if user.target in CACHE_OPS else STATE_OPS.get(user.target, ())
+    used = [name for name, arg in arguments_of(user).items() if arg is node]
+    return len(used) == 1 and used[0] in states
 
 
 def strayed_items(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
@@ -76,7 +75,7 @@ def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
     """
     writers = [node for node in graph.nodes if node.target in CACHE_WRITERS]
     yield from _written_twice(writers)
-    resumed = [node for node in graph.nodes if node.target in RESUMED]
+    resumed = [node for node in graph.nodes if node.target in STATE_OPS]
     yield from _written_twice(resumed)
     yield from _other_numbers(resumed)
     kept: set[Any] = set()
@@ -104,9 +103,9 @@ def _written_twice(writers: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]
     """Yield an error for each op that writes a layer of a state twice or out of order."""
     kept: dict[Any, fx.Node] = {}
     last: dict[Any, int] = {}
-    for node in writers:
-        cache, layer = place = _place(node)
-        rule, what = ("states", "states") if node.target in RESUMED else ("kv-cache", "cache")
+    for node, (cache, layer) in ((node, place) for node in writers for place in _places(node)):
+        place = cache, layer
+        rule, what = ("states", "states") if node.target in STATE_OPS else ("kv-cache", "cache")
         if (other := kept.setdefault(place, node)) is not node:
             got = f"layer {layer} of the {what}, which %{other.name} writes too"
             yield node, RuleError(rule, got, f"one layer of the {what} per {_MIXERS[rule]}")
@@ -125,7 +124,9 @@ def _other_numbers(resumed: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]
     for node in resumed:
         given = arguments_of(node)
         for name in ("starts", "lengths", "read", "write"):
-            number = given[name]
+            number = given.get(name)
+            if number is None:  # a decode step has one token per sequence
+                continue
             if number.op != "placeholder" or number.name != name:
                 yield node, RuleError("states", f"%{number.name} as {name}", f"the input %{name}")
 
@@ -144,6 +145,13 @@ def _spans_left(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
 
 
 def _place(node: fx.Node) -> tuple[Any, int]:
-    """Return the cache or the states that an op uses, and the layer within them."""
+    """Return the cache that an op uses, and the layer within it."""
+    ((cache, layer),) = _places(node)
+    return cache, layer
+
+
+def _places(node: fx.Node) -> Iterator[tuple[Any, int]]:
+    """Yield the cache or the states that an op uses, and the layer within them."""
     found = arguments_of(node)
-    return found[RESUMED.get(node.target, "cache")], found["layer"]
+    for name in STATE_OPS.get(node.target, ("cache",)):
+        yield found[name], found["layer"]

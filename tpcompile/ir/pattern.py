@@ -60,7 +60,7 @@ class Unknown:
     def __mul__(self, other: Any) -> Unknown:
         return self
 
-    __rmul__ = __floordiv__ = __mul__
+    __rmul__ = __floordiv__ = __sub__ = __mul__
 
 
 UNKNOWN = Unknown()

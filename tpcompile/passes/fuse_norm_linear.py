@@ -40,7 +40,12 @@ class FuseNormLinear:
 
 def _fuse(graph: fx.Graph, linear: fx.Node) -> None:
     role = value_type(weight_of(linear)).role
-    check(role is None or isinstance(role, HeadParts), linear, f"its weight must have no role, got {role}", 1)
+    check(
+        role is None or isinstance(role, HeadParts),
+        linear,
+        f"its weight must have no role, got {role}",
+        1,
+    )
     found = absorbed(PATTERN, linear)
     with graph.inserting_before(linear):
         if found["rows"] is not None:

@@ -19,7 +19,9 @@ from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.canonicalize import Canonicalize
 from tpcompile.passes.fuse_add_norm import FuseAddNorm
 from tpcompile.passes.fuse_delta import FuseDelta
+from tpcompile.passes.fuse_delta_step import FuseDeltaStep
 from tpcompile.passes.fuse_gate_up import FuseGateUp
+from tpcompile.passes.fuse_gated_attention import FuseGatedAttention
 from tpcompile.passes.fuse_norm_gate_up import FuseNormGateUp
 from tpcompile.passes.fuse_norm_linear import FuseNormLinear
 from tpcompile.passes.fuse_norm_qkv import FuseNormQkv
@@ -80,7 +82,9 @@ _STANDARD: tuple[type[Pass], ...] = (
 )
 _STEP: tuple[type[Pass], ...] = (
     FuseNormQkv,
+    FuseDeltaStep,
     SplitAttention,  # after fuse-norm-qkv: spans are read from the cache, which then has all keys
+    FuseGatedAttention,  # after split-attention, whose merge it fuses
     FuseNormGateUp,
     FuseNormLinear,  # after the fusions of norms with specific linears
     FuseResidual,

@@ -15,7 +15,7 @@ from tpcompile.ir.ops import ATTENTION, RMS_NORM, op_name
 from tpcompile.passes.canonicalize import cancel_transposes
 from tpcompile.rewriting.pattern import MissError, check
 from tpcompile.rewriting.rewrite import Report, calls
-from tpcompile.rewriting.structure import head_ops, source_of_heads
+from tpcompile.rewriting.structure import head_ops
 
 aten = torch.ops.aten
 
@@ -53,7 +53,7 @@ class RaiseAttention:
 
 def _check_token_major(heads: fx.Node) -> None:
     """Check that the features of a projection are split into heads without other ops between."""
-    origin = source_of_heads(head_ops(heads)[-1])
+    origin = head_ops(heads)[-1]
     _refuse_transposed_norm(origin)
     check(
         origin.target is aten.unflatten.int,

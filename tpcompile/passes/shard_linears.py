@@ -55,9 +55,10 @@ class ShardLinears:
             heads = plan.heads_of(block.attention).queries
             width = value_type(block.attention).shape[-1]
             assert isinstance(width, int)
+            layout = heads.with_grain(width)
             for projection in filter(None, (block.query, block.gate)):
-                report.matches += split_rows(projection, per_head(projection, heads))
-            report.matches += split_columns(block.output, heads.with_grain(width))
+                report.matches += split_rows(projection, layout)
+            report.matches += split_columns(block.output, layout)
         for delta in delta_blocks(gm.graph):
             report.matches += _shard_delta(delta, plan.heads_of(delta.rule))
         for mlp in mlp_blocks(gm.graph):
@@ -90,13 +91,6 @@ def _shard_delta(block: DeltaBlock, heads: HeadPlan) -> int:
     matches = split_rows(block.inputs, channels) + split_rows(block.gate, value)
     matches += split_rows(block.a, heads.queries) + split_rows(block.beta, heads.queries)
     return matches + split_columns(block.output, value)
-
-
-def per_head(linear: fx.Node, heads: Layout) -> Layout:
-    """Return the layout of the rows of a linear that computes the same number for each head."""
-    rows = value_type(linear).shape[-1]
-    assert isinstance(rows, int)
-    return heads.with_grain(rows // heads.units)
 
 
 def plan_of(gm: fx.GraphModule) -> Plan:

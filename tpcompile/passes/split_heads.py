@@ -60,7 +60,9 @@ def _split(gm: fx.GraphModule, split: fx.Node) -> None:
     given = arguments_of(split)
     check(heads.target is aten.unflatten.int, split, "it splits no heads")
     linear, last = operand(heads), value_type(heads).dims - 1
-    check(linear.target is LINEAR and given["dim"] % (last + 1) == last, split, "it splits no heads")
+    check(
+        linear.target is LINEAR and given["dim"] % (last + 1) == last, split, "it splits no heads"
+    )
     for node in (linear, heads):
         check(len(node.users) == 1, node, "another node reads the whole heads")
     width, items = value_type(heads).shape[-1], list(split.users)

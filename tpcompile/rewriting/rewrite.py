@@ -13,7 +13,7 @@ from torch import fx
 from tpcompile.errors import PassError
 from tpcompile.ir.info import model_of
 from tpcompile.ir.meta import captured_value, origin_of
-from tpcompile.ir.ops import SPECS
+from tpcompile.ir.ops import LINEAR, RMS_NORM, SPECS
 from tpcompile.ir.refusals import keep_refusal, pass_refusals_on
 from tpcompile.ir.text import format_node
 from tpcompile.rewriting.pattern import Bindings, Call, MissError, check, match, match_calls
@@ -108,11 +108,18 @@ def fuse_call(target: Any, graph: fx.Graph, node: fx.Node) -> None:
 def absorbed(pattern: Any, value: Any, *readers: fx.Node) -> Bindings:
     """Match a pattern of calls that a fused op absorbs, or raise MissError.
 
-    `value` is the last call, or a list of values that only `readers` read.
+    `value` is the last call, or a list of values that only `readers` read. A norm that other
+    linears read stays for them; each op that absorbs it computes it again.
     """
     bindings, nodes = match_calls(pattern, value)
-    check_absorbed([node for node in nodes if node is not value], value, *readers)
+    inside = [node for node in nodes if node is not value]
+    shared = {node for node in inside if node.target is RMS_NORM and _feeds_linears(node)}
+    check_absorbed([node for node in inside if node not in shared], value, *readers)
     return bindings
+
+
+def _feeds_linears(norm: fx.Node) -> bool:
+    return all(user.target is LINEAR for user in norm.users)
 
 
 def check_absorbed(inside: Collection[fx.Node], *readers: fx.Node) -> None:

@@ -11,7 +11,7 @@ from torch import fx
 from tpcompile.errors import ShardingError
 from tpcompile.ir.activations import OtherMlp, activations
 from tpcompile.ir.info import model_of
-from tpcompile.ir.meta import operand, origin_of, value_type
+from tpcompile.ir.meta import operand, origin_of
 from tpcompile.ir.ops import (
     ATTENTION,
     CAUSAL_CONV,
@@ -38,10 +38,7 @@ _PER_HEAD = (ROPE, RMS_NORM)
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """An attention op and the linears around it.
-
-    The rows of `gate` are those of an output gate; often they are rows of the query projection.
-    """
+    """An attention op and the linears around it, one of them for an output gate if it has one."""
 
     attention: fx.Node
     query: fx.Node
@@ -86,20 +83,6 @@ def head_ops(heads: fx.Node) -> list[fx.Node]:
     while chain[-1].target in _PER_HEAD:
         chain.append(operand(chain[-1]))
     return chain
-
-
-def source_of_heads(part: fx.Node) -> fx.Node:
-    """Return the heads of which `part` is one of several parts, such as query and gate, or `part`.
-
-    Parts of heads are made by splitting the last dimension of `[T, heads, width]`.
-    """
-    if part.target is not operator.getitem:
-        return part
-    split = operand(part)
-    whole = split.target is aten.split_with_sizes.default and operand(split)
-    dims = value_type(part).dims
-    parted = whole and whole.target is aten.unflatten.int and dims == 3
-    return whole if whole and parted and arguments_of(split)["dim"] % dims == 2 else part
 
 
 def attention_blocks(graph: fx.Graph) -> list[AttentionBlock]:
@@ -159,7 +142,7 @@ def _delta_block(node: fx.Node) -> DeltaBlock:
 
 def _projection(attention: fx.Node, operand: object) -> fx.Node:
     assert isinstance(operand, fx.Node)
-    heads = source_of_heads(head_ops(operand)[-1])
+    heads = head_ops(operand)[-1]
     source = heads.args[0] if heads.target is aten.unflatten.int else heads
     assert isinstance(source, fx.Node)
     if source.target is RMS_NORM:

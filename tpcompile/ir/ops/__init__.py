@@ -18,6 +18,8 @@ from tpcompile.ir.ops.decode import (
     CACHE_WRITERS,
     CACHED_ATTENTION,
     DECODE_OPS,
+    DELTA_STEP,
+    GATED_ATTENTION_REDUCE,
     LINEAR_RESIDUAL,
     NORM_GATE_UP_SWIGLU,
     NORM_LINEAR,
@@ -27,6 +29,7 @@ from tpcompile.ir.ops.decode import (
     NORM_QKV_ROPE_APPEND,
     PARTIAL_ATTENTION,
     QKV_OPS,
+    STATE_OPS,
 )
 from tpcompile.ir.ops.delta import CAUSAL_CONV, DELTA_DECAY, GATED_DELTA_RULE
 from tpcompile.ir.ops.elementwise import ACTIVATIONS, ELEMENTWISE, SIGMOID_GATE, SWIGLU
@@ -34,7 +37,7 @@ from tpcompile.ir.ops.embedding import EMBEDDING, EMBEDDINGS, VOCAB_EMBEDDING
 from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import ADD_RMS_NORM, GATED_RMS_NORM, RMS_NORM
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
-from tpcompile.ir.ops.resumed import RESUMED, RESUMED_CONV, RESUMED_DELTA_RULE
+from tpcompile.ir.ops.resumed import RESUMED_CONV, RESUMED_DELTA_RULE
 from tpcompile.ir.ops.rotary import ROPE, ROTARY, TABLES
 from tpcompile.ir.ops.spec import SPECS, Cost, OpSpec, RuleError, arguments_of, op_name, spec_of
 
@@ -54,9 +57,11 @@ __all__ = [
     "COLLECTIVES",
     "DECODE_OPS",
     "DELTA_DECAY",
+    "DELTA_STEP",
     "ELEMENTWISE",
     "EMBEDDING",
     "EMBEDDINGS",
+    "GATED_ATTENTION_REDUCE",
     "GATED_DELTA_RULE",
     "GATED_RMS_NORM",
     "LINEAR",
@@ -72,7 +77,6 @@ __all__ = [
     "QKV_OPS",
     "REDISTRIBUTE",
     "REDUCE_SCATTER",
-    "RESUMED",
     "RESUMED_CONV",
     "RESUMED_DELTA_RULE",
     "RMS_NORM",
@@ -80,6 +84,7 @@ __all__ = [
     "ROTARY",
     "SIGMOID_GATE",
     "SPECS",
+    "STATE_OPS",
     "SWIGLU",
     "TABLES",
     "VOCAB_EMBEDDING",

@@ -168,7 +168,9 @@ def _infer(target: Any, kinds: tuple[Any, ...]) -> Any:
 def _placeholder(name: str, kind: str, reasons: Mapping[str, str]) -> Any:
     if "Tensor" in kind:
         return Value(name, kind == "Tensor?")
-    return UNKNOWN if kind == "int[]" else Number(name, reasons.get(name, Number.unequal))
+    if kind in ("int[]", "int[]?", "ScalarType"):
+        return UNKNOWN
+    return Number(name, reasons.get(name, Number.unequal))
 
 
 def _cost(weights: Sequence[int]) -> CostRule:

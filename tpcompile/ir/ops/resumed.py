@@ -179,5 +179,3 @@ RESUMED_DELTA_RULE = define(
     localize=delta_localize,
     takes_roles=True,
 )
-RESUMED = {RESUMED_CONV: "tails", RESUMED_DELTA_RULE: "states"}
-"""The ops that read and write states, and the operand that holds these."""

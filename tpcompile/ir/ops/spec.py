@@ -145,7 +145,8 @@ def schema_of(function: Callable[..., Any], name: str, overwrites: Sequence[str]
     for parameter, kind in types.items():
         default = signature(function).parameters[parameter].default
         end = "" if default is Parameter.empty else f"={default}"
-        words.append(f"{kind}{'(a!)' if parameter in overwrites else ''} {parameter}{end}")
+        alias = f"({'ab'[overwrites.index(parameter)]}!)" if parameter in overwrites else ""
+        words.append(f"{kind}{alias} {parameter}{end}")
     return f"{name}({', '.join(words)}) -> {result}"
 
 

@@ -8,11 +8,13 @@ token is stored in `slots[t]`.
 from tpcompile.ir.ops.decode.attention import (
     ATTENTION_REDUCE,
     CACHED_ATTENTION,
+    GATED_ATTENTION_REDUCE,
     PARTIAL_ATTENTION,
     merge,
     merge_spans,
     span_of,
 )
+from tpcompile.ir.ops.decode.delta_step import DELTA_STEP
 from tpcompile.ir.ops.decode.norm_linear import (
     NORM_GATE_UP_SWIGLU,
     NORM_LINEAR,
@@ -26,9 +28,16 @@ from tpcompile.ir.ops.decode.norm_qkv import (
 )
 from tpcompile.ir.ops.decode.residual import ALL_REDUCE_RESIDUAL, LINEAR_RESIDUAL
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
+from tpcompile.ir.ops.resumed import RESUMED_CONV, RESUMED_DELTA_RULE
 
 CACHE_WRITERS = (PAGED_ATTENTION, *QKV_OPS)
 """The ops that write keys and values to a KV cache, one per layer."""
+STATE_OPS = {
+    RESUMED_CONV: ("tails",),
+    RESUMED_DELTA_RULE: ("states",),
+    DELTA_STEP: ("tails", "states"),
+}
+"""The ops that read and write states of linear attention, and the operands that hold these."""
 CACHE_OPS = (*CACHE_WRITERS, CACHED_ATTENTION, PARTIAL_ATTENTION)
 """The ops that read or write a KV cache."""
 DECODE_OPS = (
@@ -36,6 +45,8 @@ DECODE_OPS = (
     CACHED_ATTENTION,
     PARTIAL_ATTENTION,
     ATTENTION_REDUCE,
+    GATED_ATTENTION_REDUCE,
+    DELTA_STEP,
     LINEAR_RESIDUAL,
     ALL_REDUCE_RESIDUAL,
     *NORM_MLPS.values(),
@@ -51,6 +62,8 @@ __all__ = [
     "CACHE_OPS",
     "CACHE_WRITERS",
     "DECODE_OPS",
+    "DELTA_STEP",
+    "GATED_ATTENTION_REDUCE",
     "LINEAR_RESIDUAL",
     "NORM_GATE_UP_SWIGLU",
     "NORM_LINEAR",
@@ -60,6 +73,7 @@ __all__ = [
     "NORM_Q_K_V_ROPE_APPEND",
     "PARTIAL_ATTENTION",
     "QKV_OPS",
+    "STATE_OPS",
     "merge",
     "merge_spans",
     "span_of",

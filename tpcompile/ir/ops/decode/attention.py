@@ -27,10 +27,14 @@ from tpcompile.ir.ops.cache import (
     stored_type,
 )
 from tpcompile.ir.ops.collectives import fold_tree
+from tpcompile.ir.ops.composite import composite
+from tpcompile.ir.ops.elementwise import SIGMOID_GATE
 from tpcompile.ir.ops.paged_attention import attend_rows, read_tokens
 from tpcompile.ir.ops.spec import Cost, define, refuse, require, streaming_cost
 from tpcompile.ir.roles import QueriesOf, SpansOf
 from tpcompile.ir.types import Partial, ValueType
+
+FLATTEN = torch.ops.aten.flatten.using_ints
 
 
 def cached_attention(
@@ -150,6 +154,15 @@ def attention_reduce(values: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype
     if bool((total == -torch.inf).any()):
         raise ValueError("all spans of a token are empty, but each token must see at least itself")
     return mixed.to(dtype, copy=True)
+
+
+def gated_attention_reduce(
+    values: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype, gate: torch.Tensor
+) -> torch.Tensor:
+    """Merge the spans of each token, and multiply its heads, side by side, by their gates."""
+    merged = FLATTEN(ATTENTION_REDUCE(values, lse, dtype), 1, 2)
+    gated: torch.Tensor = SIGMOID_GATE(merged, gate)
+    return gated
 
 
 def _cached_rule(
@@ -277,3 +290,4 @@ ATTENTION_REDUCE = define(
     cost=streaming_cost,
     takes_roles=True,
 )
+GATED_ATTENTION_REDUCE = composite(gated_attention_reduce, takes_roles=True)

@@ -25,9 +25,10 @@ def norm_linear(
     eps: float,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
+    zero_centered: bool = False,
 ) -> torch.Tensor:
     """Apply a linear to the normed rows of `x`."""
-    rows: torch.Tensor = LINEAR(RMS_NORM(x, norm, eps), weight, bias)
+    rows: torch.Tensor = LINEAR(RMS_NORM(x, norm, eps, zero_centered), weight, bias)
     return rows
 
 
@@ -37,13 +38,16 @@ def norm_gate_up_swiglu(
     eps: float,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
+    zero_centered: bool = False,
 ) -> torch.Tensor:
     """Compute silu(gate) · up of the normed rows of `x[T, hidden]`.
 
     `weight` contains the rows of gate, followed by the same number of rows of up. Both have the
     same layout, so a rank has as many rows of each.
     """
-    activated: torch.Tensor = SWIGLU(*_halves(norm_linear(x, norm, eps, weight, bias)))
+    activated: torch.Tensor = SWIGLU(
+        *_halves(norm_linear(x, norm, eps, weight, bias, zero_centered))
+    )
     return activated
 
 
@@ -69,8 +73,9 @@ def _norm_mlp(activation: Activation, gated: bool) -> Any:
         eps: float,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
+        zero_centered: bool = False,
     ) -> torch.Tensor:
-        rows = norm_linear(x, norm, eps, weight, bias)
+        rows = norm_linear(x, norm, eps, weight, bias, zero_centered)
         activated: torch.Tensor = activation.of(*_halves(rows) if gated else [rows])
         return activated
 
@@ -91,8 +96,9 @@ def _norm_mlp_apart(activation: Activation) -> Any:
         up_weight: torch.Tensor,
         gate_bias: torch.Tensor | None = None,
         up_bias: torch.Tensor | None = None,
+        zero_centered: bool = False,
     ) -> torch.Tensor:
-        normed = RMS_NORM(x, norm, eps)
+        normed = RMS_NORM(x, norm, eps, zero_centered)
         gate, up = LINEAR(normed, gate_weight, gate_bias), LINEAR(normed, up_weight, up_bias)
         activated: torch.Tensor = function(gate, up)
         return activated
@@ -101,7 +107,7 @@ def _norm_mlp_apart(activation: Activation) -> Any:
     return composite(body)
 
 
-NORM_LINEAR = composite(norm_linear)
+NORM_LINEAR = composite(norm_linear, takes_roles=True)
 NORM_GATE_UP_SWIGLU = composite(norm_gate_up_swiglu, check=check_gate_up)
 _SWIGLU = (Activation.SILU, True)
 NORM_MLPS: Mapping[tuple[Activation, bool], Any] = {

@@ -9,7 +9,7 @@ import torch
 
 from tpcompile.ir.layout import FusedLayout
 from tpcompile.ir.ops.cache import check_append, stored_type
-from tpcompile.ir.ops.composite import Part, composite, optional
+from tpcompile.ir.ops.composite import Part, composite, known, optional
 from tpcompile.ir.ops.decode.norm_linear import SPLIT, norm_linear
 from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import RMS_NORM
@@ -39,6 +39,7 @@ def norm_qkv_rope_append(
     block: int,
     heads: Sequence[int],
     interleaved: bool = False,
+    zero_centered: bool = False,
 ) -> torch.Tensor:
     """Return the rotated queries `[T, heads[0], width]`; store keys and values in the cache.
 
@@ -47,10 +48,11 @@ def norm_qkv_rope_append(
     attention ops repeat it for their query heads. Per-head norms are applied before the rotation.
     `interleaved` gives the order of pairs within a head, as for `rope`.
     """
-    rows, width = norm_linear(x, norm, eps, weight, bias), cos.shape[1]
+    rows = norm_linear(x, norm, eps, weight, bias, zero_centered)
+    width = known(_width, rows.shape[1], heads)
     parts = SPLIT(rows, [heads[part] * width for part in range(3)], 1)
     q, k, v = (UNFLATTEN(parts[part], 1, [-1, width]) for part in range(3))
-    q, k = _rotated(((q, q_norm), (k, k_norm)), head_eps, cos, sin, interleaved)
+    q, k = _rotated(((q, q_norm), (k, k_norm)), head_eps, cos, sin, interleaved, zero_centered)
     queries: torch.Tensor = APPEND(q, k, v, cache, slots, layer, block)
     return queries
 
@@ -75,27 +77,39 @@ def norm_q_k_v_rope_append(
     layer: int,
     block: int,
     interleaved: bool = False,
+    zero_centered: bool = False,
 ) -> torch.Tensor:
     """Compute `norm_qkv_rope_append` of queries, keys and values that have a weight each.
 
     The weights may differ in format.
     """
-    normed, width = RMS_NORM(x, norm, eps), cos.shape[1]
+    normed = RMS_NORM(x, norm, eps, zero_centered)
+    width = v_weight.shape[0] // cache.shape[-2]
     q, k, v = (
         UNFLATTEN(LINEAR(normed, weight, bias), 1, [-1, width])
         for weight, bias in ((q_weight, q_bias), (k_weight, k_bias), (v_weight, v_bias))
     )
-    q, k = _rotated(((q, q_norm), (k, k_norm)), head_eps, cos, sin, interleaved)
+    q, k = _rotated(((q, q_norm), (k, k_norm)), head_eps, cos, sin, interleaved, zero_centered)
     queries: torch.Tensor = APPEND(q, k, v, cache, slots, layer, block)
     return queries
 
 
+def _width(rows: int, heads: Sequence[int]) -> int:
+    """Return the width of a head."""
+    return rows // sum(heads)
+
+
 def _rotated(
-    sides: Sequence[tuple[Any, Any]], head_eps: float, cos: Any, sin: Any, interleaved: bool
+    sides: Sequence[tuple[Any, Any]],
+    head_eps: float,
+    cos: Any,
+    sin: Any,
+    interleaved: bool,
+    zero_centered: bool,
 ) -> list[Any]:
     """Rotate queries and keys, each given with the norm of its heads."""
     return [
-        ROPE(optional(RMS_NORM, side, scale, head_eps), cos, sin, interleaved)
+        ROPE(optional(RMS_NORM, side, scale, head_eps, zero_centered), cos, sin, interleaved)
         for side, scale in sides
     ]
 
@@ -135,15 +149,12 @@ def _check(x: ValueType, cos: ValueType, heads: Sequence[int], **_: Any) -> None
     )
 
 
-def _localize(
-    result: ValueType, rank: int, weight: ValueType, cos: ValueType, **_: Any
-) -> dict[str, Any]:
+def _localize(result: ValueType, rank: int, weight: ValueType, **_: Any) -> dict[str, Any]:
     """Return the number of heads of each kind on the rank."""
-    layout, width = weight.layout_of(0), cos.shape[1]
+    layout = weight.layout_of(0)
     if not isinstance(layout, FusedLayout):
         return {}
-    assert isinstance(width, int)
-    return {"heads": [segment.extent(rank) // width for segment in layout.segments]}
+    return {"heads": [segment.unit_count(rank) for segment in layout.segments]}
 
 
 def _cost(weights: int) -> CostRule:
@@ -164,6 +175,7 @@ _OPTIONS: dict[str, Any] = {
     "reasons": {
         "head_eps": "its head norms must have the same epsilon",
         "interleaved": "queries and keys are rotated in different layouts",
+        "zero_centered": "its norms must all be zero-centred, or none of them",
     },
     "takes_roles": True,
     "in_formats": ("cache",),

@@ -1,0 +1,38 @@
+"""Pass `fuse-delta-step`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from torch import fx
+
+from tpcompile.ir.meta import operand
+from tpcompile.ir.ops import DELTA_STEP, GATED_RMS_NORM, SPECS
+from tpcompile.rewriting.rewrite import Report, calls, fuse_at, fuse_call
+
+_LAST = SPECS[DELTA_STEP].pattern.target
+
+
+@dataclass(frozen=True)
+class FuseDeltaStep:
+    """Fuse a step of linear attention, between its projections, into one op.
+
+    %x, %z = split(%p);  %b, %a = split(%g)
+    %q, %k, %v = heads of resumed_conv(%x, %w, %tails, …)        %y = tpc.delta_step(%p, %g, %w,
+    %d = delta_decay(%a, %rate, %offset)                   →         %tails, %rate, %offset,
+    %o = resumed_delta_rule(%q, %k, %v, %d, sigmoid(%b), …)          %states, %norm, …)
+    %y = flatten(gated_rms_norm(%o, %z, %norm))
+
+    After this pass the graph supports only steps with one new token per sequence.
+    """
+
+    name: ClassVar[str] = "fuse-delta-step"
+    after: ClassVar[tuple[str, ...]] = ("fuse-delta", "keep-states")
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        found = [node for node in calls(gm, _LAST) if operand(node).target is GATED_RMS_NORM]
+        return fuse_at(
+            gm, ((node, partial(fuse_call, DELTA_STEP, gm.graph, node)) for node in found)
+        )
