@@ -113,9 +113,11 @@ class Executor(ABC):
         positions: torch.Tensor | None = None,
         stops: Sequence[int] = (),
         ended: torch.Tensor | None = None,
+        read: torch.Tensor | None = None,
+        write: torch.Tensor | None = None,
     ) -> None:
         """Write the inputs of the next step: see `StepMemory.place`."""
-        self.memory.place(tokens, lengths, tables, positions, stops, ended)
+        self.memory.place(tokens, lengths, tables, positions, stops, ended, read, write)
 
     def run(self, steps: int = 1, *options: Any, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps as `advance` does; return their tokens, `[steps, batch]`.

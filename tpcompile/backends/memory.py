@@ -16,16 +16,18 @@ from tpcompile.ir.format import Format
 from tpcompile.ir.kv import nan_element
 from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.program.abi import buffer_row
+from tpcompile.vm.program.buffer import STORED_DIMS
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.operands import verify_operands
 from tpcompile.vm.program.weight import Weight
 
+_HELD_STATES = frozenset((Role.TAILS, Role.STATES))
 _UNWRITTEN, _UNWRITTEN_BYTE = -(2**31), -(2**7)
 """The value of integers that have not been written, of several bytes or of one."""
 _OF_HOST = frozenset(
     (
         *(Role.TOKENS, Role.POSITIONS, Role.LENGTHS, Role.TABLES, Role.STOPS),
-        *(Role.FINISHED, Role.CLOCK, Role.HISTORY),
+        *(Role.FINISHED, Role.CLOCK, Role.HISTORY, Role.READ, Role.WRITE),
     )
 )
 """The roles of inputs and results, of which the host has copies."""
@@ -48,6 +50,7 @@ class StepMemory:
         parameter: Callable[[int, str], torch.Tensor],
         rotation: Rotation,
         caches: Sequence[torch.Tensor] | None = None,
+        states: Sequence[Mapping[str, torch.Tensor]] = (),
         *,
         share: RankShare | None = None,
         poison: bool = True,
@@ -58,7 +61,8 @@ class StepMemory:
 
         `parameter` returns a rank's tensors by name. `rotation` is the result of `rotation_of`.
         `caches` is the KV cache of each rank here, in blocks; empty caches are allocated if it is
-        not given.
+        not given. `states` are the states of linear attention of each rank, by the names of their
+        roles, if the program has any.
 
         The program need not be verified. Operands that do not agree with its buffers, and steps
         with several ends, are refused here, because regions and the checks of inputs depend on
@@ -83,7 +87,7 @@ class StepMemory:
                 buffer = program.buffers[number]
                 self.tensors[number] = _checked(table, buffer, buffer.extents).to(device)
         if caches is not None:
-            self.use_caches(caches)
+            self.use_caches(caches, states)
 
     def _first(self, number: int, parameter: Callable[[int, str], torch.Tensor]) -> Any:
         """Return the initial contents of a buffer. Caches from the caller are not allocated."""
@@ -98,14 +102,14 @@ class StepMemory:
             if buffer.format is None:
                 return _checked(parameter(buffer.rank, buffer.name), buffer, buffer.extents)
             return _weight(buffer, buffer.format, parameter)
-        if buffer.role == Role.CACHE and not self._own_caches:
+        if buffer.role in STORED_DIMS and not self._own_caches:
             return torch.empty(0, dtype=buffer.dtype)
         extents = buffer.extents
         strides = buffer.strides(extents)
         found = torch.empty_strided(
             extents, strides, dtype=buffer.dtype, device=self.device
         ).zero_()
-        if buffer.role == Role.CACHE and self._poisons:
+        if buffer.role in STORED_DIMS and self._poisons:
             return found.fill_(nan_element(found))
         return found if buffer.role.kind in ("state", "input") else self._poison(found)
 
@@ -118,8 +122,18 @@ class StepMemory:
         each = self.program.one_per_rank(role)
         return [each[rank] for rank in self.ranks]
 
-    def use_caches(self, caches: Sequence[torch.Tensor]) -> None:
-        """Store K and V in these caches from now on. The caches may have any number of slots."""
+    def use_caches(
+        self, caches: Sequence[torch.Tensor], states: Sequence[Mapping[str, torch.Tensor]] = ()
+    ) -> None:
+        """Store K and V in these caches, and states in these tensors, from now on.
+
+        The caches may have any number of slots, and the tensors any number of states.
+        """
+        for role in _HELD_STATES & self.program.roles:
+            for number, own in zip(self._numbers(role), states, strict=True):
+                kept, buffer = own[role.word], self.program.buffers[number]
+                extents = (buffer.extents[0], kept.shape[1], *buffer.extents[2:])
+                self.tensors[number] = _checked(kept, buffer, extents)
         for number, cache in zip(self._numbers(Role.CACHE), caches, strict=True):
             if cache is self.tensors[number]:
                 continue
@@ -162,12 +176,16 @@ class StepMemory:
         positions: torch.Tensor | None = None,
         stops: Sequence[int] = (),
         ended: torch.Tensor | None = None,
+        read: torch.Tensor | None = None,
+        write: torch.Tensor | None = None,
     ) -> None:
         """Set the inputs of the next step: one new token per sequence, which `lengths` includes.
 
         The tokens before it are in the cache, in the blocks of `tables`. Its position is
         `lengths - 1` unless `positions` is given. A sequence ends when it gets one of `stops`;
-        sequences with a true `ended` have ended before.
+        sequences with a true `ended` have ended before. If the program has states, a sequence
+        resumes from state `read`, and the state after its new token is `write`; without them, each
+        sequence keeps a state of its own.
         """
         positions = lengths - 1 if positions is None else positions
         check_step(self, tokens, lengths, tables, positions, stops)
@@ -177,6 +195,9 @@ class StepMemory:
         self._set(Role.TABLES, tables, NONE)
         self._set(Role.STOPS, torch.tensor(stops) if stops else None, NONE)
         self._set(Role.FINISHED, ended, 0)
+        for role, states in ((Role.READ, read), (Role.WRITE, write)):
+            if role in self.program.roles:
+                self._set(role, torch.arange(len(tokens)) if states is None else states, 0)
         if self._own_caches and self._poisons:
             self._poison_caches(lengths, tables)
 

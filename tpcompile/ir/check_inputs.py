@@ -103,8 +103,8 @@ def _written_twice(writers: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]
     """Yield an error for each op that writes a layer of a state twice or out of order."""
     kept: dict[Any, fx.Node] = {}
     last: dict[Any, int] = {}
-    for node, (cache, layer) in ((node, place) for node in writers for place in _places(node)):
-        place = cache, layer
+    for node, place in ((writer, place) for writer in writers for place in _places(writer)):
+        cache, layer = place
         rule, what = ("states", "states") if node.target in STATE_OPS else ("kv-cache", "cache")
         if (other := kept.setdefault(place, node)) is not node:
             got = f"layer {layer} of the {what}, which %{other.name} writes too"

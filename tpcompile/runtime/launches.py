@@ -96,12 +96,12 @@ class Launches(Leading):
         )
         new = torch.ones(len(ended), steps, dtype=torch.bool)
         with self._open_calls.enter(), cache.append(new) as placed:
-            own = packed.inputs() | {
-                "tables": placed.tables,
-                "lengths": placed.lengths - (steps - 1),
-                "ended": ended.cpu(),
-            }
-            step = Step(own, "tokens", placed.blocks, placed.copies, steps, stops)
+            own = packed.inputs() | placed.inputs()
+            del own["slots"]
+            own |= {"lengths": placed.lengths - (steps - 1), "ended": ended.cpu()}
+            step = Step(
+                own, "tokens", placed.blocks, placed.copies, steps, stops, states=placed.states
+            )
             assert isinstance(self._ranks, ProgramRanks)
             tokens = self._ranks.launch(step, each)
         self._steps += len(tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -24,14 +24,22 @@ class StepExecutors:
         self._times: dict[int, torch.Tensor] = {}
 
     def load(
-        self, code: StepCode, caches: Sequence[torch.Tensor], share: RankShare | None = None
+        self,
+        code: StepCode,
+        caches: Sequence[torch.Tensor],
+        states: Sequence[Mapping[str, torch.Tensor]],
+        share: RankShare | None = None,
     ) -> None:
-        """Load a program. With `share` it is run for one rank, else for all of them."""
+        """Load a program. With `share` it is run for one rank, else for all of them.
+
+        `caches` and `states` are those of each rank here.
+        """
         memory = StepMemory(
             code.program,
             self._parameter,
             code.rotation,
             caches,
+            states,
             share=share,
             device=caches[0].device,
         )
@@ -42,6 +50,7 @@ class StepExecutors:
         batch: int,
         step: Step,
         caches: Sequence[torch.Tensor],
+        states: Sequence[Mapping[str, torch.Tensor]],
         each: OnTokens | None = None,
     ) -> torch.Tensor:
         """Run `step.steps` steps; return their tokens, `[steps, sequences]`, or the last logits.
@@ -51,7 +60,7 @@ class StepExecutors:
         step as they come.
         """
         executor, inputs = self._executors[batch], step.inputs
-        executor.memory.use_caches(caches)  # new tensors if they have grown
+        executor.memory.use_caches(caches, states)  # new tensors if they have grown
         executor.place(
             inputs["input_ids"],
             inputs["lengths"],
@@ -59,6 +68,8 @@ class StepExecutors:
             inputs["positions"],
             step.stops,
             inputs.get("ended"),
+            inputs.get("read"),
+            inputs.get("write"),
         )
         options: list[torch.Tensor] = []
         if step.timed:

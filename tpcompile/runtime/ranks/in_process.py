@@ -73,14 +73,16 @@ class InProcessRanks(OneFront):
         """Load a program. One executor runs it for all ranks."""
         check_open(self.closed)
         with self._lock:
-            self._executors.load(code, [rank.cache for rank in self._ranks])
+            caches = [rank.cache for rank in self._ranks]
+            self._executors.load(code, caches, [rank.states for rank in self._ranks])
 
     def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size."""
         check_open(self.closed)
         with self._lock:
             caches = [rank.cache_for(step) for rank in self._ranks]
-            return self._executors.run(batch, step, caches, each)
+            states = [rank.states for rank in self._ranks]
+            return self._executors.run(batch, step, caches, states, each)
 
     def times(self, batch: int) -> torch.Tensor:
         """Return the times of the last timed step of this program."""

@@ -284,11 +284,12 @@ class Rank:
 
     def load_program(self, code: StepCode, share: RankShare) -> None:
         """Load a program, of which this rank runs its own instructions."""
-        self._executors.load(code, [self.cache], share)
+        self._executors.load(code, [self.cache], [self.states], share)
 
     def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size; return the tokens or own logits."""
-        return self._executors.run(batch, step, [self.cache_for(step)], each)
+        cache = self.cache_for(step)
+        return self._executors.run(batch, step, [cache], [self.states], each)
 
     def times(self, batch: int) -> torch.Tensor:
         """Return the times of the last timed step: see `StepExecutors.times`."""
@@ -299,6 +300,11 @@ class Rank:
         """The KV cache at its current size."""
         assert self._cache is not None
         return self._cache
+
+    @property
+    def states(self) -> dict[str, torch.Tensor]:
+        """The states of linear attention by name, at their current number."""
+        return self._states
 
     def cache_for(self, step: Step) -> torch.Tensor:
         """Return the KV cache, grown and with blocks copied as a step requires."""

@@ -1,17 +1,20 @@
 """The instructions of a decode step: operands, regions, execution and lowering by group."""
 
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
+from tpcompile.vm.groups.delta import DeltaStep
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead
 from tpcompile.vm.groups.mlp import NormGate, NormGatedUp, NormGateUpSwiglu, NormUpActivation
 from tpcompile.vm.groups.project import LinearResidual, LinearTerms
 from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.reduce import AllReduce
+from tpcompile.vm.groups.rows import NormRows
 
 __all__ = [
     "AllReduce",
     "Argmax",
     "AttentionReduce",
+    "DeltaStep",
     "Embed",
     "LinearResidual",
     "LinearTerms",
@@ -21,6 +24,7 @@ __all__ = [
     "NormLmHead",
     "NormQkvRopeAppend",
     "NormQkvRows",
+    "NormRows",
     "NormUpActivation",
     "PartialAttention",
 ]

@@ -111,6 +111,10 @@ def log(x: torch.Tensor) -> torch.Tensor:
     return x.double().log().float()
 
 
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return 1 / (1 + exp(-x))
+
+
 def _normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
     mean = _fold((x * x).movedim(-1, 0)) / x.shape[-1]
     return x / torch.sqrt(mean + eps).unsqueeze(-1)

@@ -13,12 +13,12 @@ from torch import fx
 
 from tpcompile.ir.kv import loaded_rows
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import ATTENTION_REDUCE, PARTIAL_ATTENTION
+from tpcompile.ir.ops import ATTENTION_REDUCE, GATED_ATTENTION_REDUCE, PARTIAL_ATTENTION
 from tpcompile.ir.ops.cache import HEADS
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import merge, span_of
 from tpcompile.ir.ops.paged_attention import read_tokens
-from tpcompile.vm.groups.arithmetic import dots, exp, log, total
+from tpcompile.vm.groups.arithmetic import dots, exp, log, sigmoid, total
 from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
@@ -154,6 +154,9 @@ def attend_span(
     return mixed / mass[:, None], most + log(mass)
 
 
+_MIXED = rules.scratch("batch", "heads*width")
+
+
 @dataclass(frozen=True)
 class ReduceOperands:
     """The partial results of every span, and the attention that they merge to."""
@@ -162,15 +165,19 @@ class ReduceOperands:
     layer: Annotated[int, rules.LABEL]
     values: Annotated[int, _VALUES.reads("sequence", "heads")]
     lse: Annotated[int, _LSE.reads("sequence", "heads")]
-    out: Annotated[int, rules.scratch("batch", "heads*width").writes("sequence", "columns")]
+    out: Annotated[int, _MIXED.writes("sequence", "columns")]
     spans: Annotated[int, rules.COUNT]
     width: Annotated[int, rules.COUNT]
+    gate: Annotated[int, rules.maybe(_MIXED.reads("sequence", "columns"))] = NONE
 
 
 @instruction
 @dataclass(frozen=True)
 class AttentionReduce(StepInstruction):
-    """The attention of some heads of one sequence: neighbouring spans are merged in a tree."""
+    """The attention of some heads of one sequence: neighbouring spans are merged in a tree.
+
+    If there are gates, it is multiplied by their sigmoid.
+    """
 
     at: ReduceOperands
     sequence: Annotated[int, rules.Number(0, "batch - 1")]
@@ -193,7 +200,11 @@ class AttentionReduce(StepInstruction):
         spans = list(zip(values.unbind(1), lse.unbind(1), strict=True))
         mixed, _ = fold_tree(spans, partial(merge, exp=exp, log=log))
         out = memory[self.at.out]
-        out[self.sequence, self.columns.slice] = mixed.flatten().to(out.dtype)
+        found = mixed.flatten().to(out.dtype)
+        if self.at.gate != NONE:
+            gate = memory[self.at.gate][self.sequence, self.columns.slice]
+            found = found * sigmoid(gate.float()).to(out.dtype)
+        out[self.sequence, self.columns.slice] = found
 
     def report(self, memory: Memory, probe: Probe) -> None:
         row = Range(self.sequence, self.sequence + 1)
@@ -262,18 +273,20 @@ def _readers(to: Building, node: fx.Node, rank: int) -> Iterator[tuple[int, Rang
         first = stop
 
 
-@lowers(ATTENTION_REDUCE)
+@lowers(ATTENTION_REDUCE, GATED_ATTENTION_REDUCE)
 def attention_reduce(to: Building, node: fx.Node) -> None:
     """Lower the merge to runs of heads per sequence, short enough to keep all workers busy."""
     bound = to.bound(node)
     columns = to.local_columns(node)
-    width, dtype = width_of(node), value_type(node).dtype
+    width, dtype = width_of(bound["values"]), value_type(node).dtype
+    gate = bound.get("gate")
     out = to.declare("attention", [(to.plan.batch, wide) for wide in columns], dtype)
     to.put(node, out)
     for rank in range(to.ranks):
         values, lse = to.where(bound["values"], rank), to.where(bound["lse"], rank)
         spans = to.buffers[values].shape[2]
-        at = ReduceOperands(rank, _layer(to, bound), values, lse, out + rank, spans, width)
+        gates = to.where_if(gate, rank)
+        at = ReduceOperands(rank, _layer(to, bound), values, lse, out + rank, spans, width, gates)
         heads = columns[rank] // width
         for sequence in range(to.plan.batch):
             for run in to.plan.runs(heads, heads * to.plan.batch):

@@ -12,6 +12,7 @@ from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ALL_GATHER, ARGMAX, NORM_LINEAR
 from tpcompile.vm.groups.normed import Normed, linear, normed
+from tpcompile.vm.groups.rows import ROWS_READERS, norm_rows
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.handlers import lowers, read_by
 from tpcompile.vm.program import Format, Role, rules
@@ -144,8 +145,16 @@ class Argmax(StepInstruction):
         probe("token", Range(0, at.batch), Range(0, 1), found[:, None])
 
 
-@lowers(NORM_LINEAR, where=read_by(ARGMAX, ALL_GATHER))
-def norm_head(to: Building, node: fx.Node) -> None:
+@lowers(NORM_LINEAR, where=read_by(ARGMAX, ALL_GATHER, *ROWS_READERS))
+def norm_linear(to: Building, node: fx.Node) -> None:
+    """Lower the head, or a linear that another instruction of the layer reads."""
+    if any(user.target in ROWS_READERS for user in node.users):
+        norm_rows(to, node)
+    else:
+        _norm_head(to, node)
+
+
+def _norm_head(to: Building, node: fx.Node) -> None:
     """Lower the head to vocabulary blocks, equally many per rank, so that `best` has one shape."""
     bound = to.bound(node)
     kind, columns = value_type(node), to.local_columns(node)

@@ -23,9 +23,10 @@ class Normed:
     batch: Annotated[int, rules.COUNT]
     width: Annotated[int, rules.COUNT]
     eps: Annotated[float, rules.Real(0.0)]
+    zero_centered: bool = False
 
     def value(self, memory: Memory, probe: Probe, name: str) -> torch.Tensor:
-        found = rms_norm(memory[self.x], memory[self.weight], self.eps)
+        found = rms_norm(memory[self.x], memory[self.weight], self.eps, self.zero_centered)
         probe(name, Range(0, self.batch), Range(0, self.width), found)
         return found
 
@@ -39,4 +40,5 @@ def normed(to: Building, node: fx.Node, rank: int) -> Normed:
     """Return the operands of a fused op's norm."""
     bound = to.bound(node)
     x, weight = to.where(bound["x"], rank), to.where(bound["norm"], rank)
-    return Normed(x, weight, to.plan.batch, width_of(bound["x"]), to_fp32(bound["eps"]))
+    width, eps = width_of(bound["x"]), to_fp32(bound["eps"])
+    return Normed(x, weight, to.plan.batch, width, eps, bound["zero_centered"])

@@ -122,7 +122,7 @@ def norm_qkv(to: Building, node: fx.Node) -> None:
 def _sources(to: Building, node: fx.Node, rank: int) -> dict[Part, _Source]:
     """Return the sources of queries, keys and values on a rank, in this order."""
     bound = to.bound(node, rank)
-    width = width_of(bound["cos"])
+    width = width_of(node)
     found: dict[Part, _Source] = {}
     first = 0
     for place, part in enumerate((Part.Q, Part.K, Part.V)):
@@ -143,7 +143,7 @@ def _qkv_operands(
     to: Building, node: fx.Node, rank: int, part: Part, source: _Source, out: int
 ) -> QkvOperands:
     bound = to.bound(node)
-    width = width_of(bound["cos"])
+    width, rotated = width_of(node), width_of(bound["cos"])
     head_norm = {Part.Q: bound["q_norm"], Part.K: bound["k_norm"], Part.V: None}[part]
     longest, dtype = to.plan.max_seq_len, value_type(bound["cos"]).dtype
     return QkvOperands(
@@ -156,9 +156,10 @@ def _qkv_operands(
         first_row=source.first_row,
         head_norm=to.where_if(head_norm, rank),
         head_eps=to_fp32(bound["head_eps"]),
-        cos=to.sole(Role.COS, (longest, width), dtype) + rank,
-        sin=to.sole(Role.SIN, (longest, width), dtype) + rank,
+        cos=to.sole(Role.COS, (longest, rotated), dtype) + rank,
+        sin=to.sole(Role.SIN, (longest, rotated), dtype) + rank,
         longest=longest,
+        rotated=rotated,
         interleaved=bound["interleaved"],
         positions=to.sole(Role.POSITIONS, (to.plan.batch,)) + rank,
         width=width,

@@ -36,8 +36,8 @@ def stored(how: str, heads: str) -> rules.Chosen:
 
 
 _Q, _V = ("part", Part.Q), ("part", Part.V)
-_COS = rules.sole(Role.COS, "longest", "width", dtype="float").reads(turn=1, unless=_V)
-_SIN = rules.sole(Role.SIN, "longest", "width", dtype="float").reads(turn=1, unless=_V)
+_COS = rules.sole(Role.COS, "longest", "rotated", dtype="float").reads(turn=1, unless=_V)
+_SIN = rules.sole(Role.SIN, "longest", "rotated", dtype="float").reads(turn=1, unless=_V)
 _POSITIONS = rules.sole(Role.POSITIONS, "normed.batch").reads(unless=_V)
 _LENGTHS = rules.sole(Role.LENGTHS, "normed.batch").reads(turn=2, unless=_Q)
 _TABLES = rules.sole(Role.TABLES, "normed.batch", "most_blocks").reads(turn=2, unless=_Q)
@@ -69,6 +69,8 @@ class QkvOperands:
     cos: Annotated[int, _COS]
     sin: Annotated[int, _SIN]
     longest: Annotated[int, rules.COUNT]
+    rotated: Annotated[int, rules.Number(1, "width")]
+    """The elements of a head that are rotated, which are the first ones."""
     interleaved: bool
     positions: Annotated[int, _POSITIONS]
     lengths: Annotated[int, _LENGTHS]
@@ -95,7 +97,8 @@ class QkvOperands:
     def finishing(self) -> tuple[float, ...]:
         """The operands that `finish` uses. The stored region identifies layer, part and `out`."""
         places = self.positions, self.lengths, self.tables, self.block
-        return (self.head_norm, self.head_eps, self.cos, self.sin, self.interleaved, *places)
+        norm = self.head_norm, self.head_eps, self.normed.zero_centered
+        return (*norm, self.cos, self.sin, self.rotated, self.interleaved, *places)
 
     def elements(self, heads: Range) -> Range:
         return Range(heads.start * self.width, heads.stop * self.width)
@@ -114,7 +117,8 @@ class QkvOperands:
         values = rows.reshape(len(rows), heads.extent, self.width)
         name = self.part.name.lower()
         if self.head_norm != NONE:
-            values = rms_norm(values, memory[self.head_norm], self.head_eps)
+            zero_centered = self.normed.zero_centered
+            values = rms_norm(values, memory[self.head_norm], self.head_eps, zero_centered)
             probe(f"{name}_normed", batch, seen, values.flatten(1))
         if self.part != Part.V:
             places = memory[self.positions].long()

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import ATTENTION_REDUCE
+from tpcompile.ir.ops import ATTENTION_REDUCE, DELTA_STEP, GATED_ATTENTION_REDUCE
 from tpcompile.vm.lowering.building import Building, width_of
 
 
@@ -29,11 +29,14 @@ class Site(IntEnum):
         return "embedding" if self == Site.EMBEDDING else f"{self.name.lower()}_residual"
 
 
+_MIXERS = (ATTENTION_REDUCE, GATED_ATTENTION_REDUCE, DELTA_STEP)
+
+
 def site_of(x: fx.Node) -> Site:
     """Return the half of a layer that ends with a projection of `x`. Look through views."""
     while x.op == "call_function" and len(x.all_input_nodes) == 1:
         (x,) = x.all_input_nodes
-    return Site.ATTENTION if x.target == ATTENTION_REDUCE else Site.MLP
+    return Site.ATTENTION if x.target in _MIXERS else Site.MLP
 
 
 _TERMS_NAME = {Site.ATTENTION: "attention_terms", Site.MLP: "mlp_terms"}

@@ -38,6 +38,10 @@ class Role(Named):
     STOPS = 12
     COS = 13
     SIN = 14
+    TAILS = 15
+    STATES = 16
+    READ = 17
+    WRITE = 18
 
     @property
     def kind(self) -> str:
@@ -59,11 +63,16 @@ _KINDS = {
     Role.LOGITS: "scratch",
     Role.WEIGHT: "weight",
     Role.CACHE: "cache",
+    **dict.fromkeys((Role.TAILS, Role.STATES), "cache"),
     **dict.fromkeys((Role.TABLES, Role.STOPS, Role.COS, Role.SIN), "input"),
+    **dict.fromkeys((Role.READ, Role.WRITE), "input"),
 }
 
 
 _MATRIX, _MOST_COLUMNS = 2, 2**31 - 1
+STORED_DIMS = {Role.CACHE: 5, Role.TAILS: 4, Role.STATES: 5}
+"""The roles of buffers whose dimensions in memory are not those of regions, which index sequences,
+and the number of these dimensions."""
 CACHE_ORDER = (0, 1, 3, 2, 4)
 """The dimensions of the cache's storage, the one with the largest stride first."""
 
@@ -78,7 +87,7 @@ class Buffer:
     rank: int = 0
     role: Role = Role.SCRATCH
     storage: tuple[int, ...] | None = None
-    """The shape of the cache in memory, whose dimensions are not those of regions."""
+    """The shape of the cache or of states in memory: see `STORED_DIMS`."""
     format: Format | None = None
     """The format of a weight, or of the rows of the cache, of several components; the values have
     this dtype."""
@@ -152,8 +161,8 @@ class WrongBuffer(NamedTuple):
 def wrong_buffers(buffers: Iterable[Buffer], ranks: int) -> Iterator[WrongBuffer]:
     """Yield the first problem of each buffer that cannot be allocated as it is described.
 
-    Executors allocate every buffer, also one that no instruction uses. Only the cache may have a
-    storage: the regions of any other buffer are parts of its memory.
+    Executors allocate every buffer, also one that no instruction uses. Only the cache and states
+    have a storage: the regions of any other buffer are parts of its memory.
     """
     for number, buffer in enumerate(buffers):
         wrong = _wrong_field(buffer, ranks)
@@ -187,8 +196,10 @@ def _wrong_field(buffer: Buffer, ranks: int) -> tuple[str, str] | None:
         return "first", "the first column of a weight in a format, or 0"
     if buffer.format is not None and buffer.first % buffer.format.grain:
         return "first", f"a multiple of {buffer.format.grain} columns"
-    if buffer.role != Role.CACHE:
-        return None if buffer.storage is None else ("storage", "None: only the cache has one")
-    if len(buffer.storage or ()) != len(CACHE_ORDER) or min(buffer.extents) < 1:
-        return "storage", f"{len(CACHE_ORDER)} extents of at least 1"
+    dims = STORED_DIMS.get(buffer.role)
+    if dims is None:
+        expected = "None: only the cache and states have one"
+        return None if buffer.storage is None else ("storage", expected)
+    if len(buffer.storage or ()) != dims or min(buffer.extents) < 1:
+        return "storage", f"{dims} extents of at least 1"
     return None

@@ -117,6 +117,11 @@ class Program:
             if [self.buffers[number].rank for number in found] == ranks
         }
 
+    @property
+    def roles(self) -> frozenset[Role]:
+        """The roles of which there are buffers."""
+        return frozenset(self._roles)
+
     def one_per_rank(self, role: Role) -> tuple[int, ...]:
         """Return the buffer of this role on each rank; raise if a rank has none or several."""
         if role not in self._one_per_rank:

@@ -1,4 +1,4 @@
-"""A step of linear attention with one new token per sequence, after the projection of its inputs."""
+"""A step of linear attention with one new token per sequence, after its inputs are projected."""
 
 from __future__ import annotations
 

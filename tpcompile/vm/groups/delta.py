@@ -1,0 +1,271 @@
+"""A step of linear attention: the convolution, the state and the gated results of a key head.
+
+An instruction computes the value heads of one sequence that read one key head. It reads and writes
+their channels of the convolution's tail and their states once. In the first step of a launch it
+reads the state that the sequence resumes from; later, the one that it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Annotated, ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import DELTA_STEP
+from tpcompile.vm.groups.arithmetic import exp, rms_norm, sigmoid, total
+from tpcompile.vm.lowering.building import Building
+from tpcompile.vm.lowering.handlers import lowers
+from tpcompile.vm.program import Role, rules
+from tpcompile.vm.program.accesses import Interval
+from tpcompile.vm.program.instruction import (
+    NONE,
+    Memory,
+    Probe,
+    Range,
+    StepInstruction,
+    to_fp32,
+    unseen,
+)
+from tpcompile.vm.program.instruction_set import instruction
+
+_EPSILON = 1e-6
+_CHANNELS = ("q_columns", "k_columns", "v_columns")
+
+
+def _each(rule: rules.Held, *ways: str, ahead: tuple[str, ...] = ()) -> rules.Held:
+    """Return the rule of a buffer whose channels of the head are accessed in these ways."""
+    for how in ways:
+        for columns in _CHANNELS:
+            rule = rule.accessed(rules.Access(how, (*ahead, columns)))
+    return rule
+
+
+_PROJECTED = _each(rules.scratch("batch", "inputs", dtype="T"), "reads", ahead=("sequence",))
+_GATES = rules.scratch("batch", "2*v_heads", dtype="T")
+_TAILS = _each(
+    rules.Held(
+        Role.TAILS, ("layers", "batch", "channels"), "T", ("layers", "held", "kept", "channels")
+    ),
+    "reads",
+    "writes",
+    ahead=("layer", "sequence"),
+)
+_STATES = rules.Held(
+    Role.STATES,
+    ("layers", "batch", "v_heads"),
+    rules.F32,
+    ("layers", "held", "v_heads", "key", "value"),
+)
+_OWN = ("layer", "sequence", "heads")
+
+
+@dataclass(frozen=True)
+class DeltaOperands:
+    """The inputs of a layer of linear attention, its weights, tails and states."""
+
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.Number(0, "layers - 1")]
+    projected: Annotated[int, _PROJECTED.reads("sequence", "z_columns")]
+    gates: Annotated[int, _GATES.reads("sequence", "heads").reads("sequence", "decay_columns")]
+    weight: Annotated[int, _each(rules.weight("channels", "1", "taps"), "reads")]
+    bias: Annotated[int, rules.maybe(_each(rules.weight("channels"), "reads"))]
+    tails: Annotated[int, _TAILS]
+    rate: Annotated[int, rules.weight("v_heads").reads("heads")]
+    offset: Annotated[int, rules.weight("v_heads").reads("heads")]
+    states: Annotated[int, _STATES.reads(*_OWN).writes(*_OWN)]
+    norm: Annotated[int, rules.weight("value").reads()]
+    eps: Annotated[float, rules.Real(0.0)]
+    lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch").reads("sequence")]
+    clock: Annotated[int, rules.sole(Role.CLOCK, "1").reads()]
+    read: Annotated[int, rules.sole(Role.READ, "batch").reads("sequence")]
+    write: Annotated[int, rules.sole(Role.WRITE, "batch").reads("sequence")]
+    out: Annotated[
+        int, rules.scratch("batch", "v_heads*value", dtype="T").writes("sequence", "out_columns")
+    ]
+    batch: Annotated[int, rules.COUNT]
+    k_heads: Annotated[int, rules.COUNT]
+    v_heads: Annotated[int, rules.COUNT]
+    key: Annotated[int, rules.COUNT]
+    value: Annotated[int, rules.COUNT]
+    taps: Annotated[int, rules.Number(2)]
+    kept: Annotated[int, rules.Number(1, exactly=("taps - 1",))]
+    first_k: Annotated[int, rules.Number(1, exactly=("k_heads*key",))]
+    first_v: Annotated[int, rules.Number(1, "channels - v_heads*value", exactly=("2*k_heads*key",))]
+    channels: Annotated[int, rules.Number(1, exactly=("inputs - v_heads*value",))]
+
+
+@instruction
+@dataclass(frozen=True)
+class DeltaStep(StepInstruction):
+    """The gated results of the value heads of a sequence that read one key head."""
+
+    at: DeltaOperands
+    sequence: Annotated[int, rules.Number(0, "batch - 1")]
+    k_head: Annotated[int, rules.Number(0, "k_heads - 1")]
+    heads: Annotated[Range, rules.Within("v_heads")]
+    q_columns = Interval("k_head*key")
+    k_columns = Interval("first_k + k_head*key")
+    v_columns = Interval("first_v + heads*value")
+    z_columns = Interval("channels + heads*value")
+    decay_columns = Interval("v_heads + heads")
+    out_columns = Interval("heads*value")
+    name: ClassVar[str] = "delta_step"
+    opcode: ClassVar[int] = 16
+
+    @property
+    def traffic(self) -> int:
+        """The bytes of the states, which are read and written."""
+        return 8 * self.values
+
+    @property
+    def values(self) -> int:
+        return self.heads.extent * self.at.key * self.at.value
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        at, row = self.at, self.sequence
+        if not int(memory[at.lengths][row]):
+            return
+        inputs, gates = memory[at.projected][row], memory[at.gates][row].float()
+        q, k, v = (self._convolved(memory, inputs, columns) for columns in self._channels)
+        q, k = _normalized(q) * self.at.key**-0.5, _normalized(k)
+        share = sigmoid(gates[self.heads.slice])
+        changed = gates[self.decay_columns.slice] + memory[at.offset][self.heads.slice].float()
+        rates = exp(memory[at.rate][self.heads.slice].float())
+        decay = exp(-rates * _softplus(changed))
+        state = self._old(memory, memory[at.states][at.layer])[self.heads.slice]
+        state = state * decay[:, None, None]
+        delta = v.view(-1, at.value) - total(state * k[:, None], 1)
+        state = state + k[:, None] * (delta * share[:, None])[:, None]
+        memory[at.states][at.layer, self._new(memory), self.heads.slice] = state
+        mixed = total(state * q[:, None], 1).to(inputs.dtype)
+        normed = rms_norm(mixed, memory[at.norm], at.eps).float()
+        z = inputs[self.z_columns.slice].view(-1, at.value).float()
+        found = normed * (z * sigmoid(z))
+        memory[at.out][row, self.out_columns.slice] = found.flatten().to(inputs.dtype)
+
+    @property
+    def _channels(self) -> tuple[Range, ...]:
+        return self.q_columns, self.k_columns, self.v_columns
+
+    def _convolved(self, memory: Memory, inputs: torch.Tensor, columns: Range) -> torch.Tensor:
+        """Convolve some channels, and store their new tail."""
+        at, own = self.at, columns.slice
+        tails = memory[at.tails][at.layer]
+        taken = torch.cat([self._old(memory, tails)[:, own], inputs[None, own]])
+        tails[self._new(memory), :, own] = taken[1:]
+        weight = memory[at.weight][own, 0].float()
+        found = taken[0].float() * weight[:, 0]
+        for tap in range(1, at.taps):
+            found = found + taken[tap].float() * weight[:, tap]
+        if at.bias != NONE:
+            found = found + memory[at.bias][own].float()
+        return (found * sigmoid(found)).to(inputs.dtype).float()
+
+    def _old(self, memory: Memory, states: torch.Tensor) -> torch.Tensor:
+        """Return the state or the tail that the sequence resumes from; zeros if it is new."""
+        at = self.at
+        if int(memory[at.lengths][self.sequence]) == 1:
+            return torch.zeros_like(states[0])
+        source = at.write if int(memory[at.clock]) else at.read
+        return states[int(memory[source][self.sequence])]
+
+    def _new(self, memory: Memory) -> int:
+        return int(memory[self.at.write][self.sequence])
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        row = Range(self.sequence, self.sequence + 1)
+        found = memory[self.at.out][row.slice, self.out_columns.slice]
+        probe("mixed", row, self.out_columns, found)
+
+
+def _normalized(head: torch.Tensor) -> torch.Tensor:
+    """Divide a head by its length."""
+    return head / torch.sqrt(total(head * head) + _EPSILON)
+
+
+def _softplus(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.softplus(x.double()).float()
+
+
+@lowers(DELTA_STEP)
+def delta_step(to: Building, node: fx.Node) -> None:
+    """Lower the node to an instruction for each sequence and key head."""
+    batch, columns = to.plan.batch, to.local_columns(node)
+    shapes = [(batch, width) for width in columns]
+    out = to.declare("mixed", shapes, value_type(node).dtype)
+    to.put(node, out)
+    bound = to.bound(node)
+    tails, states = _kept(to, bound["tails"], 3), _kept(to, bound["states"], 2)
+    for rank in range(to.ranks):
+        at = _operands(to, node, rank, tails + rank, states + rank, out + rank)
+        for sequence in range(batch):
+            for k_head, heads in _readers(at, to.bound(node, rank)["k_heads"]):
+                to.instructions.append(DeltaStep(at, sequence, k_head, heads))
+
+
+def _kept(to: Building, node: fx.Node, own: int) -> int:
+    """Declare tails or states. Regions index sequences, and memory indexes what is kept for them.
+
+    `own` is the dimension of the channels or of the value heads.
+    """
+    kind = value_type(node)
+    role = Role.TAILS if own == kind.dims - 1 else Role.STATES
+    shapes, storages = [], []
+    for rank in range(to.ranks):
+        layers, _, *shape = kind.local_shape(rank)
+        sizes = tuple(map(int, shape))
+        shapes.append((int(layers), to.plan.batch, sizes[own - 2]))
+        storages.append((int(layers), 2 * to.plan.batch, *sizes))
+    return to.declare(role.word, shapes, kind.dtype, role, storages)
+
+
+def _operands(
+    to: Building, node: fx.Node, rank: int, tails: int, states: int, out: int
+) -> DeltaOperands:
+    bound, batch = to.bound(node, rank), to.plan.batch
+    channels, _, taps = map(int, value_type(bound["weight"]).local_shape(rank))
+    (v_heads,) = map(int, value_type(bound["rate"]).local_shape(rank))
+    key, value = map(int, value_type(bound["states"]).shape[-2:])
+    k_heads = (channels - v_heads * value) // (2 * key)
+    weights = {name: to.where(bound[name], rank) for name in ("weight", "rate", "offset", "norm")}
+    return DeltaOperands(
+        rank=rank,
+        layer=bound["layer"],
+        projected=to.where(bound["projected"], rank),
+        gates=to.where(bound["gates"], rank),
+        bias=to.where_if(bound["bias"], rank),
+        tails=tails,
+        states=states,
+        eps=to_fp32(bound["eps"]),
+        lengths=to.sole(Role.LENGTHS, (batch,)) + rank,
+        clock=to.sole(Role.CLOCK, (1,)) + rank,
+        read=to.sole(Role.READ, (batch,)) + rank,
+        write=to.sole(Role.WRITE, (batch,)) + rank,
+        out=out,
+        batch=batch,
+        k_heads=k_heads,
+        v_heads=v_heads,
+        key=key,
+        value=value,
+        taps=taps,
+        kept=taps - 1,
+        first_k=k_heads * key,
+        first_v=2 * k_heads * key,
+        channels=channels,
+        **weights,
+    )
+
+
+def _readers(at: DeltaOperands, k_heads: Sequence[int] | None) -> Iterator[tuple[int, Range]]:
+    """Yield the key heads of a rank, each with the run of value heads that read it."""
+    read = k_heads or [head * at.k_heads // at.v_heads for head in range(at.v_heads)]
+    first = 0
+    for k_head, run in groupby(read):
+        stop = first + len(list(run))
+        yield k_head, Range(first, stop)
+        first = stop

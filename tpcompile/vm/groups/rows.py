@@ -1,0 +1,99 @@
+"""Linears of the normed residual whose results other instructions of the layer read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, ClassVar
+
+from torch import fx
+
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import DELTA_STEP, GATED_ATTENTION_REDUCE, arguments_of
+from tpcompile.vm.groups.normed import Normed, linear, normed
+from tpcompile.vm.lowering.building import Building, layer_of
+from tpcompile.vm.program import Format, rules
+from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
+from tpcompile.vm.program.instruction_set import instruction
+
+
+class Wanted(IntEnum):
+    """What a linear computes: channels and gates of linear attention, or gates of attention."""
+
+    PROJECTED = 0
+    GATES = 1
+    GATE = 2
+
+
+@dataclass(frozen=True)
+class RowsOperands:
+    """A linear of the normed residual."""
+
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    normed: Normed
+    weight: Annotated[int, rules.weight("width", "normed.width").reads("rows")]
+    bias: Annotated[int, rules.maybe(rules.weight("width").reads("rows"))]
+    out: Annotated[int, rules.scratch("normed.batch", "width").writes(":", "rows")]
+    width: Annotated[int, rules.COUNT]
+    format: Annotated[Format, rules.FormatOf("weight")]
+    wanted: Wanted
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self.normed.batch
+
+
+@instruction
+@dataclass(frozen=True)
+class NormRows(WeightInstruction):
+    """Some rows of a linear, for instructions of linear attention or for gates of attention."""
+
+    at: RowsOperands
+    rows: Annotated[Range, rules.Within("width")]
+    name: ClassVar[str] = "norm_rows"
+    opcode: ClassVar[int] = 15
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        at = self.at
+        x = at.normed.value(memory, probe, "norm")
+        memory[at.out][:, self.rows.slice] = linear(memory, x, at.weight, at.bias, self.rows)
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        found = memory[self.at.out][:, self.rows.slice]
+        probe(self.at.wanted.name.lower(), Range(0, self.at.batch), self.rows, found)
+
+
+def norm_rows(to: Building, node: fx.Node) -> None:
+    """Lower the node to blocks of rows."""
+    bound, columns = to.bound(node), to.local_columns(node)
+    wanted = _wanted(node)
+    shapes = [(to.plan.batch, width) for width in columns]
+    out = to.declare(wanted.name.lower(), shapes, value_type(node).dtype)
+    to.put(node, out)
+    for rank in range(to.ranks):
+        at = RowsOperands(
+            rank=rank,
+            layer=layer_of(node),
+            normed=normed(to, node, rank),
+            weight=to.where(bound["weight"], rank),
+            bias=to.where_if(bound["bias"], rank),
+            out=out + rank,
+            width=columns[rank],
+            format=value_type(bound["weight"]).stored,
+            wanted=wanted,
+        )
+        to.deal(NormRows(at, rows) for rows in to.plan.blocks(columns[rank]))
+
+
+def _wanted(node: fx.Node) -> Wanted:
+    (reader,) = node.users
+    if reader.target is GATED_ATTENTION_REDUCE:
+        return Wanted.GATE
+    first = arguments_of(reader)["projected"] is node
+    return Wanted.PROJECTED if first else Wanted.GATES
+
+
+ROWS_READERS = (DELTA_STEP, GATED_ATTENTION_REDUCE)
+"""The ops that read such a linear."""
