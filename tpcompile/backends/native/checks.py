@@ -138,12 +138,17 @@ def check_table(table: torch.Tensor, memory: StepMemory) -> None:
 
 
 def _row(buffer: Buffer, own: torch.Tensor | Weight, block: int) -> list[int]:
-    """Return the row of a buffer by its declaration. A cache may have any number of slots."""
+    """Return the row of a buffer by its declaration.
+
+    A cache may have any number of slots, and there may be any number of states.
+    """
     if isinstance(own, Weight):  # whose tensors the memory has checked
         return buffer_row(buffer, own, block)
     extents = list(buffer.extents)
     if buffer.role == Role.CACHE:
         extents[2] = own.shape[2]
+    elif buffer.storage is not None:
+        extents[1] = own.shape[1]
     if own.dtype != buffer.dtype or own.numel() != math.prod(extents):
         where = f"the buffer {buffer.name} of rank {buffer.rank}"
         got = f"{list(own.shape)} in {own.dtype}"

@@ -18,8 +18,9 @@ from tpcompile.backends.native.checks import check_kernels, check_table, check_t
 from tpcompile.backends.rotation import CPU
 from tpcompile.backends.share import board_size
 from tpcompile.errors import RankError, UnsupportedError, UsageError, VerifyError, did_you_mean
-from tpcompile.vm.program import Program, Role
+from tpcompile.vm.program import Program
 from tpcompile.vm.program.abi import buffer_row
+from tpcompile.vm.program.buffer import STORED_DIMS
 from tpcompile.vm.program.encoding import encode_program, first_weights
 from tpcompile.vm.program.instruction import NONE, Probe
 from tpcompile.vm.proof.verify import verify_program
@@ -95,9 +96,13 @@ class Native(Executor):
         self._table = memory.table()
         check_table(self._table, memory)
         self._arrays = encode_program(program).arrays() | {"weights": self.first_weights}
-        self._caches = program.one_per_rank(Role.CACHE)
+        self._kept = [
+            (number, buffer)
+            for number, buffer in enumerate(program.buffers)
+            if buffer.role in STORED_DIMS and buffer.rank in memory.ranks
+        ]
         self._known: dict[int, torch.Tensor] = {}
-        """The caches that the table describes, by buffer."""
+        """The caches and states that the table describes, by buffer."""
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
         self._board = torch.zeros(board_size(program), dtype=torch.uint8)
         opened = library().tpc_open(ctypes.byref(self._program()), kernels(self.path))
@@ -239,15 +244,13 @@ class Native(Executor):
         return _TIMEOUT_S if share is None else share.timeout
 
     def _refresh(self) -> None:
-        """Write caches that have changed to the table of buffers. Only they may change."""
-        memory = self.memory
-        for rank in memory.ranks:
-            number = self._caches[rank]
-            cache = memory.tensors[number]
-            if cache is self._known.get(number):
+        """Write caches and states that have changed to the table of buffers. Others may not."""
+        for number, buffer in self._kept:
+            kept = self.memory.tensors[number]
+            if kept is self._known.get(number):
                 continue
-            row = buffer_row(memory.program.buffers[number], cache, memory.block)
-            self._table[number], self._known[number] = torch.tensor(row), cache
+            row = buffer_row(buffer, kept, self.memory.block)
+            self._table[number], self._known[number] = torch.tensor(row), kept
 
 
 def _close(machine: ctypes.c_void_p, owner: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from tpcompile.ir.dtypes import DType
 from tpcompile.vm.program import rules
 from tpcompile.vm.program.abi import MOST_DIMS, Field, layout
-from tpcompile.vm.program.buffer import CACHE_ORDER
+from tpcompile.vm.program.buffer import CACHE_ORDER, Role
 from tpcompile.vm.program.fields import flat_fields, rules_of
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.names import terms_of
@@ -153,7 +153,9 @@ class _Table:
         """Return the row of a buffer; `word` is 0 if it is found by its role."""
         extents, block = list(rule.shape), 0
         if rule.storage is not None:
-            extents, block = list(rule.storage), self._fields["at.block"].offset
+            extents = list(rule.storage)
+        if rule.role == Role.CACHE:
+            block = self._fields["at.block"].offset
             extents[2] = "slots of the cache"  # a cache may have any number of them
         dtype = DType.of(rule.dtype) if isinstance(rule.dtype, torch.dtype) else 0
         products = tuple(self._terms(extent, prefix)[0] for extent in extents)

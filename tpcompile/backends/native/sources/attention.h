@@ -202,8 +202,18 @@ void attention_reduce(const Memory& memory, const int32_t* words, Scratch& scrat
       move(to, one);
     };
     fold(at.spans, join, move);
-    T* to = memory.at<T>(at.out) + at.sequence * memory.stride(at.out, 0) + head * width;
-    convert(values, width, to);
+    const int64_t place = at.sequence * memory.stride(at.out, 0) + head * width;
+    T* to = memory.at<T>(at.out) + place;
+    if (at.gate == TPC_NONE) {
+      convert(values, width, to);
+      continue;
+    }
+    const T* gate = memory.at<T>(at.gate) + place;
+    for (int64_t column = 0; column < width; column += kLanes) {
+      const int64_t left = width - column;
+      const Lanes open = rounded<T>(sigmoid(load_some(gate + column, left)));
+      store_some(to + column, rounded<T>(load_some(values + column, left)) * open, left);
+    }
   }
 }
 

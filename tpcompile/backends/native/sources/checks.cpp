@@ -177,9 +177,11 @@ class Checker {
     good(buffer.format == (rule.dtype ? rule.dtype : dtype_of(rule)) &&
              buffer.dtype == values_of(buffer.format) && itemsize(buffer.dtype),
          "dtype");
-    // A cache may have layers without slots before the first launch.
+    // A cache may have layers without slots before the first launch, and there may be no states.
     const int64_t *extents = buffer.shape, *end = extents + rule.count;
-    const bool empty = buffer.role == TPC_ROLE_CACHE && std::find(extents + 1, end, 0) != end;
+    const bool kept = buffer.role == TPC_ROLE_CACHE || buffer.role == TPC_ROLE_TAILS ||
+                      buffer.role == TPC_ROLE_STATES;
+    const bool empty = kept && std::find(extents + 1, end, 0) != end;
     good((buffer.address > 0 || empty) && buffer.address % itemsize(buffer.dtype) == 0, "address");
     good(buffer.dims == rule.count, "number of dimensions");
     for (int32_t dim = 0; dim < rule.count; ++dim)

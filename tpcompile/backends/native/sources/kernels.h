@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "delta.h"
 #include "embed.h"
 #include "head.h"
 #include "mlp.h"
@@ -67,6 +68,7 @@ using Eight = Types<S, Plain<S>, S, scaled8>;
       TPC_LINEAR(KINDS, NORM_LM_HEAD, norm_lm_head),                 \
       TPC_LINEAR(KINDS, NORM_UP_ACTIVATION, norm_up_activation),     \
       TPC_LINEAR(KINDS, NORM_GATE, norm_gate),                       \
-      TPC_LINEAR(KINDS, NORM_GATED_UP, norm_gated_up)
+      TPC_LINEAR(KINDS, NORM_GATED_UP, norm_gated_up),               \
+      TPC_LINEAR(KINDS, NORM_ROWS, norm_rows)
 
 }  // namespace

@@ -67,6 +67,7 @@ using GateUp = tpc_norm_gate_up_swiglu;
 static_assert(offsetof(GateUp, format) == offsetof(tpc_norm_up_activation, format), "");
 static_assert(offsetof(GateUp, format) == offsetof(tpc_norm_gate, format), "");
 static_assert(offsetof(GateUp, format) == offsetof(tpc_norm_gated_up, format), "");
+static_assert(offsetof(GateUp, format) == offsetof(tpc_norm_rows, format), "");
 
 // Some rows of the projections of all sequences, rounded. `up` is null without a gate.
 struct Projected {
@@ -132,6 +133,18 @@ void norm_gate(const Memory& memory, const int32_t* words, Scratch& scratch) {
   store_rows<typename Types::Value>(memory, at, [gate](int64_t place, int64_t count) {
     return load_some(gate + place, count);
   });
+}
+
+// Some rows of a linear, which other instructions of the layer read.
+template <class Types>
+void norm_rows(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const auto& shared = *reinterpret_cast<const GateUp*>(words);
+  const auto& at = *reinterpret_cast<const tpc_norm_rows*>(words);
+  const float* found = projected<Types>(memory, shared, at.rows, false, scratch).first;
+  const int64_t rows = at.rows.stop - at.rows.start;
+  for (int64_t b = 0; b < at.normed_batch; ++b)
+    convert(found + b * rows, rows,
+            memory.at<typename Types::Value>(at.out) + b * int64_t{at.width} + at.rows.start);
 }
 
 template <class Types>

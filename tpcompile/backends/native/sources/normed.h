@@ -5,9 +5,11 @@
 
 namespace {
 
-// Normalise a row in fp32, round it to T, multiply by the weight and round again.
+// Normalise a row in fp32, round it to T, multiply by the weight and round again. If it is
+// zero-centred, multiply by 1 + weight, and round only the product.
 template <class T, class N>
-inline void rms_norm(const float* x, const N* weight, int64_t width, float eps, float* out) {
+inline void rms_norm(const float* x, const N* weight, int64_t width, float eps, bool zero_centered,
+                     float* out) {
   Lanes even{}, odd{};
   for (int64_t at = 0; at < width; at += kLanes) {
     const Lanes own = load_some(x + at, width - at);
@@ -18,9 +20,10 @@ inline void rms_norm(const float* x, const N* weight, int64_t width, float eps, 
   }
   const float root = std::sqrt(sum(even + odd) / static_cast<float>(width) + eps);
   for (int64_t at = 0; at < width; at += kLanes) {
-    const Lanes normal = rounded<T>(load_some(x + at, width - at) / root);
-    const Lanes found = rounded<T>(load_some(weight + at, width - at) * normal);
-    store_some(out + at, found, width - at);
+    const Lanes normal = load_some(x + at, width - at) / root;
+    const Lanes scale = load_some(weight + at, width - at);
+    const Lanes found = zero_centered ? (scale + 1.0f) * normal : scale * rounded<T>(normal);
+    store_some(out + at, rounded<T>(found), width - at);
   }
 }
 
@@ -38,7 +41,7 @@ inline Operand<typename Types::Product> normed(const Memory& memory, const Words
   for (int64_t b = 0; b < batch; ++b) {
     convert(memory.at<T>(at.normed_x) + b * width, width, row);
     rms_norm<T>(row, memory.at<typename Types::Vector>(at.normed_weight), width, at.normed_eps,
-                row);
+                at.normed_zero_centered, row);
     convert(row, width, found + b * width);
   }
   const typename Types::Weight weight(memory, at.weight);

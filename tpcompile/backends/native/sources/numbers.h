@@ -318,4 +318,7 @@ TPC_INLINE V exponential(V x) {
   return x == x ? finite : x;
 }
 
+template <class V>
+TPC_INLINE V sigmoid(V x) { return 1.0f / (1.0f + exponential(-x)); }
+
 }  // namespace

@@ -15,6 +15,7 @@ constexpr tpc::TypedKernel kKernels[] = {
     TPC_READERS_OF_WEIGHTS(TPC_WHOLE_KINDS),
     TPC_READER(PARTIAL_ATTENTION, partial_attention),
     TPC_DENSE(ATTENTION_REDUCE, attention_reduce),
+    TPC_DENSE(DELTA_STEP, delta_step),
     TPC_DENSE(ALL_REDUCE, all_reduce),
     {TPC_OP_ARGMAX, {}, argmax},
 };

@@ -43,10 +43,11 @@ inline void finish(const Memory& memory, const Words& at, int64_t first, int64_t
     for (int64_t head = 0; head < heads; ++head) {
       float* x = rows + b * stride + head * width;
       if (at.head_norm != TPC_NONE)
-        rms_norm<T>(x, memory.at<typename Types::Vector>(at.head_norm), width, at.head_eps, x);
+        rms_norm<T>(x, memory.at<typename Types::Vector>(at.head_norm), width, at.head_eps,
+                    at.normed_zero_centered, x);
       if (at.part != TPC_PART_V) {
-        const int64_t place = memory.at<int32_t>(at.positions)[b] * width;
-        rotate(x, memory.at<T>(at.cos) + place, memory.at<T>(at.sin) + place, width,
+        const int64_t place = memory.at<int32_t>(at.positions)[b] * int64_t{at.rotated};
+        rotate(x, memory.at<T>(at.cos) + place, memory.at<T>(at.sin) + place, at.rotated,
                at.interleaved, held);
       }
       if (at.part == TPC_PART_Q) {
