@@ -62,11 +62,29 @@ def branch_of(program: Program, one: Any) -> Branch:
             where=one.label,
             hint='Compile with backend="reference" or backend="torch"',
         )
+    _check_arithmetic(one)
     check_format(program, one)
     module, _ = _TILES[kind]
     own = {name: constant(program, one) for name, constant in _constants(kind)}
     _check_size(one, own)
     return Branch(module, one.name, tuple(own.items()))
+
+
+def _check_arithmetic(one: Any) -> None:
+    """Raise if an instruction has an option that its tile does not have."""
+    at = one.at
+    found = {
+        "a zero-centred norm": hasattr(at, "normed") and at.normed.zero_centered,
+        "heads of which only a part is rotated": hasattr(at, "rotated") and at.rotated < at.width,
+        "gates of attention": isinstance(one, AttentionReduce) and at.gate != NONE,
+    }
+    for what, has in found.items():
+        if has:
+            raise UnsupportedError(
+                f"The triton backend has no kernel for {what}",
+                where=one.label,
+                hint='Compile with backend="torch"',
+            )
 
 
 @cache
