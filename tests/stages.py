@@ -26,6 +26,16 @@ def graph_after(pair: Pair, passes: Sequence[Pass]) -> fx.GraphModule:
     return clone(_stage(pair, tuple(passes)).graph)
 
 
+def until(passes: Sequence[Pass], name: str) -> list[Pass]:
+    """Return the passes up to the one of this name, which is the last."""
+    return list(passes[: [one.name for one in passes].index(name) + 1])
+
+
+def after(passes: Sequence[Pass], name: str) -> list[Pass]:
+    """Return the passes after the one of this name."""
+    return list(passes[len(until(passes, name)) :])
+
+
 @cache
 def logits_after(
     pair: Pair, passes: tuple[Pass, ...], lengths: tuple[int, ...], vocabulary: int

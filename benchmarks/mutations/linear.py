@@ -23,9 +23,9 @@ from tpcompile.ir.ops import (
     CAUSAL_CONV,
     DELTA_DECAY,
     GATED_DELTA_RULE,
-    RESUMED,
     RESUMED_CONV,
     RESUMED_DELTA_RULE,
+    STATE_OPS,
     arguments_of,
 )
 from tpcompile.rewriting.rewrite import insert
@@ -143,7 +143,7 @@ def decay_rounded(draft: Draft) -> str:
 
 def state_of_layer(draft: Draft) -> str:
     """Make one op read and write the states of another layer."""
-    node = draft.pick(draft.calls(*RESUMED), "op with states")
+    node = draft.pick(draft.calls(*STATE_OPS), "op with states")
     place = place_of(node, "layer")
     layer = node.args[place]
     assert isinstance(layer, int)
@@ -153,7 +153,7 @@ def state_of_layer(draft: Draft) -> str:
 
 def states_out_of_order(draft: Draft) -> str:
     """Let the layers use each other's states, in this order of layers."""
-    target = draft.pick(list(RESUMED), "kind of states")
+    target = draft.pick(list(STATE_OPS), "kind of states")
     nodes = draft.calls(target)
     draft.pick(nodes, "op with states")
     for node in nodes:
@@ -164,7 +164,7 @@ def states_out_of_order(draft: Draft) -> str:
 
 def numbers_of_states(draft: Draft) -> str:
     """Read the state that is written, or write the one that is read, or count other tokens."""
-    nodes = draft.calls(*RESUMED)
+    nodes = draft.calls(*STATE_OPS)
     node = draft.pick(nodes, "op with states")
     given = {name: operand(node, place_of(node, name)) for name in ("lengths", "read", "write")}
     one, other = draft.pick([("read", "write"), ("write", "read"), ("lengths", "read")], "number")
@@ -176,7 +176,11 @@ def numbers_of_states(draft: Draft) -> str:
 
 def states_shifted(draft: Draft) -> str:
     """Shard the states, or the tails, unlike the heads that have them."""
-    inputs = {operand(node, place_of(node, RESUMED[node.target])) for node in draft.calls(*RESUMED)}
+    inputs = {
+        operand(node, place_of(node, name))
+        for node in draft.calls(*STATE_OPS)
+        for name in STATE_OPS[node.target]
+    }
     node = draft.pick(sorted(inputs, key=lambda one: one.name), "input with states")
     kind = value_type(node)
     parts = segments_of(node)

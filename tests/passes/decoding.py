@@ -24,7 +24,9 @@ from tpcompile.rewriting.manager import clone
 
 DECODE = [
     "fuse-norm-qkv",
+    "fuse-delta-step",
     "split-attention",
+    "fuse-gated-attention",
     "fuse-norm-gate-up",
     "fuse-norm-linear",
     "fuse-residual",

@@ -30,6 +30,7 @@ TINY_VOCABULARY = 1013
 STANDARD = [
     "capture",
     "canonicalize",
+    "split-heads",
     "raise-norm",
     "raise-gates",
     "raise-rope",
@@ -41,6 +42,7 @@ STANDARD = [
     "vocab-parallel",
     "insert-collectives",
     "fuse-qkv",
+    "fuse-delta",
     "fuse-gate-up",
     "fuse-add-norm",
     "select-rows",

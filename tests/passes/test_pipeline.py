@@ -155,7 +155,7 @@ def test_an_option_given_twice() -> None:
     [
         ("fuse-qvk", "Unknown pass 'fuse-qvk'", "Did you mean fuse-qkv"),
         ("canonicalise", "Unknown pass 'canonicalise'", "Did you mean canonicalize"),
-        ("zzz", "Unknown pass 'zzz'", "Known: canonicalize, raise-norm"),
+        ("zzz", "Unknown pass 'zzz'", "Known: canonicalize, split-heads"),
         ("decod", "Unknown pass 'decod'", "Did you mean decode?"),
         ("standart", "Unknown pass 'standart'", "Did you mean standard?"),
         ("decode{span=2}", "The pipeline decode has no option 'span'", "Did you mean spans?"),

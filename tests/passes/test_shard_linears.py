@@ -22,7 +22,7 @@ from tests.models import (
 )
 from tests.passes.graphs import attention_graph, refusal
 from tests.passes.steps import step
-from tests.stages import graph_after, stages_of
+from tests.stages import graph_after, stages_of, until
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, parameter_of, placement_of, value_type
 from tpcompile.ir.ops import REDISTRIBUTE
@@ -115,7 +115,7 @@ def test_a_plan_must_come_first() -> None:
 
 
 def test_the_bias_of_a_row_parallel_linear_is_added_behind_the_sum() -> None:
-    gm = graph_after(biased_llama(), default_pipeline(2)[:8])
+    gm = graph_after(biased_llama(), until(default_pipeline(2), "shard-linears"))
     for total in calls(gm, REDISTRIBUTE):
         assert len(operand(total).args) == 2  # the linear has no bias any more
         (added,) = total.users

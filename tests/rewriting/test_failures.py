@@ -8,6 +8,7 @@ from torch import fx
 from tests.captures import captured_once
 from tests.passes.graphs import GraphBuilder
 from tests.rewriting.broken import Divide, DropGates, SkipNorm
+from tests.stages import after, until
 from tpcompile.errors import UsageError
 from tpcompile.frontend.rotary import SavedTables
 from tpcompile.ir.info import info_of
@@ -19,11 +20,11 @@ from tpcompile.rewriting.failures import check_inputs, error_of_numbers, error_o
 @pytest.fixture(scope="module")
 def graph() -> fx.GraphModule:
     captured = captured_once("preset:tiny-qwen3").graph
-    return run_passes(captured, default_pipeline()[:6])[0]
+    return run_passes(captured, until(default_pipeline(), "raise-attention"))[0]
 
 
 def test_errors_of_passes(graph: fx.GraphModule) -> None:
-    assert error_of_passes(default_pipeline(2)[6:])(graph) == ""
+    assert error_of_passes(after(default_pipeline(2), "raise-attention"))(graph) == ""
     assert error_of_passes([DropGates()])(graph) == "drop-gates: swiglu"
     assert error_of_passes([Divide(), DropGates()])(graph) == "divide: ZeroDivisionError in apply"
     refused = error_of_passes([VocabParallel()])(graph)
@@ -32,8 +33,10 @@ def test_errors_of_passes(graph: fx.GraphModule) -> None:
 
 def test_right_passes_do_not_change_numbers(graph: fx.GraphModule) -> None:
     tables = SavedTables(info_of(graph).rotary)
-    assert error_of_numbers(default_pipeline(3)[6:], tables, 1e-3)(graph) == ""
-    assert error_of_numbers(decode_pipeline(2)[6:], tables, 1e-3)(graph) == ""
+    assert (
+        error_of_numbers(after(default_pipeline(3), "raise-attention"), tables, 1e-3)(graph) == ""
+    )
+    assert error_of_numbers(after(decode_pipeline(2), "raise-attention"), tables, 1e-3)(graph) == ""
 
 
 def test_wrong_numbers(graph: fx.GraphModule) -> None:

@@ -10,7 +10,7 @@ from torch import fx
 
 from tests.models import Pair, preset_pair
 from tests.passes.steps import STANDARD
-from tests.stages import graph_after
+from tests.stages import graph_after, until
 from tpcompile.errors import PassError, ShardingError, UsageError, VerifyError
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.info import info_of
@@ -66,6 +66,9 @@ def pair() -> Pair:
     return preset_pair("tiny-qwen3")
 
 
+SUMMED = until(default_pipeline(2), "insert-collectives")
+
+
 def _failure(pair: Pair, passes: list[Pass]) -> FailedPassError:
     with pytest.raises(FailedPassError) as failed:
         run_passes(pair.captured.graph, passes)
@@ -73,16 +76,16 @@ def _failure(pair: Pair, passes: list[Pass]) -> FailedPassError:
 
 
 def test_an_invalid_graph_names_the_pass_its_options_and_what_ran_before(pair: Pair) -> None:
-    error = _failure(pair, [*default_pipeline(2)[:11], DropCollective(which=1)])
+    error = _failure(pair, [*SUMMED, DropCollective(which=1)])
     said = str(error)
     assert isinstance(error, PassError)
     assert "The pass drop-collective{which=1} left an invalid graph" in said
-    assert "(after canonicalize, raise-norm, " in said
+    assert "(after canonicalize, split-heads, raise-norm, " in said
     assert "plan-sharding{tp=2}, shard-linears, kv-heads, vocab-parallel, insert-coll" in said
 
 
 def test_an_invalid_graph_shows_the_rule_the_place_and_the_line(pair: Pair) -> None:
-    error = _failure(pair, [*default_pipeline(2)[:11], DropCollective(which=1)])
+    error = _failure(pair, [*SUMMED, DropCollective(which=1)])
     problem, said = error.problems[0], str(error)
     assert problem.rule == "partial-nonlinear"
     assert "model.layers.0 modeling_qwen3.py" in problem.source
@@ -93,7 +96,7 @@ def test_an_invalid_graph_shows_the_rule_the_place_and_the_line(pair: Pair) -> N
 
 
 def test_three_problems_are_shown_and_the_others_counted(pair: Pair) -> None:
-    error = _failure(pair, [*default_pipeline(2)[:11], SwapShards()])
+    error = _failure(pair, [*SUMMED, SwapShards()])
     assert {problem.rule for problem in error.problems} == {"recipe"}
     assert len(error.problems) > 3
     assert str(error).count("breaks the rule recipe") == 3
@@ -107,11 +110,11 @@ def test_the_first_pass_has_no_history(pair: Pair) -> None:
 
 
 def test_an_exception_of_a_pass_gets_a_note(pair: Pair) -> None:
-    passes: list[Pass] = [*default_pipeline(2)[:2], Explode(loudly=2)]
+    passes: list[Pass] = [*until(default_pipeline(2), "raise-norm"), Explode(loudly=2)]
     with pytest.raises(ZeroDivisionError, match="boom") as raised:
         run_passes(pair.captured.graph, passes)
     (note,) = raised.value.__notes__
-    assert note == "in the pass explode{loudly=2}, after canonicalize, raise-norm"
+    assert note == "in the pass explode{loudly=2}, after canonicalize, split-heads, raise-norm"
 
 
 def test_a_refusal_says_in_which_pass(pair: Pair) -> None:
@@ -147,7 +150,7 @@ def test_an_instrument_is_not_called_for_a_pass_that_failed(pair: Pair) -> None:
     with pytest.raises(ZeroDivisionError):
         run_passes(
             pair.captured.graph,
-            [*default_pipeline(2)[:1], Explode()],
+            [*until(default_pipeline(2), "canonicalize"), Explode()],
             [lambda name, *_: seen.append(name)],
         )
     assert seen == ["capture", "canonicalize"]
@@ -182,7 +185,7 @@ def test_describe_tells_options_that_are_not_the_default() -> None:
 
 def test_a_failed_pass_is_a_verify_error_too(pair: Pair) -> None:
     """A FailedPassError is a VerifyError, so users can catch invalid graphs by one class."""
-    error = _failure(pair, [*default_pipeline(2)[:11], DropCollective()])
+    error = _failure(pair, [*SUMMED, DropCollective()])
     assert isinstance(error, VerifyError)
     first = error.problems[0]
     assert first.node in error.where
@@ -202,7 +205,7 @@ def test_a_pass_must_report(pair: Pair) -> None:
 
 
 def test_a_failure_keeps_its_problems_at_another_place(pair: Pair) -> None:
-    error = _failure(pair, [*default_pipeline(2)[:11], DropCollective()])
+    error = _failure(pair, [*SUMMED, DropCollective()])
     moved = error.at("rank 1")
     assert (moved.where, moved.problems) == ("rank 1", error.problems)
     assert "At rank 1." in str(moved) and error.where != "rank 1"

@@ -7,6 +7,7 @@ from torch import fx
 
 from tests.captures import captured_once
 from tests.rewriting.broken import Divide, DropGates, SkipNorm
+from tests.stages import until
 from tpcompile.errors import UsageError
 from tpcompile.frontend import parse_graph
 from tpcompile.frontend.rotary import SavedTables
@@ -24,7 +25,7 @@ MOST_NODES = 15
 def graph() -> fx.GraphModule:
     """Return a graph of two layers, with all ops raised."""
     captured = captured_once("preset:tiny-qwen3").graph
-    return run_passes(captured, default_pipeline()[:6])[0]
+    return run_passes(captured, until(default_pipeline(), "raise-attention"))[0]
 
 
 def _checked(reducer: Reducer, graph: fx.GraphModule) -> fx.GraphModule:
@@ -77,4 +78,4 @@ def test_progress_is_reported(graph: fx.GraphModule) -> None:
 
 def test_a_graph_without_an_error_is_refused(graph: fx.GraphModule) -> None:
     with pytest.raises(UsageError, match="There is no error to reduce"):
-        Reducer(error_of_passes(default_pipeline()[:2])).reduce(graph)
+        Reducer(error_of_passes(until(default_pipeline(), "raise-norm"))).reduce(graph)

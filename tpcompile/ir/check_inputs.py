@@ -42,7 +42,9 @@ def check_input(node: fx.Node, ranks: int) -> None:
 
 def _is_state(node: fx.Node, user: fx.Node) -> bool:
     """Return whether `user` uses an input only as its KV cache, or as its states."""
-    states = ("cache",) if user.target in CACHE_OPS else STATE_OPS.get(user.target, ())
+    states = ("cache",) if user.target in CACHE_OPS else STATE_OPS.get(user.target)
+    if states is None:
+        return False
     used = [name for name, arg in arguments_of(user).items() if arg is node]
     return len(used) == 1 and used[0] in states
 
