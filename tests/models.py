@@ -52,6 +52,9 @@ def scaled_config(name: str, **changes: Any) -> Any:
     }
     if "head_dim" in values:
         small["head_dim"] = width // factor
+    if "full_attention_interval" in values:
+        small["full_attention_interval"] = 2
+        small |= {f"linear_{name}_head_dim": width // factor for name in ("key", "value")}
     return AutoConfig.for_model(**{**values, **small, **changes})
 
 

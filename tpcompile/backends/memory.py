@@ -10,7 +10,7 @@ import torch
 from tpcompile.backends.host_copies import HostCopies
 from tpcompile.backends.rotation import CPU, Rotation
 from tpcompile.backends.share import RankShare
-from tpcompile.backends.step_checks import check_clocks, check_launch, check_step
+from tpcompile.backends.step_checks import check_clocks, check_launch, check_states, check_step
 from tpcompile.errors import UsageError
 from tpcompile.ir.format import Format
 from tpcompile.ir.kv import nan_element
@@ -70,6 +70,8 @@ class StepMemory:
         """
         verify_operands(program)
         check_clocks(program)
+        for role in _OF_HOST & program.roles:
+            program.one_per_rank(role)
         self.program, self.share, self.device = program, share, device
         self.ranks = range(program.ranks) if share is None else (share.rank,)
         """The ranks whose buffers are here."""
@@ -195,9 +197,12 @@ class StepMemory:
         self._set(Role.TABLES, tables, NONE)
         self._set(Role.STOPS, torch.tensor(stops) if stops else None, NONE)
         self._set(Role.FINISHED, ended, 0)
-        for role, states in ((Role.READ, read), (Role.WRITE, write)):
-            if role in self.program.roles:
-                self._set(role, torch.arange(len(tokens)) if states is None else states, 0)
+        if _HELD_STATES & self.program.roles:
+            own = torch.arange(len(tokens))
+            read, write = (own if states is None else states for states in (read, write))
+            check_states(self, len(tokens), read, write)
+            self._set(Role.READ, read, 0)
+            self._set(Role.WRITE, write, 0)
         if self._own_caches and self._poisons:
             self._poison_caches(lengths, tables)
 

@@ -76,6 +76,31 @@ def check_step(
     _check_blocks(memory, ends, ends, tables.tolist())
 
 
+def check_states(
+    memory: StepMemory, sequences: int, read: torch.Tensor, write: torch.Tensor
+) -> None:
+    """Raise unless each sequence has states to read and to write, and writes no other's state."""
+    held = min(memory.values(role)[0].shape[1] for role in (Role.TAILS, Role.STATES))
+    reads, writes = read.tolist(), write.tolist()
+    for name, states in (("read", reads), ("write", writes)):
+        if len(states) != sequences or not all(0 <= one < held for one in states):
+            raise UsageError(
+                f"Each sequence must {name} one state",
+                got=f"states {states} for {sequences} sequences",
+                expected=f"{sequences} numbers from 0 to {held - 1}",
+            )
+    for row, state in enumerate(writes):
+        other = next(
+            (r for r in range(sequences) if r != row and state in (reads[r], writes[r])), None
+        )
+        if other is not None:
+            raise UsageError(
+                f"Sequence {row} must not write the state of sequence {other}",
+                got=f"state {state} in both",
+                expected="a state of its own for each sequence to write",
+            )
+
+
 def check_launch(memory: StepMemory, steps: int) -> None:
     """Raise unless there is room for `steps` more steps."""
     if steps < 1:

@@ -93,14 +93,18 @@ class _Side:
 
 def _side(attention: fx.Node, rotated: fx.Node) -> _Side:
     chain = head_ops(rotated)
-    if all(node.target is not ROPE for node in chain):
+    rope = next((node for node in chain if node.target is ROPE), None)
+    if rope is None:
         raise MissError(attention, f"%{rotated.name} is not rotated", len(chain))
+    width, turned = value_type(rotated).shape[-1], value_type(operand(rope, 1)).shape[-1]
+    if turned != width:
+        part = f"only {turned} of the {width} elements of a head are rotated"
+        raise MissError(attention, f"{part} in %{rotated.name}", len(chain))
     made = chain[-1]
     linear = operand(made) if made.target is aten.unflatten.int else made
     if linear.target is not LINEAR:
         hint = "Put interleave-rotary before fuse-qkv"
         raise _refusal(linear, "its rows must come from a separate linear", hint)
-    width = value_type(rotated).shape[-1]
     assert isinstance(width, int)
     return _Side((*chain, linear), width)
 

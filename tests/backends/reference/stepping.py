@@ -34,7 +34,7 @@ from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
 from tpcompile.rewriting.manager import Pass, clone
 from tpcompile.runtime.cache_name import CACHE as CACHE_NAME
-from tpcompile.runtime.ranks.rank import cache_shape
+from tpcompile.runtime.ranks.rank import cache_shape, states_shapes
 from tpcompile.runtime.weights import ModelWeights
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Program
@@ -133,6 +133,12 @@ def pair_named(model: str) -> Pair:
     return preset_pair(model)
 
 
+def rotated_whole(model: str) -> bool:
+    """Return whether a model rotates whole heads, so that their halves can be interleaved."""
+    config = pair_named(model).captured.config
+    return config.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
+
+
 @dataclass(frozen=True)
 class Case:
     """The model, its lowering and its schedule."""
@@ -185,12 +191,13 @@ class Case:
         """Return such a memory for any executor, on any device."""
         weights = _weights(self.model, self.tp, self.interleaved)
         kept = _prefilled(self.model, self.tp, self.lengths, self.interleaved, self.kv)
-        caches = [cache.clone().to(device) for cache in kept]
+        caches, *states = [[one.clone().to(device) for one in kept[name]] for name in kept]
         return StepMemory(
             self.program,
             lambda rank, name: weights[name][rank].to(device),
             self.rotation,
             caches,
+            [dict(zip(list(kept)[1:], own, strict=True)) for own in zip(*states, strict=True)],
             poison=poison,
             device=device,
             apart=apart,
@@ -216,7 +223,7 @@ def _graphs(
     """Return the graph that can prefill, and the decode graph lowered from it."""
     passes = decode_passes(model, tp, spans, BLOCK, interleaved, kv)
     stages = stages_of(pair_named(model), passes)
-    return next(s.graph for s in stages if s.name == "cache-kv"), stages[-1].graph
+    return next(s.graph for s in stages if s.name == "keep-states"), stages[-1].graph
 
 
 def decode_passes(
@@ -263,25 +270,32 @@ def tables_of(lengths: Sequence[int], steps: int = STEPS) -> torch.Tensor:
 @lru_cache(maxsize=16)
 def _prefilled(
     model: str, tp: int, lengths: tuple[int, ...], interleaved: bool, kv: str
-) -> list[torch.Tensor]:
-    """Prefill each rank's cache with all tokens but the last; all other slots are NaN."""
+) -> dict[str, list[torch.Tensor]]:
+    """Return each rank's cache, and its states if the model has any, by the names of inputs.
+
+    They hold all tokens but the last; all other slots, and as many states again, are NaN.
+    """
     pair = pair_named(model)
     gm = clone(_graphs(model, tp, 1, interleaved, kv)[0])
-    node = next(node for node in gm.graph.nodes if node.name == CACHE)
     blocks = int(tables_of(lengths).max()) + 1
-    caches = []
+    kept: dict[str, list[torch.Tensor]] = {CACHE: []}
     for rank in range(info_of(gm).tp):
         shape = cache_shape(gm, rank)
         assert shape is not None and shape.block == BLOCK
-        cache = shape.allocate(blocks, torch.device("cpu"))
-        caches.append(cache.fill_(nan_element(cache)))
+        kept[CACHE].append(shape.allocate(blocks, CPU))
+        for one in states_shapes(gm, rank):
+            kept.setdefault(one.name, []).append(one.allocate(2 * len(lengths), CPU))
+    for one in (tensor for own in kept.values() for tensor in own):
+        one.fill_(nan_element(one))
     inputs = _prompt(model, lengths)
     if len(inputs["input_ids"]):
-        weights = materialise(gm, pair.read) | {str(node.target): caches}
-        node.op = "get_attr"  # caches are given per rank, like weights
+        weights = materialise(gm, pair.read) | kept
+        for node in gm.graph.nodes:
+            if node.name in kept:
+                node.op = "get_attr"  # they are given per rank, like weights
         with torch.inference_mode():
             run_ranks(gm, inputs, weights, pair.captured.rotary.fresh())
-    return caches
+    return kept
 
 
 def _prompt(model: str, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
@@ -300,6 +314,8 @@ def _prompt(model: str, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
         "slots": torch.cat(slots),
         "tables": tables_of(lengths),
         "lengths": counts,
+        "read": torch.arange(len(rows)),
+        "write": torch.arange(len(rows)),
     }
 
 

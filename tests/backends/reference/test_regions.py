@@ -21,6 +21,7 @@ CASES = {
     ),
     "interleaved, 3 ranks": Case("tiny-qwen3", 3, lengths=(5,), lowering="rows", interleaved=True),
     "a cache in int8": Case("tiny-qwen3", 2, lengths=(3, 9), kv="int8"),
+    "linear attention": Case("tiny-qwen3.5", 2, lengths=(1, 9), lowering="rows"),
 }
 
 
@@ -34,7 +35,9 @@ def _placed(case: Case) -> Machine:
     lengths = torch.tensor(case.lengths)
     rows = texts(case.model, case.lengths)
     tokens = [row[length - 1] for row, length in zip(rows, case.lengths, strict=True)]
-    found.place(torch.stack(tokens), lengths, tables_of(case.lengths))
+    states = torch.arange(len(tokens))
+    write = states.flip(0) + len(tokens)
+    found.place(torch.stack(tokens), lengths, tables_of(case.lengths), read=states, write=write)
     return found
 
 

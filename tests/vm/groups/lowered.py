@@ -44,6 +44,7 @@ CASES = (
     Case(GELU, 2, batch=1),
     Case(RELU2, 3, "rows"),
     Case(APART, 2, "rows"),
+    Case("tiny-qwen3.5", 2, "rows"),
 )
 """Together they contain all instruction kinds, with and without biases and per-head norms."""
 

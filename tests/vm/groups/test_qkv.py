@@ -40,6 +40,9 @@ class Given:
     lengths: tuple[int, ...] = LENGTHS
     apart: bool = False
     """Whether queries, keys and values have a weight each."""
+    rotated: int = WIDTH
+    """The elements of a head that are rotated."""
+    zero_centered: bool = False
 
     @cached_property
     def values(self) -> dict[str, torch.Tensor | None]:
@@ -52,8 +55,8 @@ class Given:
             "bias": random(rows, seed=3, dtype=self.dtype) if self.bias else None,
             "q_norm": random(WIDTH, seed=4, dtype=self.dtype) if self.norms else None,
             "k_norm": random(WIDTH, seed=5, dtype=self.dtype) if self.norms else None,
-            "cos": random(LONGEST, WIDTH, seed=6, dtype=self.dtype),
-            "sin": random(LONGEST, WIDTH, seed=7, dtype=self.dtype),
+            "cos": random(LONGEST, self.rotated, seed=6, dtype=self.dtype),
+            "sin": random(LONGEST, self.rotated, seed=7, dtype=self.dtype),
         }
 
     @property
@@ -82,6 +85,7 @@ class Given:
             BLOCK,
             self.heads,
             self.interleaved,
+            self.zero_centered,
         )
         return q, cache
 
@@ -108,7 +112,7 @@ class Work:
         self.raw = {part: linear.raw for part, linear in linears.items()}
         self.arrivals = {part: linear.arrivals for part, linear in linears.items()}
         shared = {
-            "normed": Normed(put["x"], put["norm"], 3, HIDDEN, EPS),
+            "normed": Normed(put["x"], put["norm"], 3, HIDDEN, EPS, given.zero_centered),
             "positions": self.desk.put(given.positions),
             "lengths": self.desk.put(whole_numbers(*given.lengths)),
             "tables": self.desk.put(torch.tensor(TABLES, dtype=torch.int32)),
@@ -127,6 +131,7 @@ class Work:
                 cos=put["cos"],
                 sin=put["sin"],
                 longest=LONGEST,
+                rotated=given.rotated,
                 interleaved=given.interleaved,
                 most_blocks=MOST,
                 block=BLOCK,
@@ -205,6 +210,8 @@ GIVEN = [
     Given((2, 2, 2), bias=False, norms=False),
     Given(apart=True),
     Given((2, 2, 2), bias=False, apart=True),
+    Given(rotated=4, zero_centered=True),
+    Given(rotated=6, interleaved=True),
 ]
 
 
@@ -341,6 +348,22 @@ def _transposed(work: Work) -> None:
     work.desk.tensors[work.at[Part.Q].weight] = weight.flip(1)
 
 
+def _rotated_whole(work: Work) -> None:
+    """Rotate whole heads, with zeros where the tables have no column."""
+    for part, at in work.at.items():
+        for name in ("cos", "sin"):
+            table = work.desk.tensors[getattr(at, name)]
+            wider = torch.zeros(LONGEST, WIDTH, dtype=table.dtype)
+            wider[:, : table.shape[1]] = table
+            at = replace(at, **{name: work.desk.put(wider)})
+        work.at[part] = replace(at, rotated=WIDTH)
+
+
+def _plain_norms(work: Work) -> None:
+    for part, at in work.at.items():
+        work.at[part] = replace(at, normed=replace(at.normed, zero_centered=False))
+
+
 def _layer_below(work: Work) -> None:
     work.at = {part: replace(at, layer=LAYER - 1) for part, at in work.at.items()}
 
@@ -362,13 +385,16 @@ MISTAKES: dict[str, Callable[[Work], None]] = {
     "trap 14: positions one late": _one_late,
     "values normalised too": _normed_values,
     "another layer of the cache": _layer_below,
+    "heads rotated whole": _rotated_whole,
+    "norms scaled by their weight alone": _plain_norms,
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("cut", ["one head each", "halves of heads"])
 def test_a_mistake_is_seen(cut: str, mistake: str) -> None:
-    work = Work(Given())
+    partly = MISTAKES[mistake] in (_rotated_whole, _plain_norms)
+    work = Work(Given(rotated=4, zero_centered=True) if partly else Given())
     MISTAKES[mistake](work)
     assert not agrees(work.ran(CUTS[cut](work)), work.given)
 

@@ -142,7 +142,8 @@ def _braced(one: StepInstruction) -> str:
 
 def test_enumerations_have_names_of_their_own() -> None:
     found = abi.enumerations()
-    assert set(found) == {"Activation", "DType", "Kind", "Part", "Role", "Scales", "Site"}
+    names = {"Activation", "DType", "Kind", "Part", "Role", "Scales", "Site", "Wanted"}
+    assert set(found) == names
     assert all(issubclass(one, IntEnum) for one in found.values())
 
 

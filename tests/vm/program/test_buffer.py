@@ -101,7 +101,7 @@ def test_accepted_buffers_run_on_the_reference_machine() -> None:
     kept = CASE.memory()
     given = {(b.rank, b.name): t for b, t in zip(kept.program.buffers, kept.tensors, strict=True)}
     caches, ran = kept.values(Role.CACHE), 0
-    for role in (None, *Role):
+    for role in (None, *(one for one in Role if one in CASE.program.roles)):
         buffer = UNUSED if role is None else next(b for b in kept.program.buffers if b.role == role)
         for changes in _others(buffer):
             program = _with(changes, role)

@@ -63,7 +63,7 @@ def test_the_text_of_a_small_program() -> None:
     at = EmbedOperands(
         0, NONE, tokens=0, table=1, out=2, batch=2, first=0, rows=9, format=BF16, summed=False
     )
-    norm = Normed(2, 4, 2, 8, to_fp32(1e-6))
+    norm = Normed(2, 4, 2, 8, to_fp32(1e-6), zero_centered=False)
     gate = GateUpOperands(0, 3, norm, 5, NONE, 6, 16, BF16)
     instructions = (
         Embed(at, Range(0, 4)),
@@ -90,7 +90,7 @@ buffers
 operands
   a0 embed rank=0 layer=none tokens=0 table=1 out=2 batch=2 first=0 rows=9 format=bf16 summed=false
   a1 gate_up rank=0 layer=3 normed.x=2 normed.weight=4 normed.batch=2 normed.width=8 \
-normed.eps=1e-06 weight=5 bias=none out=6 ffn=16 format=bf16
+normed.eps=1e-06 normed.zero_centered=false weight=5 bias=none out=6 ffn=16 format=bf16
 
 instructions
   i0 embed a0 columns=0:4 signal c0

@@ -48,7 +48,7 @@ def _verify(memory: StepMemory, instruction: StepInstruction) -> None:
     for number, (now, spoilt) in enumerate(zip(tensors, elsewhere, strict=True)):
         named = memory.program.buffers[number].name
         touched = ~same(now, before[0][number]) | ~same(spoilt, before[1][number])
-        if bool((touched & ~mask(memory, number, writes)).any()):
+        if bool((touched & ~mask(memory, number, writes, Role.WRITE)).any()):
             raise _untrue(instruction, f"writes {named} outside of its regions")
         if not bool(same(now, spoilt)[touched].all()):
             raise _untrue(instruction, f"writes {named} from undeclared reads")
@@ -67,19 +67,28 @@ def same(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (one == other) | (one.isnan() & other.isnan())
 
 
-def mask(memory: StepMemory, number: int, regions: Iterable[Region]) -> torch.Tensor:
-    """Return which elements of a buffer are in some regions."""
+def mask(memory: StepMemory, number: int, regions: Iterable[Region], states: Role) -> torch.Tensor:
+    """Return which elements of a buffer are in some regions.
+
+    `states` is the input with the numbers of the states: those that sequences read, or write.
+    """
     buffer = memory.program.buffers[number]
     found = torch.zeros(memory.tensors[number].shape, dtype=torch.bool)
     for region in regions:
         if region.buffer != number:
             continue
-        if buffer.role != Role.CACHE:
-            found[tuple(slice(*interval) for interval in region.box)] = True
-            continue
-        layers, sides, sequences, heads, ages = (slice(*interval) for interval in region.box)
-        for slot in _slots(memory, sequences, ages):
-            found[layers, sides, slot, heads] = True
+        box = tuple(slice(*interval) for interval in region.box)
+        if buffer.role == Role.CACHE:
+            layers, sides, sequences, heads, ages = box
+            for slot in _slots(memory, sequences, ages):
+                found[layers, sides, slot, heads] = True
+        elif buffer.role in (Role.TAILS, Role.STATES):
+            layers, sequences, own = box
+            inner = (slice(None), own) if buffer.role == Role.TAILS else (own,)
+            for state in memory.values(states)[0][sequences].tolist():
+                found[(layers, state, *inner)] = True
+        else:
+            found[box] = True
     return found
 
 
@@ -108,6 +117,6 @@ def spoilt_elsewhere(memory: StepMemory, instruction: StepInstruction) -> list[t
         wrong = torch.nan if tensor.is_floating_point() else _NONSENSE
         if memory.program.buffers[number].role == Role.CACHE:
             wrong = nan_element(tensor)
-        kept = mask(memory, number, may)
+        kept = mask(memory, number, may, Role.READ)
         found.append(tensor.where(kept, torch.tensor(wrong).to(tensor)))
     return found
