@@ -1,6 +1,7 @@
 """Run a pass of the decode pipeline on a small real model, with one new token per sequence.
 
-Prefill by the stage `cache-kv` fills the cache, in scattered blocks. Unused slots are NaN.
+Prefill by the stage `keep-states` fills the cache, in scattered blocks, and the states of linear
+attention if the model has any. Unused slots are NaN.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from tests.models import TOLERANCE, Pair, padded, preset_pair, relative_error
 from tests.passes.steps import TINY_VOCABULARY, Step, step_of
 from tests.stages import graph_after, stages_of
 from tpcompile.ir.meta import value_type
+from tpcompile.ir.roles import StatesOf
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
+from tpcompile.ir.types import ValueType
 from tpcompile.passes import Pass, Stage
 from tpcompile.passes.cache_kv import CACHE
+from tpcompile.passes.keep_states import STATES, TAILS
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.rewriting.manager import clone
 
@@ -36,25 +40,27 @@ DECODE = [
 BLOCK = 4
 BATCHES = ((9,), (1, 3, 4, 5, 14))
 """Lengths including the new token: one sequence, and five around block boundaries."""
+Kept = dict[str, list[torch.Tensor]]
+"""The caches and the states of each rank, by the names of the inputs that hold them."""
 POOL = (11, 2, 7, 0, 9, 4, 12, 1, 8, 5, 10, 3, 6)
 
 
 @dataclass(frozen=True)
 class Filled:
-    """The inputs of a decode step, and each rank's prefilled cache."""
+    """The inputs of a decode step, and each rank's prefilled cache and states."""
 
     inputs: dict[str, torch.Tensor]
-    caches: list[torch.Tensor]
+    kept: Kept
     expected: torch.Tensor
     """Hugging Face's logits of the new tokens."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """All values of a step, and the caches after it."""
+    """All values of a step, and the caches and states after it."""
 
     values: Values
-    caches: list[torch.Tensor]
+    kept: Kept
 
     @property
     def logits(self) -> torch.Tensor:
@@ -63,18 +69,16 @@ class Ran:
         return first
 
 
-def run_step(
-    gm: fx.GraphModule, pair: Pair, inputs: dict[str, torch.Tensor], caches: list[torch.Tensor]
-) -> Ran:
-    """Run a graph on simulated ranks with copies of these caches."""
+def run_step(gm: fx.GraphModule, pair: Pair, inputs: dict[str, torch.Tensor], kept: Kept) -> Ran:
+    """Run a graph on simulated ranks with copies of these caches and states."""
     weights = materialise(gm, pair.read)
     gm = clone(gm)
-    kept = [cache.clone() for cache in caches]
-    node = next(node for node in gm.graph.nodes if node.name == CACHE)
-    node.op = "get_attr"  # caches are given per rank, like weights
+    kept = {name: [one.clone() for one in own] for name, own in kept.items()}
+    for node in gm.graph.nodes:
+        if node.op == "placeholder" and node.name in kept:
+            node.op = "get_attr"  # they are given per rank, like weights
     with torch.inference_mode():
-        weights[str(node.target)] = kept
-        values = run_ranks(gm, inputs, weights, pair.captured.rotary.fresh())
+        values = run_ranks(gm, inputs, weights | kept, pair.captured.rotary.fresh())
     return Ran(values, kept)
 
 
@@ -96,6 +100,8 @@ def step_inputs(
         "slots": torch.cat(slots),
         "tables": tables,
         "lengths": torch.tensor(before) + counts,
+        "read": torch.arange(len(ids)),
+        "write": torch.arange(len(ids)),
     }
 
 
@@ -112,23 +118,28 @@ def filled(model: str, tp: int, lengths: tuple[int, ...], interleaved: bool = Fa
     """Prefill all tokens but the last of each sequence; return the step for the last ones."""
     pair = preset_pair(model)
     stages = decode_stages(model, tp, 1, interleaved)
-    gm = next(stage for stage in stages if stage.name == "cache-kv").graph
+    gm = next(stage for stage in stages if stage.name == "keep-states").graph
     ids, mask = padded(lengths, TINY_VOCABULARY)
     rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
-    kind = value_type(next(node for node in gm.graph.nodes if node.name == CACHE))
-    slots = len(POOL) * BLOCK
-    shapes = [
-        [extent if isinstance(extent, int) else slots for extent in kind.local_shape(rank)]
-        for rank in range(tp)
-    ]
-    empty = [torch.full(shape, torch.nan, dtype=kind.dtype) for shape in shapes]
+    empty = {
+        node.name: [_unwritten(value_type(node), rank, len(rows)) for rank in range(tp)]
+        for node in gm.graph.nodes
+        if node.name in (CACHE, TAILS, STATES)
+    }
     tables = tables_for(lengths)
     prompt = step_inputs([row[:-1] for row in rows], [0] * len(rows), tables)
-    caches = run_step(gm, pair, prompt, empty).caches if len(prompt["input_ids"]) else empty
+    kept = run_step(gm, pair, prompt, empty).kept if len(prompt["input_ids"]) else empty
     inputs = step_inputs([row[-1:] for row in rows], [n - 1 for n in lengths], tables)
     with torch.inference_mode():
         expected = torch.cat([pair.eager(row[None]).logits[0, -1:] for row in rows])
-    return Filled(inputs, caches, expected)
+    return Filled(inputs, kept, expected)
+
+
+def _unwritten(kind: ValueType, rank: int, sequences: int) -> torch.Tensor:
+    """Return a cache of a rank, or a state for each sequence."""
+    count = sequences if isinstance(kind.role, StatesOf) else len(POOL) * BLOCK
+    shape = [extent if isinstance(extent, int) else count for extent in kind.local_shape(rank)]
+    return torch.full(shape, torch.nan, dtype=kind.dtype)
 
 
 def decode_stages(model: str, tp: int, spans: int, interleaved: bool = False) -> list[Stage]:
@@ -139,7 +150,7 @@ def decode_stages(model: str, tp: int, spans: int, interleaved: bool = False) ->
 def _ran(model: str, passes: tuple[Pass, ...], tp: int, lengths: tuple[int, ...]) -> Ran:
     """Run the decode step of a stage."""
     pair, given = preset_pair(model), filled(model, tp, lengths)
-    return run_step(graph_after(pair, passes), pair, given.inputs, given.caches)
+    return run_step(graph_after(pair, passes), pair, given.inputs, given.kept)
 
 
 @dataclass(frozen=True)
@@ -175,13 +186,14 @@ class DecodeStep:
             assert torch.equal(before.logits, after.logits)
 
     def assert_near(self) -> None:
-        """Assert that logits match the previous stage and Hugging Face, and that caches match."""
+        """Assert that logits match the previous stage and Hugging Face; caches and states match."""
         for given, before, after in self.ran:
             assert relative_error(after.logits, before.logits) < 1e-6
             assert relative_error(after.logits, given.expected) < TOLERANCE
-            for one, other in zip(before.caches, after.caches, strict=True):
-                assert torch.equal(one.isnan(), other.isnan())
-                assert relative_error(other.nan_to_num(), one.nan_to_num()) < 1e-6
+            for name, own in before.kept.items():
+                for one, other in zip(own, after.kept[name], strict=True):
+                    assert torch.equal(one.isnan(), other.isnan())
+                    assert relative_error(other.nan_to_num(), one.nan_to_num()) < 1e-6
 
 
 @lru_cache

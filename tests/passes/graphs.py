@@ -59,10 +59,13 @@ class GraphBuilder:
         self._root.add_module(ROTARY, nn.Module())
         made = self.graph.call_module(ROTARY, (positions, width, torch.float32))
         made.meta["type"] = self._checker.infer(made)
-        cos, sin = (self.graph.call_function(operator.getitem, (made, i)) for i in (0, 1))
-        for node in (cos, sin):
-            node.meta["type"] = self._checker.infer(node)
-        return cos, sin
+        return self.part(made, 0), self.part(made, 1)
+
+    def part(self, several: fx.Node, place: int) -> fx.Node:
+        """Add one of several results."""
+        node = self.graph.call_function(operator.getitem, (several, place))
+        node.meta["type"] = self._checker.infer(node)
+        return node
 
     def heads(self, features: fx.Node, width: int) -> fx.Node:
         return self.call(aten.unflatten.int, features, 1, [-1, width])

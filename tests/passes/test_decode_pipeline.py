@@ -125,7 +125,7 @@ def _compare(
 ) -> set[str]:
     """Compare all values of a stage that the captured graph has too; return their names."""
     compared = set()
-    for node, values in run_step(stage.graph, pair, given.inputs, given.caches).values.items():
+    for node, values in run_step(stage.graph, pair, given.inputs, given.kept).values.items():
         value = captured_value(node) if node.op.startswith("call") else None
         if value is None or not isinstance(type_of(node), ValueType):
             continue

@@ -112,7 +112,7 @@ def test_the_step_s_own_keys_are_read_from_the_cache() -> None:
     assert any("of the cache before any write" in problem.got for problem in problems)
     given = filled("tiny-qwen3", 1, BATCHES[1])
     pair = decode_step("fuse-norm-qkv", tp=1).plain.pair
-    assert bool(run_step(gm, pair, given.inputs, given.caches).logits.isnan().any())
+    assert bool(run_step(gm, pair, given.inputs, given.kept).logits.isnan().any())
 
 
 # Near misses: one layer is changed, the other one still matches.

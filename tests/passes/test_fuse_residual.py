@@ -83,7 +83,7 @@ def test_a_residual_that_counts_on_every_rank_is_wrong() -> None:
     gm = step.after.graph
     given = filled("tiny-qwen3", 2, (9,))
     spec = SPECS[ALL_REDUCE_RESIDUAL]
-    right = run_step(gm, step.plain.pair, given.inputs, given.caches)
+    right = run_step(gm, step.plain.pair, given.inputs, given.kept)
     node = calls(gm, ALL_REDUCE_RESIDUAL)[0]
     assert spec.across is not None
     nodes = {other.name: values for other, values in right.values.items()}

@@ -23,11 +23,13 @@ from tests.models import (
 from tests.passes.decoding import BATCHES, decode_stages, filled, run_step
 from tests.passes.steps import TINY_VOCABULARY, Step, step
 from tests.stages import graph_after, stages_of
+from tpcompile.errors import PassError
 from tpcompile.ir.meta import captured_value, parameter_of, parameters
 from tpcompile.ir.ops import NORM_QKV_ROPE_APPEND, ROPE, arguments_of
 from tpcompile.ir.ops.rotary import interleave
 from tpcompile.ir.recipe import Permute
 from tpcompile.passes import Stage, default_pipeline, for_ranks, parse_pipeline, run_passes
+from tpcompile.passes.cache_kv import CACHE
 from tpcompile.rewriting.rewrite import calls
 
 MODELS = ["tiny-qwen2", "tiny-qwen3"]
@@ -73,7 +75,7 @@ def test_numbers_of_a_decode_step(model: str, tp: int) -> None:
     for lengths in BATCHES:
         given = filled(model, tp, lengths, interleaved=True)
         for stage in decode_stages(model, tp, 3, interleaved=True)[-6:]:
-            ran = run_step(stage.graph, pair, given.inputs, given.caches)
+            ran = run_step(stage.graph, pair, given.inputs, given.kept)
             assert relative_error(ran.logits, given.expected) < TOLERANCE, stage.name
 
 
@@ -81,7 +83,7 @@ def test_numbers_of_a_decode_step(model: str, tp: int) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_cache_holds_interleaved_keys_and_plain_values(model: str, tp: int) -> None:
     one, other = (filled(model, tp, BATCHES[1], paired) for paired in (False, True))
-    for half_split, paired in zip(one.caches, other.caches, strict=True):
+    for half_split, paired in zip(one.kept[CACHE], other.kept[CACHE], strict=True):
         keys, values = half_split.nan_to_num().unbind(1)
         paired_keys, paired_values = paired.nan_to_num().unbind(1)
         torch.testing.assert_close(paired_keys, interleave(keys), rtol=1e-5, atol=1e-5)
@@ -196,3 +198,9 @@ def test_behind_fuse_qkv_it_is_refused() -> None:
     with pytest.raises(tpcompile.CompileError) as refused:
         run_passes(joined, parse_pipeline("interleave-rotary"))
     assert "Put interleave-rotary before fuse-qkv" in str(refused.value)
+
+
+def test_heads_that_are_rotated_in_part_are_left_alone() -> None:
+    pair = preset_pair("tiny-qwen3.5")
+    with pytest.raises(PassError, match="only 4 of the 16 elements of a head are rotated"):
+        run_passes(pair.captured.graph, default_pipeline(1, interleaved=True))

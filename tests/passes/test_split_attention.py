@@ -16,6 +16,7 @@ from tpcompile.ir.meta import type_of
 from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTION
 from tpcompile.ir.types import ValueType
 from tpcompile.passes import parse_pipeline
+from tpcompile.passes.cache_kv import CACHE
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.passes.split_attention import SplitAttention
 from tpcompile.rewriting.rewrite import calls
@@ -70,15 +71,15 @@ def test_windows_are_kept(window: int) -> None:
     assert {node.args[5] for node in calls(after, PARTIAL_ATTENTION)} == {window}
     kept = next(stage for stage in stages if stage.name == "cache-kv").graph
     ids, tables = torch.arange(11) * 37, tables_for((11,))
-    cache = next(node for node in kept.graph.nodes if node.name == "cache")
-    empty = [
+    cache = next(node for node in kept.graph.nodes if node.name == CACHE)
+    caches = [
         torch.full([n if isinstance(n, int) else 52 for n in kind.local_shape(rank)], torch.nan)
         for kind in [type_of(cache)]
         if isinstance(kind, ValueType)
         for rank in range(2)
     ]
-    caches = run_step(kept, pair, step_inputs([ids[:-1]], [0], tables), empty).caches
-    found = run_step(after, pair, step_inputs([ids[-1:]], [10], tables), caches).logits
+    filled = run_step(kept, pair, step_inputs([ids[:-1]], [0], tables), {CACHE: caches}).kept
+    found = run_step(after, pair, step_inputs([ids[-1:]], [10], tables), filled).logits
     with torch.inference_mode():
         expected = pair.eager(ids[None]).logits[0, -1:]
     assert relative_error(found, expected) < 1e-5
