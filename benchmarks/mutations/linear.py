@@ -23,6 +23,7 @@ from tpcompile.ir.ops import (
     CAUSAL_CONV,
     DELTA_DECAY,
     GATED_DELTA_RULE,
+    LINEAR,
     RESUMED_CONV,
     RESUMED_DELTA_RULE,
     STATE_OPS,
@@ -37,11 +38,18 @@ _RULES = (GATED_DELTA_RULE, RESUMED_DELTA_RULE)
 _CONVS = (CAUSAL_CONV, RESUMED_CONV)
 
 
+def _linear(node: fx.Node) -> fx.Node:
+    """Return the linear with this result, alone or as one of its parts."""
+    while node.target is not LINEAR:
+        node = operand(node)
+    return node
+
+
 def gates_of_other_heads(draft: Draft) -> str:
     """Give the ranks the gates of each other's heads, or all of them, in type and recipe."""
     rule = draft.pick(draft.calls(*_RULES), "delta rule")
     decay, beta = (operand(rule, place_of(rule, name)) for name in ("decay", "beta"))
-    parameters = [operand(operand(gate), 1) for gate in (decay, beta)]
+    parameters = [operand(_linear(operand(gate)), 1) for gate in (decay, beta)]
     parameters += [operand(decay, place) for place in (1, 2)]
     node = draft.pick(parameters, "gate")
     old = part_of(node, VALUES)
@@ -72,8 +80,7 @@ def gates_moved(draft: Draft) -> str:
 def channels_as_one(draft: Draft) -> str:
     """Cut the channels of a convolution, and its projection, in even runs of all of them."""
     conv = draft.pick(draft.calls(*_CONVS), "convolution")
-    projection = operand(operand(conv), 1)
-    for node in (projection, operand(conv, 1)):
+    for node in (operand(_linear(operand(conv)), 1), operand(conv, 1)):
         parameter = parameter_of(node)
         rows = int(parameter.type.shape[0])
         layout = Layout("channels", rows, 1, even_runs(rows, draft.tp))
@@ -85,7 +92,10 @@ def channels_swapped(draft: Draft) -> str:
     """Swap the channels of two parts on all ranks, in the projection and in the taps."""
     conv = draft.pick(draft.calls(*_CONVS), "convolution")
     one, other = draft.pick(((0, 1), (0, 2), (1, 2)), "two parts")
-    chosen = [operand(operand(conv), 1), operand(conv, 1)]
+    linear = operand(conv)
+    if linear.target is not LINEAR:
+        raise UnfitError("the channels share a linear with gates")
+    chosen = [operand(linear, 1), operand(conv, 1)]
     if draft.dice.random() < 0.5:
         chosen = [draft.pick(chosen, "parameter")]
     for node in chosen:

@@ -71,8 +71,8 @@ def in_few_bits(
 
 
 _UNFUSED = (
-    "canonicalize,raise-norm,raise-gates,raise-rope,raise-swiglu,raise-attention,plan-sharding,"
-    "shard-linears,kv-heads,vocab-parallel,insert-collectives"
+    "canonicalize,split-heads,raise-norm,raise-gates,raise-rope,raise-swiglu,raise-attention,"
+    "plan-sharding,shard-linears,kv-heads,vocab-parallel,insert-collectives"
 )
 PIPELINES = {
     "fused": "",
