@@ -17,6 +17,7 @@ RANK_KEYS = {
     "vocab",
     "weight_bytes",
     "kv_bytes_per_token",
+    "state_bytes_per_sequence",
 }
 
 
@@ -49,6 +50,18 @@ def test_numbers(cli: Cli) -> None:
     assert sum(rank["ffn"] for rank in ranks) == 176
     ops = [collective["op"] for collective in plan["collectives"]]
     assert ops == ["all_reduce"] * 5 + ["all_gather", "argmax"]
+
+
+def test_states_of_linear_attention(cli: Cli) -> None:
+    """Three layers have matrices of 16 by 16 in fp32 per head, and three inputs per channel."""
+    ranks = json.loads(cli("plan preset:tiny-qwen3.5 --tp 3 --json").out)["ranks"]
+    each = 3 * 4 * (2 * 16 * 16 + 3 * 4 * 16)  # 2 value heads; a key head, of which q and k, and v
+    assert [rank["state_bytes_per_sequence"] for rank in ranks] == [each] * 3
+    heads, *rows = cli("plan preset:tiny-qwen3.5 --tp 3").out.splitlines()[2:7]
+    assert heads.split("┃")[-2].strip() == "state"
+    assert [row.split("│")[-2].strip() for row in rows[1:4]] == ["8.4 KB"] * 3
+    dense = json.loads(cli("plan preset:tiny-qwen3 --json").out)["ranks"]
+    assert [rank["state_bytes_per_sequence"] for rank in dense] == [0]
 
 
 def test_a_cache_in_int8(cli: Cli) -> None:

@@ -28,9 +28,12 @@ from tpcompile.ir.ops import (
 )
 from tpcompile.ir.ops.cache import stored_type
 from tpcompile.ir.ops.spec import local_bytes
+from tpcompile.ir.roles import StatesOf
 from tpcompile.ir.types import ValueType
 
 _SHARES = ("rank", "q heads", "kv heads", "ffn", "vocab", "weights", "KV per token")
+_STATE = "state"
+"""The further column of a model whose sequences have states."""
 _CROSSING = ("collective", "times", "bytes")
 _FORMATS = ("format", "weights")
 _FORMATS_TITLE = "bytes of the weights on all ranks, by format"
@@ -48,6 +51,8 @@ class RankShare:
     vocab: int
     weight_bytes: int
     kv_bytes_per_token: int
+    state_bytes_per_sequence: int
+    """The bytes of a sequence's state of linear attention in all layers; 0 without any."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class PlanReport:
         from rich.table import Table
 
         shares = Table(title=self._title, title_justify="left")
-        for column in _SHARES:
+        for column in self._columns:
             shares.add_column(column, justify="right")
         for row in self._shares():
             shares.add_row(*row)
@@ -104,7 +109,7 @@ class PlanReport:
 
     def _repr_html_(self) -> str:
         """Show the same tables in a notebook."""
-        shares = table_html(self._title, _SHARES, self._shares())
+        shares = table_html(self._title, self._columns, self._shares())
         crossing = table_html(_CROSSING_TITLE, _CROSSING, self._crossing())
         stored = table_html(_FORMATS_TITLE, _FORMATS, self._stored())
         shares += crossing if self.collectives else ""
@@ -114,10 +119,17 @@ class PlanReport:
     def _title(self) -> str:
         return f"{self.model}, tp={self.tp}"
 
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        has_states = any(share.state_bytes_per_sequence for share in self.ranks)
+        return (*_SHARES, _STATE) if has_states else _SHARES
+
     def _shares(self) -> Iterator[tuple[str, ...]]:
+        columns = len(self._columns)
         for share in self.ranks:
-            row = (share.rank, share.q_heads, share.kv_heads, share.ffn, share.vocab)
-            yield *map(str, row), _size(share.weight_bytes), _size(share.kv_bytes_per_token)
+            counts = (share.rank, share.q_heads, share.kv_heads, share.ffn, share.vocab)
+            sizes = (share.weight_bytes, share.kv_bytes_per_token, share.state_bytes_per_sequence)
+            yield (*map(str, counts), *map(_size, sizes))[:columns]
 
     def _crossing(self) -> Iterator[tuple[str, ...]]:
         for op in dict.fromkeys(collective.op for collective in self.collectives):
@@ -139,6 +151,8 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     activated += [value_type(other.result) for other in activations(gm.graph)]
     tables = [value_type(operand(node)) for node in calls if node.target in EMBEDDINGS]
     weights = [value_type(node) for node in parameters(gm.graph)]
+    inputs = [value_type(node) for node in gm.graph.nodes if node.op == "placeholder"]
+    states = [kind for kind in inputs if kind.role == StatesOf()]
     queries, keys = [[kinds[side] for kinds in heads] for side in (0, 1)]
     ranks = tuple(
         RankShare(
@@ -149,6 +163,7 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
             vocab=_most(tables, 0, rank),
             weight_bytes=sum(local_bytes(kind, rank) for kind in weights),
             kv_bytes_per_token=2 * sum(local_bytes(kind, rank) for kind in keys),
+            state_bytes_per_sequence=sum(local_bytes(kind, rank) for kind in states),
         )
         for rank in range(info.tp)
     )
