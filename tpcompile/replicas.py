@@ -50,6 +50,7 @@ def app(
     api_key: str | None = None,
     max_batch: int = 16,
     kv_tokens: int | None = None,
+    snapshots: int | None = None,
     **options: Any,
 ) -> serve.Application:
     """Return an application for `ray.serve.run`: replicas of `tpcompile serve`, behind one address.
@@ -76,7 +77,7 @@ def app(
     bound = deployment.bind(
         model,
         {"tp": tp, "max_batch": max_batch, **options},
-        {"max_batch": max_batch, "kv_tokens": kv_tokens},
+        {"max_batch": max_batch, "kv_tokens": kv_tokens, "snapshots": snapshots},
         {"model": name or model, "key": api_key, "hosts": Hosts(frozenset({ANY}))},
     )
     front: Any = serve.deployment(

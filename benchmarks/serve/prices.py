@@ -134,10 +134,11 @@ def from_model(engine: Any, batches: Sequence[int], contexts: Sequence[int]) -> 
     def run(sequences: int, first: int, count: int, output: str) -> float:
         pieces = []
         each = -(-(first + count) // size)
-        reserved = model.reserve(sequences * each)
+        reserved = model.reserve(sequences * each, 2 * sequences if limits.states else 0)
         for number in range(sequences):
             blocks = list(range(number * each, (number + 1) * each))
             sequence = Sequence_((number, number), [1] * (first + count), blocks=blocks)
+            sequence.state, sequence.next_state = 2 * number, 2 * number + 1
             pieces.append(Piece(sequence, first, count))
         step = step_of(pieces, output, reserved)
         seconds = []

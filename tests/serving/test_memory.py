@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,56 @@ def test_more_than_there_is_is_refused() -> None:
             Engine(model, kv_tokens=2 * most)
         with Engine(model, kv_tokens=64) as engine:
             assert engine.scheduler.limits.most_tokens == 64
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> Iterator[tpcompile.CompiledModel]:
+    with tpcompile.compile(
+        preset_pair("tiny-qwen3.5").eager, max_seq_len=64, backend="torch"
+    ) as made:
+        yield made
+
+
+STATE = 3 * 4 * (6 * 16 * 16 + 3 * (2 * 3 + 6) * 16)
+"""The bytes of a state of tiny-qwen3.5: three layers, six heads, and three inputs per channel."""
+
+
+def test_states_count(hybrid: tpcompile.CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two for each sequence come first, then the KV cache, and snapshots up to a half."""
+    for free, tokens, states in (
+        (GB, 4 * 64, 16),
+        (2 * 24 * STATE, 4 * 64, 12),
+        (2 * 10 * STATE, 2 * STATE // 256, 8),
+    ):
+        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
+        assert memory.room_for(hybrid, 4, None, None) == (tokens, states)
+    assert memory.room_for(hybrid, 4, 64, 1) == (64, 9)
+    assert memory.states_for(hybrid, 4, 0) == 8
+
+
+def test_states_that_do_not_fit(
+    hybrid: tpcompile.CompiledModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 2 * 7 * STATE)
+    with pytest.raises(UsageError, match=r"32 tokens and 8 states must fit in 50% of the free me"):
+        Engine(hybrid, max_batch=4)
+    with pytest.raises(UsageError, match=r"max_batch of at most 3.*two states of 0.0 MB"):
+        Engine(hybrid, max_batch=4)
+    with pytest.raises(UsageError, match=r"64 tokens and 18 states must fit in the free memory"):
+        Engine(hybrid, max_batch=4, kv_tokens=64, snapshots=10)
+    with pytest.raises(UsageError, match="snapshots must be an int of at least 0, got -1"):
+        Engine(hybrid, snapshots=-1)
+
+
+def test_the_ranks_have_no_more_states_than_that(hybrid: tpcompile.CompiledModel) -> None:
+    """A batch of two requests takes states for two, and an engine exactly as many as it says."""
+    states = hybrid._cache_pool.states
+    assert states is not None
+    found = hybrid.generate_batch([[1, 2], [3]], max_new_tokens=2)
+    assert len(found) == 2 and states.blocks == 2 * 2 + 2 * 2
+    with Engine(hybrid, max_batch=3, snapshots=5, kv_tokens=128):
+        assert states.blocks == states.used == 11
+    assert states.used == 0
 
 
 def test_a_batch_takes_what_its_requests_need() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tpcompile.errors import UsageError
-from tpcompile.serving.plan import Limits, Plan, Sequence
+from tpcompile.serving.plan import Limits, Piece, Plan, Sequence, groups
 from tpcompile.serving.scheduler import Scheduler
 
 TIGHT = Limits(blocks=6, block=2, sequences=3, step_tokens=8, chunk=4)
@@ -24,12 +26,27 @@ class Driven(RuleBasedStateMachine):
         block=st.sampled_from([1, 2, 3]),
         times=st.integers(1, 3),
         more=st.integers(0, 9),
+        snapshots=st.none() | st.integers(0, 4),
+        apart=st.integers(1, 4),
     )
-    def begin(self, blocks: int, sequences: int, block: int, times: int, more: int) -> None:
+    def begin(
+        self,
+        blocks: int,
+        sequences: int,
+        block: int,
+        times: int,
+        more: int,
+        snapshots: int | None,
+        apart: int,
+    ) -> None:
         chunk = block * times
-        self.limits = Limits(blocks, block, sequences, sequences + chunk + more, chunk)
+        states = 0 if snapshots is None else 2 * sequences + snapshots
+        self.limits = Limits(
+            blocks, block, sequences, sequences + chunk + more, chunk, states, apart
+        )
         self.scheduler = Scheduler(self.limits)
         self.alive: list[Sequence] = []
+        self.memory = Memory(self.limits)
 
     @rule(data=st.data(), salt=st.sampled_from([None, "a"]))
     def add(self, data: st.DataObject, salt: str | None) -> None:
@@ -51,13 +68,23 @@ class Driven(RuleBasedStateMachine):
         was_running = self.scheduler.running[:1]
         plan = self.scheduler.plan()
         self.check(plan)
-        self.scheduler.done(plan.pieces)
-        for sequence in plan.complete:
-            self.go_on(sequence, data)
+        for pieces in self.memory.run(plan):
+            self.scheduler.done(pieces)
+            for piece in pieces:
+                if piece.last:
+                    self.go_on(piece.sequence, data)
         assert plan, "a step must compute something"
         oldest = self.scheduler.running[0] if self.scheduler.running else None
         if oldest is not None and oldest in was_running:
             assert oldest.computed > before[oldest.order], "the oldest sequence must get further"
+
+    @rule(planned=st.booleans())
+    def restart(self, planned: bool) -> None:
+        """The ranks die, possibly in a step, and with them what they have stored."""
+        if planned:
+            self.scheduler.plan()
+        self.scheduler.restart()
+        self.memory = Memory(self.limits)
 
     def teardown(self) -> None:
         """Everybody ends: with a new token each, in at most a few steps for each chunk."""
@@ -65,11 +92,13 @@ class Driven(RuleBasedStateMachine):
             return
         for _ in range(200):
             plan = self.scheduler.plan()
-            self.scheduler.done(plan.pieces)
+            for pieces in self.memory.run(plan):
+                self.scheduler.done(pieces)
             for sequence in plan.complete:
                 self.scheduler.end(sequence)
         assert not self.scheduler.running and not self.scheduler.waiting
         assert self.scheduler.blocks.available == self.limits.blocks
+        assert self.scheduler.states.available == self.limits.states
 
     def go_on(self, sequence: Sequence, data: st.DataObject) -> None:
         """Append a token, or end; after a prompt, possibly go on several times."""
@@ -113,6 +142,7 @@ class Driven(RuleBasedStateMachine):
             assert piece.count == 1 or at[0] == at[1], "pieces end at multiples of a chunk"
             for block in sequence.blocks[piece.first // limits.block :]:
                 assert scheduler.blocks.holders(block) == 1, "written blocks are not shared"
+            assert (sequence.next_state is None) == (limits.states == 0)
         for source, target in plan.copies:
             assert source != target and scheduler.blocks.holders(target) == 1
         self.check_waiting(plan)
@@ -128,7 +158,8 @@ class Driven(RuleBasedStateMachine):
             return
         head = scheduler.waiting[0]
         known = scheduler.blocks.find(head.tokens[:-1], head.salt)
-        shared = len(known) * limits.block // limits.chunk * limits.chunk
+        whole = len(known) * limits.block // limits.chunk * limits.chunk // limits.block
+        shared = len(scheduler.states.resumable(known[:whole])) * limits.block
         kept = [c.block for c in known[: shared // limits.block]]
         idle = sum(scheduler.blocks.holders(block) == 0 for block in kept)
         end = min(len(head.tokens), shared + limits.chunk)
@@ -147,9 +178,73 @@ class Driven(RuleBasedStateMachine):
             assert blocks.holders(block) == held.count(block)
         assert blocks.available == blocks.count - len(set(held))
         assert all(not one.blocks and not one.computed for one in self.scheduler.waiting)
+        self.check_states()
         assert sorted(one.order for one in self.alive) == sorted(
             one.order for one in (*self.scheduler.running, *self.scheduler.waiting)
         )
+
+    def check_states(self) -> None:
+        """Each sequence that runs has the state that it reads, and one that nobody else has."""
+        states = self.scheduler.states
+        read = [one.state for one in self.scheduler.running if one.state is not None]
+        write = [one.next_state for one in self.scheduler.running if one.next_state is not None]
+        assert len(write) == (len(self.scheduler.running) if self.limits.states else 0)
+        assert len(set(write)) == len(write) and not set(write) & set(read)
+        for state in range(states.count):
+            assert states.holders(state) == read.count(state) + write.count(state)
+        assert states.held == len({*read, *write}) and states.held + states.kept <= states.count
+        for one in self.scheduler.running:
+            assert (one.state is None) == (one.computed == 0 or not self.limits.states)
+        for one in self.scheduler.waiting:
+            assert one.state is None and one.next_state is None
+
+
+class Memory:
+    """What ranks store: for each slot and each state, the tokens and the salt that lead to it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.slots: dict[tuple[int, int], Stored] = {}
+        self.states: dict[int, Stored] = {}
+
+    def run(self, plan: Plan) -> Iterator[list[Piece]]:
+        """Run a plan as an engine does; yield the pieces of each run."""
+        size, has_states = self.limits.block, self.limits.states > 0
+        for source, target in plan.copies:
+            for slot in range(size):
+                if (source, slot) in self.slots:
+                    self.slots[target, slot] = self.slots[source, slot]
+        for pieces in groups(plan.chunks, lambda piece: piece.count == 1, apart=has_states):
+            self.run_pieces(pieces)
+            yield pieces
+        if plan.decodes:
+            self.run_pieces(plan.decodes)
+            yield plan.decodes
+
+    def run_pieces(self, pieces: list[Piece]) -> None:
+        """Check all that a run reads, as it was before the run, and then write."""
+        if self.limits.states:
+            for piece in pieces:
+                if piece.first:
+                    assert piece.sequence.state is not None
+                    assert self.states[piece.sequence.state] == stored(piece, piece.first)
+            for piece in pieces:
+                assert piece.sequence.next_state is not None
+                self.states[piece.sequence.next_state] = stored(piece, piece.first + piece.count)
+        for piece in pieces:
+            for at in range(piece.first + piece.count):
+                slot = piece.sequence.blocks[at // self.limits.block], at % self.limits.block
+                if at < piece.first:
+                    assert self.slots[slot] == stored(piece, at + 1)
+                else:
+                    self.slots[slot] = stored(piece, at + 1)
+
+
+Stored = tuple[tuple[int, ...], Hashable]
+
+
+def stored(piece: Piece, end: int) -> Stored:
+    return tuple(piece.sequence.tokens[:end]), piece.sequence.salt
 
 
 def _case(examples: int) -> type:

@@ -84,6 +84,9 @@ def _add_arguments(parser: Parser) -> None:
     add("--kv-tokens", metavar="T", type=number(1, "the number of tokens"),
         help="tokens in the KV cache, of all requests together, allocated at the start; default: "
         "as many as the longest sequences need, or as fit in half of the free memory")  # fmt: skip
+    add("--snapshots", metavar="S", type=number(0, "the number of snapshots"),
+        help="states of linear attention that are kept, so that prompts with the same beginning "
+        "share it; default: two for each of --max-batch, or as many as fit")  # fmt: skip
 
 
 def _run(args: argparse.Namespace) -> Result:
@@ -129,6 +132,7 @@ def _engine(args: argparse.Namespace, model: CompiledModel) -> Engine:
         tokenizer=_tokenizer(args),
         max_tokens_per_step=args.max_tokens_per_step,
         kv_tokens=args.kv_tokens,
+        snapshots=args.snapshots,
     ).start()
 
 

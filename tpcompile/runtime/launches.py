@@ -23,10 +23,12 @@ from tpcompile.runtime.ranks.step import Step
 
 @dataclass(frozen=True)
 class Reserved:
-    """Blocks of a KV cache that only their holder uses."""
+    """Blocks of a KV cache, and states of linear attention, that only their holder uses."""
 
     numbers: tuple[int, ...]
     pool: BlockPool
+    states: tuple[int, ...] = ()
+    """The numbers of the states; none without linear attention."""
 
     @property
     def size(self) -> int:
@@ -38,9 +40,16 @@ class Reserved:
         """The blocks that the ranks must have."""
         return self.pool.blocks
 
+    @property
+    def states_in_all(self) -> int:
+        """The states that the ranks must have."""
+        return self.pool.states.blocks if self.pool.states is not None else 0
+
     def release(self) -> None:
-        """Free the blocks."""
+        """Free the blocks and the states."""
         self.pool.free(self.numbers)
+        if self.pool.states is not None:
+            self.pool.states.free(self.states)
 
 
 class Launches(Leading):
@@ -140,6 +149,11 @@ class Launches(Leading):
         return self._cache_pool.block
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether sequences have states of linear attention besides K and V."""
+        return self._cache_pool.states is not None
+
+    @property
     def closed(self) -> str:
         """The reason why the model cannot run; empty while it can."""
         return self._ranks.closed
@@ -153,13 +167,15 @@ class Launches(Leading):
             )
         return self._pool
 
-    def reserve(self, blocks: int) -> Reserved:
+    def reserve(self, blocks: int, states: int = 0) -> Reserved:
         """Take blocks of the KV cache for steps that `run_step` runs, until they are released.
 
-        The ranks allocate them now: a step computes a token without logits in the first block.
+        With linear attention, also take `states`, at least one. The ranks allocate all of them now:
+        a step computes a token without logits in the first block.
         """
         pool = self._cache_pool
-        reserved = Reserved(pool.take(blocks), pool)
+        own = pool.states.take(states, exactly=True) if pool.states is not None else ()
+        reserved = Reserved(pool.take(blocks), pool, own)
         first = reserved.numbers[0]
         inputs = {
             "input_ids": [0],
@@ -169,9 +185,10 @@ class Launches(Leading):
             "slots": [first * pool.block],
             "lengths": [1],
             "tables": [[first]],
+            **({"read": own[:1], "write": own[:1]} if own else {}),
         }
         made = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
-        self.run_step(Step(made, "logits", reserved.in_all))
+        self.run_step(Step(made, "logits", reserved.in_all, states=reserved.states_in_all))
         return reserved
 
     def time_steps(self, timed: bool = True) -> None:

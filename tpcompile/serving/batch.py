@@ -15,7 +15,7 @@ from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.kv.blocks import blocks_for
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.serving.engine import SEQUENCES, Engine
-from tpcompile.serving.memory import tokens_that_fit
+from tpcompile.serving.memory import states_for, tokens_that_fit
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.requests import Completion
 
@@ -38,6 +38,9 @@ _NEUTRAL = {
     "max_time": None,
 }
 """The values of other fields that change nothing, besides None, False and 0."""
+
+Requests = Sequence[tuple[Sequence[int], SamplingParams]]
+"""Prompts and their options."""
 
 
 def generate_batch(
@@ -70,7 +73,8 @@ def generate_batch(
     begun = time.perf_counter()
     found: dict[str, GenerationOutput] = {}
     requests = [(prompt, _params(config, len(prompt))) for prompt in prompts]
-    with Engine(model, kv_tokens=_kv_tokens(model, requests)) as engine:
+    most = _running(model, requests)
+    with Engine(model, max_batch=most, kv_tokens=_kv_tokens(model, requests)) as engine:
         handles = [engine.add(prompt, params) for prompt, params in requests]
         for number, handle in enumerate(handles):
             results = [Completion(index) for index in range(handle.params.n)]
@@ -93,9 +97,13 @@ def generate_batch(
     return found
 
 
-def _kv_tokens(
-    model: CompiledModel, requests: Sequence[tuple[Sequence[int], SamplingParams]]
-) -> int:
+def _running(model: CompiledModel, requests: Requests) -> int:
+    """Return the sequences that may run together: each needs states of linear attention, if any."""
+    most = model.max_batch or SEQUENCES
+    return min(most, sum(params.n for _, params in requests)) if model.keeps_states else most
+
+
+def _kv_tokens(model: CompiledModel, requests: Requests) -> int:
     """Return the tokens of the longest requests that may run together, as far as memory allows."""
     block = model.block_size
     each = (
@@ -103,8 +111,9 @@ def _kv_tokens(
         for prompt, params in requests
         for _ in range(params.n)
     )
-    together = nlargest(model.max_batch or SEQUENCES, each)
-    return max(block, min(sum(together), tokens_that_fit(model)))
+    most = _running(model, requests)
+    fit = tokens_that_fit(model, states_for(model, most))
+    return max(block, min(sum(nlargest(most, each)), fit))
 
 
 def _params(config: GenerationConfig, prompt: int) -> SamplingParams:

@@ -2,89 +2,22 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 
-from tpcompile.runtime.kv.blocks import BlockPool
-
-Tokens = tuple[int, ...]
+from tpcompile.serving.stock import Content, Stock, Tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Content:
-    """The contents of a block: its tokens, after those of the parent's block."""
+class Blocks(Stock):
+    """The blocks of a KV cache, of which some have known contents."""
 
-    block: int
-    parent: Content | None
-    tokens: Tokens
-    salt: Hashable
-
-
-class Blocks:
-    """A fixed number of blocks, numbered from 0, of which some have known contents.
-
-    Any number of sequences can hold a block. Known contents hold their block too, so that they stay
-    available until a sequence needs the block; the least recently used block is evicted first.
-    """
-
-    def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
-        """The number of blocks, and the tokens in each."""
-        self._pool = BlockPool(size, enough=count)
-        self._kept: OrderedDict[int, None] = OrderedDict()
-        """Blocks that only their contents hold, least recently used first."""
-        self._contents: dict[int, Content] = {}
-        """By block."""
-        self._known: dict[int, Content] = {}
-        """By hash. A hash is only a hint: the tokens are compared."""
-
-    @property
-    def available(self) -> int:
-        """The number of blocks that no sequence holds, including those with known contents."""
-        return self._free + len(self._kept)
-
-    @property
-    def held(self) -> int:
-        """The number of blocks in use by sequences."""
-        return self.count - self.available
-
-    @property
-    def kept(self) -> int:
-        """The number of blocks that no sequence holds, whose contents can still be shared."""
-        return len(self._kept)
-
-    @property
-    def _free(self) -> int:
-        return self.count - self._pool.used
-
-    def take(self, count: int) -> list[int] | None:
-        """Take so many blocks, or none if fewer are available."""
-        if count > self.available:
-            return None
-        for _ in range(count - self._free):
-            self._forget(self._kept.popitem(last=False)[0])
-        return list(self._pool.take(count))
-
-    def share(self, blocks: Sequence[int]) -> None:
-        """Add a holder to blocks, which may be kept."""
-        for block in blocks:
-            self._kept.pop(block, None)
-        self._pool.share(blocks)
-
-    def release(self, blocks: Sequence[int]) -> None:
-        """Remove a holder from the blocks of a sequence.
-
-        Later blocks are useless without earlier ones, so they count as used longer ago.
-        """
-        self._pool.free(blocks)
-        for block in reversed(blocks):
-            if block in self._contents and not self.holders(block):
-                self._kept[block] = None
-
-    def holders(self, block: int) -> int:
-        """Return the number of sequences that hold a block."""
-        return self._pool.holders(block) - (block in self._contents)
+    def __init__(
+        self, count: int, size: int, lost: Callable[[Content], None] = lambda content: None
+    ) -> None:
+        """`lost` is called with contents that can no longer be found."""
+        super().__init__(count, size)
+        self._lost = lost
+        self._by_hash: dict[int, Content] = {}
+        """A hash is only a hint: the tokens are compared."""
 
     def find(self, tokens: Sequence[int], salt: Hashable) -> list[Content]:
         """Return the longest known run of blocks that begins with the first of these tokens.
@@ -95,7 +28,7 @@ class Blocks:
         parent: Content | None = None
         for first in range(0, len(tokens) - self.size + 1, self.size):
             own = tuple(tokens[first : first + self.size])
-            content = self._known.get(_key(parent, own, salt))
+            content = self._by_hash.get(_key(parent, own, salt))
             if content is None or not _is(content, parent, own, salt):
                 break
             found.append(content)
@@ -103,12 +36,18 @@ class Blocks:
         return found
 
     def know(
-        self, blocks: Sequence[int], tokens: Sequence[int], first: int, salt: Hashable
+        self,
+        blocks: list[int],
+        tokens: Sequence[int],
+        first: int,
+        salt: Hashable,
+        merge: bool = False,
     ) -> None:
         """Record the contents of the blocks of a sequence from block `first` on.
 
         All of `tokens`, in full blocks, are in the blocks. If the same contents are known in
-        another block, they are not recorded twice.
+        another block, they are not recorded twice. With `merge`, the sequence then has that block
+        in place of its own, and later blocks are recorded too.
         """
         parent: Content | None = self._contents.get(blocks[first - 1]) if first else None
         if first and parent is None:
@@ -116,18 +55,26 @@ class Blocks:
         for place in range(first, len(tokens) // self.size):
             own = tuple(tokens[place * self.size : (place + 1) * self.size])
             key = _key(parent, own, salt)
-            known = self._known.get(key)
+            known = self._by_hash.get(key)
+            if merge and known is not None and _is(known, parent, own, salt):
+                self.share((known.block,))
+                self.release((blocks[place],))
+                blocks[place], parent = known.block, known
+                continue
             if known is not None or blocks[place] in self._contents:
                 return
             content = Content(blocks[place], parent, own, salt)
-            self._known[key] = self._contents[content.block] = content
-            self._pool.share((content.block,))
+            self._by_hash[key] = content
+            self._keep(content.block, content)
             parent = content
 
-    def _forget(self, block: int) -> None:
-        self._pool.free((block,))
-        content = self._contents.pop(block)
-        del self._known[_key(content.parent, content.tokens, content.salt)]
+    def content(self, block: int) -> Content | None:
+        """Return the known contents of a block."""
+        return self._contents.get(block)
+
+    def _lose(self, content: Content) -> None:
+        del self._by_hash[_key(content.parent, content.tokens, content.salt)]
+        self._lost(content)
 
 
 def _key(parent: Content | None, tokens: Tokens, salt: Hashable) -> int:

@@ -6,17 +6,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
+from math import lcm
 from typing import Any
 
 import torch
 
 from tpcompile.closing import Closing
 from tpcompile.errors import RankError, UnsupportedError, UsageError
+from tpcompile.ir.ops.delta import CHUNK as DELTA_CHUNK
 from tpcompile.runtime.kv.blocks import blocks_for
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.text import encode_prompt
 from tpcompile.serving.continuations import Continuations, end_tokens
-from tpcompile.serving.memory import check_fits, tokens_that_fit
+from tpcompile.serving.memory import room_for
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Limits
 from tpcompile.serving.requests import Handle
@@ -55,15 +57,18 @@ class Engine(Closing):
         max_batch: int | None = None,
         max_tokens_per_step: int | None = None,
         kv_tokens: int | None = None,
+        snapshots: int | None = None,
         chunk: int = _CHUNK,
     ) -> None:
-        """Allocate the KV cache.
+        """Allocate the KV cache, and the states of linear attention if the model has it.
 
         `max_batch` is the number of requests that run at the same time (default: the model's limit,
         else 16), `max_tokens_per_step` the tokens that a step computes (default: 1,024 of prompts
         besides one of each request), and `kv_tokens` the tokens of all requests together (default:
         the longest sequence for each of them, or as many as fit in half of the free memory).
-        `tokenizer` makes text of tokens, and tokens of prompts that are text.
+        With linear attention, requests share a prefix where there is a snapshot of the state;
+        `snapshots` is their number (default: two for each request, or as many as fit). `tokenizer`
+        makes text of tokens, and tokens of prompts that are text.
         """
         if not model.leads:
             raise UsageError(
@@ -72,13 +77,12 @@ class Engine(Closing):
             )
         self.model, self.tokenizer = model, tokenizer
         sequences = max_batch or model.max_batch or SEQUENCES
-        if kv_tokens is not None:
-            check_fits(model, kv_tokens)
-        tokens = kv_tokens or min(sequences * model.max_seq_len, tokens_that_fit(model))
+        tokens, states = room_for(model, sequences, kv_tokens, snapshots)
         size = model.block_size
-        count, whole = blocks_for(tokens, size), blocks_for(chunk, size) * size
+        count, unit = blocks_for(tokens, size), lcm(size, DELTA_CHUNK) if states else size
+        whole = blocks_for(chunk, unit) * unit
         most = max_tokens_per_step or sequences + max(_PROMPT_TOKENS, whole)
-        limits = Limits(count, size, sequences, most, whole)
+        limits = Limits(count, size, sequences, most, whole, states)
         self.scheduler = Scheduler(limits)
         self.steps = 0
         """The number of steps so far."""
@@ -190,7 +194,8 @@ class Engine(Closing):
             raise
 
     def _runs_of(self, model: CompiledModel) -> Runs:
-        reserved = model.reserve(self.scheduler.limits.blocks)
+        limits = self.scheduler.limits
+        reserved = model.reserve(limits.blocks, limits.states)
         return Runs(model, reserved, self._work.params, self._work.describe_prompt)
 
     def _give_up(self, error: BaseException) -> None:
@@ -200,10 +205,11 @@ class Engine(Closing):
 
     def state(self) -> str:
         """Describe in a line what runs and what waits."""
-        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        scheduler, blocks, states = self.scheduler, self.scheduler.blocks, self.scheduler.states
+        snapshots = f"{states.kept:,} snapshots, " if states.count else ""
         return (
             f"{len(scheduler.running)} running, {len(scheduler.waiting)} waiting, "
-            f"{blocks.held:,} of {blocks.count:,} blocks, {self.steps:,} steps"
+            f"{blocks.held:,} of {blocks.count:,} blocks, {snapshots}{self.steps:,} steps"
         )
 
     def start(self) -> Engine:
@@ -214,7 +220,7 @@ class Engine(Closing):
         return self
 
     def close(self) -> None:
-        """End all requests, and release the blocks.
+        """End all requests, and release the blocks and the states.
 
         The model stays open, except if the engine has compiled it again.
         """

@@ -1,4 +1,4 @@
-"""The memory that a KV cache may take."""
+"""The memory that a KV cache and states of linear attention may take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpcompile.errors import UsageError
 from tpcompile.runtime.model import CompiledModel
 
 _SHARE = {"cpu": 0.5, "cuda": 0.8}
-"""The share of the free memory that the KV cache may take by default."""
+"""The share of the free memory that they may take by default."""
 _NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
@@ -24,25 +24,78 @@ In version 1 a group without a limit has one that no machine reaches.
 """
 
 
-def tokens_that_fit(model: CompiledModel) -> int:
-    """Return the tokens whose K and V fit in the free memory of this machine, on all ranks."""
-    return int(_free(model.device) * _SHARE[model.device.type] / _bytes_per_token(model))
+def room_for(
+    model: CompiledModel, sequences: int, kv_tokens: int | None, snapshots: int | None
+) -> tuple[int, int]:
+    """Return the tokens of a KV cache and the number of states. Raise UsageError if they don't fit.
+
+    By default there are tokens for the longest sequences, or as many as fit in a share of the free
+    memory.
+    """
+    states = states_for(model, sequences, snapshots)
+    if kv_tokens:
+        _check_fits(model, kv_tokens, states, 1.0)
+        return kv_tokens, states
+    tokens = min(sequences * model.max_seq_len, tokens_that_fit(model, states))
+    _check_fits(model, max(tokens, model.block_size), states, _share(model))
+    return tokens, states
 
 
-def check_fits(model: CompiledModel, tokens: int) -> None:
-    """Raise UsageError if K and V of so many tokens do not fit in the free memory."""
-    needed, free = tokens * _bytes_per_token(model), _free(model.device)
-    if needed > free:
-        raise UsageError(
-            f"A KV cache of {tokens:,} tokens must fit in the free memory",
-            got=f"{needed / 1e9:,.1f} GB",
-            expected=f"at most {free / 1e9:,.1f} GB",
-            hint=f"Choose a kv_tokens of at most {int(free / _bytes_per_token(model)):,}",
+def states_for(model: CompiledModel, sequences: int, snapshots: int | None = None) -> int:
+    """Return the states of so many sequences, and snapshots; 0 without linear attention.
+
+    By default there is a snapshot for each state of a sequence, or as many as fit in half of the
+    memory of the KV cache and the states.
+    """
+    each, running = _bytes_per_state(model), 2 * sequences
+    if snapshots is not None and (not isinstance(snapshots, int) or snapshots < 0):
+        raise UsageError(f"snapshots must be an int of at least 0, got {snapshots!r}")
+    if not each:
+        return 0
+    if snapshots is None:
+        fit = int(_free(model.device) * _share(model) / 2 / each)
+        snapshots = min(running, max(0, fit - running))
+    return running + snapshots
+
+
+def tokens_that_fit(model: CompiledModel, states: int) -> int:
+    """Return the tokens whose K and V fit in the free memory beside so many states."""
+    left = _free(model.device) * _share(model) - states * _bytes_per_state(model)
+    return max(0, int(left / _bytes_per_token(model)))
+
+
+def _check_fits(model: CompiledModel, tokens: int, states: int, share: float) -> None:
+    """Raise UsageError if K and V of so many tokens, and states, need more of the free memory."""
+    per_token, per_state = _bytes_per_token(model), _bytes_per_state(model)
+    needed, free = tokens * per_token + states * per_state, _free(model.device) * share
+    if needed <= free:
+        return
+    what = f"{tokens:,} tokens" + (f" and {states:,} states" if states else "")
+    left = int((free - states * per_state) / per_token)
+    hint = f"Choose a kv_tokens of at most {left:,}"
+    if left < model.block_size and states:
+        hint = (
+            f"Choose a max_batch of at most {int(free / per_state / 2):,}, or fewer snapshots: "
+            f"each sequence has two states of {per_state / 1e6:,.1f} MB"
         )
+    raise UsageError(
+        f"A KV cache of {what} must fit in {f'{share:.0%} of ' * (share < 1)}the free memory",
+        got=f"{needed / 1e9:,.1f} GB",
+        expected=f"at most {free / 1e9:,.1f} GB",
+        hint=hint,
+    )
+
+
+def _share(model: CompiledModel) -> float:
+    return _SHARE[model.device.type]
 
 
 def _bytes_per_token(model: CompiledModel) -> int:
     return sum(rank["kv_bytes_per_token"] for rank in model.plan.to_json()["ranks"])
+
+
+def _bytes_per_state(model: CompiledModel) -> int:
+    return sum(rank["state_bytes_per_sequence"] for rank in model.plan.to_json()["ranks"])
 
 
 def _free(device: torch.device) -> int:

@@ -25,9 +25,13 @@ class Limits:
     """The tokens of a step, new ones and those of prompts together."""
     chunk: int = 128
     """The tokens of a chunk. Prompts are cut at its multiples, wherever they begin or meet."""
+    states: int = 0
+    """The states of linear attention, two for each sequence and snapshots; 0 if there are none."""
+    snapshot_chunks: int = 16
+    """The chunks of a prompt between snapshots."""
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "block", "sequences", "step_tokens", "chunk"):
+        for name in ("blocks", "block", "sequences", "step_tokens", "chunk", "snapshot_chunks"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UsageError(f"{name} must be a positive int, got {value!r}")
@@ -41,6 +45,12 @@ class Limits:
                 "A step must have room for a token of every sequence and for a chunk of a prompt",
                 got=f"{self.step_tokens} tokens",
                 expected=f"at least {self.sequences} + {self.chunk}",
+            )
+        if self.states and self.states < 2 * self.sequences:
+            raise UsageError(
+                "Each sequence that runs must have a state to read and one to write",
+                got=f"{self.states} states for {self.sequences} sequences",
+                expected=f"at least {2 * self.sequences} states, or 0 without linear attention",
             )
 
     @property
@@ -66,6 +76,12 @@ class Sequence:
     """The tokens that were in the cache when it was last admitted."""
     whole: bool = False
     """Whether all of its tokens are computed, because their logits are wanted."""
+    state: int | None = None
+    """The state of linear attention after the computed tokens; None before the first one."""
+    next_state: int | None = None
+    """The state that its next piece writes, while it runs."""
+    met: int = 0
+    """The tokens that were in known blocks when it was last admitted, also without a snapshot."""
 
     @property
     def left(self) -> int:
@@ -114,24 +130,42 @@ class Plan:
         return [piece.sequence for piece in self.pieces if piece.last]
 
 
-def groups(chunks: Iterable[Piece], alone: Callable[[Piece], bool]) -> Iterator[list[Piece]]:
-    """Yield the chunks that share a run. Those of one sequence stay in order."""
+def groups(
+    chunks: Iterable[Piece], alone: Callable[[Piece], bool], apart: bool = False
+) -> Iterator[list[Piece]]:
+    """Yield the chunks that share a run. Those of one sequence stay in order.
+
+    With `apart`, a run has at most one chunk of each sequence, because the next one reads the state
+    that it writes.
+    """
     shared: list[list[Piece]] = []
     later: list[Piece] = []
-    room = 0
     for piece in chunks:
-        follows = any(other.sequence is piece.sequence for other in later)
-        if follows or alone(piece):
+        if alone(piece) or _has(later, piece.sequence):
             later.append(piece)
             continue
-        if piece.count > room:
-            shared.append([])
-            room = _RUN_TOKENS
-        shared[-1].append(piece)
-        room -= piece.count
+        runs = _after(shared, piece.sequence) if apart else shared[-1:]
+        run = next((run for run in runs if _tokens(run) + piece.count <= _RUN_TOKENS), None)
+        if run is None:
+            shared.append(run := [])
+        run.append(piece)
     yield from shared
     for piece in later:
         yield [piece]
+
+
+def _has(run: Iterable[Piece], sequence: Sequence) -> bool:
+    return any(piece.sequence is sequence for piece in run)
+
+
+def _after(runs: list[list[Piece]], sequence: Sequence) -> list[list[Piece]]:
+    """Return the runs after the last one that has a piece of this sequence."""
+    last = max((place for place, run in enumerate(runs) if _has(run, sequence)), default=-1)
+    return runs[last + 1 :]
+
+
+def _tokens(run: Iterable[Piece]) -> int:
+    return sum(piece.count for piece in run)
 
 
 def order_of(sequence: Sequence) -> tuple[int, int]:

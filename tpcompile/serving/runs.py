@@ -47,7 +47,7 @@ class Runs:
         since each of their tokens waits for one step's chunks in either order.
         """
         self._copies = plan.copies
-        for pieces in groups(plan.chunks, self._alone):
+        for pieces in groups(plan.chunks, self._alone, apart=bool(self._reserved.states)):
             rows = 1 if self._least is None or pieces[0].count == 1 else ROWS
             run = self._described if self._describes(pieces[0]) else self._together
             yield pieces, run(pieces, rows)
@@ -55,7 +55,7 @@ class Runs:
             yield plan.decodes, self._together(plan.decodes, 1)
 
     def release(self) -> None:
-        """Free the blocks."""
+        """Free the blocks and the states."""
         self._reserved.release()
 
     def _together(self, pieces: Many[Piece], rows: int) -> list[Found]:

@@ -13,6 +13,7 @@ from itertools import count
 from tpcompile.errors import UsageError
 from tpcompile.serving.blocks import Blocks
 from tpcompile.serving.plan import Limits, Piece, Plan, Sequence, order_of
+from tpcompile.serving.states import States
 
 
 class Scheduler:
@@ -29,12 +30,16 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.blocks = Blocks(limits.blocks, limits.block)
+        self._forget_all()
         self.running: list[Sequence] = []
         """By `order`, as those that wait."""
         self.waiting: deque[Sequence] = deque()
         self._numbers = count()
         self._copies: list[tuple[int, int]] = []
+
+    def _forget_all(self) -> None:
+        self.states = States(self.limits.states)
+        self.blocks = Blocks(self.limits.blocks, self.limits.block, lost=self.states.drop)
 
     def add(self, tokens: list[int], salt: Hashable = None, whole: bool = False) -> Sequence:
         """Add a sequence, which waits until its first chunk fits.
@@ -73,6 +78,7 @@ class Scheduler:
         self._copies += zip(sequence.blocks[full:], fresh, strict=True)
         found.blocks = sequence.blocks[:full] + fresh
         found.computed = sequence.computed
+        self.states.fork(sequence, found)
         insort(self.running, found, key=order_of)
         return found
 
@@ -89,13 +95,14 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def restart(self) -> None:
-        """Let all sequences wait, because the KV cache is lost."""
+        """Let all sequences wait, because the KV cache and the states are lost."""
         self._copies = []
         for sequence in self.running:
+            self.states.end(sequence)
             sequence.blocks, sequence.computed = [], 0
         self.waiting = deque(sorted([*self.running, *self.waiting], key=order_of))
         self.running = []
-        self.blocks = Blocks(self.limits.blocks, self.limits.block)
+        self._forget_all()
 
     def plan(self) -> Plan:
         """Plan the next step. Its pieces count as computed only after `done`."""
@@ -127,9 +134,25 @@ class Scheduler:
         for piece in pieces:
             sequence = piece.sequence
             sequence.computed += piece.count
+            self.states.advance(sequence)
             if piece.count == chunk:
-                tokens = sequence.tokens[: sequence.computed]
-                self.blocks.know(sequence.blocks, tokens, piece.first // block, sequence.salt)
+                self._know(sequence, piece.first // block)
+
+    def _know(self, sequence: Sequence, first: int) -> None:
+        """Record the contents of the blocks of a chunk, and take a snapshot if it may be of use.
+
+        Prompts with the same beginning may go on from the last chunks of this one, from chunks at
+        some distance, and from where this one parts with an earlier one.
+        """
+        limits, end = self.limits, sequence.computed
+        blocks, has_states = sequence.blocks, limits.states > 0
+        self.blocks.know(blocks, sequence.tokens[:end], first, sequence.salt, merge=has_states)
+        content = self.blocks.content(blocks[end // limits.block - 1])
+        if not has_states or content is None:
+            return
+        far = end % (limits.chunk * limits.snapshot_chunks) == 0
+        if far or sequence.left <= limits.chunk or end == sequence.met:
+            self.states.keep(sequence, content)
 
     def _chunks(self, sequence: Sequence, plan: Plan, budget: int) -> int:
         """Plan the next chunks of a running sequence; return the tokens that are left."""
@@ -148,11 +171,10 @@ class Scheduler:
         if not self.blocks.available:
             return budget
         size, chunk = self.limits.block, self.limits.chunk
-        known = []
-        if not sequence.whole:
-            known = self.blocks.find(sequence.tokens[:-1], sequence.salt)
-        shared = len(known) * size // chunk * chunk
-        held = [content.block for content in known[: shared // size]]
+        found = [] if sequence.whole else self.blocks.find(sequence.tokens[:-1], sequence.salt)
+        whole = found[: len(found) * size // chunk * chunk // size]
+        known = self.states.resumable(whole)
+        held, shared = [content.block for content in known], len(known) * size
         end = self._chunk_end(sequence, shared)
         if end - shared > budget:
             return budget
@@ -164,6 +186,8 @@ class Scheduler:
         self.waiting.popleft()
         insort(self.running, sequence, key=order_of)
         sequence.blocks, sequence.computed, sequence.shared = held + fresh, shared, shared
+        sequence.met = len(whole) * size
+        self.states.begin(sequence, known)
         return self._chunks(sequence, plan, budget)
 
     def _chunk_end(self, sequence: Sequence, first: int) -> int:
@@ -204,4 +228,5 @@ class Scheduler:
         own = set(sequence.blocks)
         self._copies = [(a, b) for a, b in self._copies if b not in own]
         self.blocks.release(sequence.blocks)
+        self.states.end(sequence)
         sequence.blocks = []

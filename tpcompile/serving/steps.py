@@ -9,7 +9,7 @@ import torch
 from tpcompile.runtime.kv.blocks import Row, blocks_for, tables_of
 from tpcompile.runtime.launches import Reserved
 from tpcompile.runtime.ranks.step import Step
-from tpcompile.serving.plan import Piece
+from tpcompile.serving.plan import Piece, Sequence
 
 
 def step_of(
@@ -52,6 +52,7 @@ def step_of(
         "logit_rows": rows,
         "slots": slots,
         "lengths": lengths,
+        **_states([piece.sequence for piece in pieces], reserved.states),
     }
     made = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
     return Step(
@@ -59,4 +60,18 @@ def step_of(
         output,
         reserved.in_all,
         [(numbers[source], numbers[target]) for source, target in copies],
+        states=reserved.states_in_all,
     )
+
+
+def _states(sequences: Many[Sequence], numbers: Many[int]) -> dict[str, list[int]]:
+    """Return the states that sequences read and write; without linear attention, nothing.
+
+    A new sequence reads none, so any number will do.
+    """
+    if not numbers:
+        return {}
+    return {
+        "read": [numbers[own.state or 0] for own in sequences],
+        "write": [numbers[own.next_state] for own in sequences if own.next_state is not None],
+    }

@@ -65,14 +65,15 @@ class BlockPool:
             self._collect()
             return self._holders.get(block, 0)
 
-    def take(self, count: int, after: int | None = None) -> tuple[int, ...]:
+    def take(self, count: int, after: int | None = None, exactly: bool = False) -> tuple[int, ...]:
         """Allocate `count` blocks: those directly after the block `after` if free, else the lowest.
 
-        Prefer one run of consecutive blocks, since such a run is read in place.
+        Prefer one run of consecutive blocks, since such a run is read in place. With `exactly`, the
+        ranks get no more blocks than they need now.
         """
         with self.lock:
             self._collect()
-            self._make_room(count)
+            self._make_room(count, exactly)
             run = bytes(count)
             start = self._taken.find(run)
             if after is not None and self._taken[after + 1 : after + 1 + count] == run:
@@ -133,12 +134,12 @@ class BlockPool:
             for row in self._abandoned.popleft():
                 self.free_row(row)
 
-    def _make_room(self, count: int) -> None:
+    def _make_room(self, count: int, exactly: bool) -> None:
         """Grow to a power of two, so that the ranks, which copy their whole cache, seldom grow."""
         needed = len(self._holders) + count
         if needed <= self.blocks:
             return
-        blocks = 1 << (needed - 1).bit_length()
+        blocks = needed if exactly else 1 << (needed - 1).bit_length()
         if self._enough is not None and needed <= self._enough:
             blocks = min(blocks, self._enough)
         self._taken.extend(bytes(blocks - self.blocks))

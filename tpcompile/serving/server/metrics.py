@@ -52,6 +52,9 @@ class Metrics:
             "Blocks whose contents may be shared later",
             lambda: scheduler.blocks.kept,
         )
+        gauge("states", "States of linear attention", lambda: scheduler.states.count)
+        gauge("states_used", "States that sequences hold", lambda: scheduler.states.held)
+        gauge("states_kept", "Snapshots that no sequence holds", lambda: scheduler.states.kept)
         gauge("engine_steps", "Steps of the engine", lambda: engine.steps)
         gauge("program_steps", "Runs of programs", lambda: engine.model.steps.program)
         gauge("module_steps", "Runs of torch modules", lambda: engine.model.steps.modules)

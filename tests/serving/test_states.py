@@ -1,0 +1,172 @@
+"""Tests of states: those of sequences, and snapshots in the order in which they are lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tpcompile.errors import UsageError
+from tpcompile.serving.plan import Limits, Sequence
+from tpcompile.serving.scheduler import Scheduler
+from tpcompile.serving.states import States
+from tpcompile.serving.stock import Content
+
+WIDE: dict[str, Any] = {"blocks": 40, "block": 2, "sequences": 2, "step_tokens": 64, "chunk": 4}
+
+
+def sequence(number: int) -> Sequence:
+    return Sequence((number, number), [1] * 16)
+
+
+def content(number: int) -> Content:
+    return Content(number, None, (number, number), None)
+
+
+def computed(scheduler: Scheduler, tokens: list[int], salt: str | None = None) -> Sequence:
+    """Compute a prompt to its end; return its sequence, which has ended."""
+    one = scheduler.add(tokens, salt)
+    while one.left:
+        scheduler.done(scheduler.plan().pieces)
+    scheduler.end(one)
+    return one
+
+
+def test_a_sequence_reads_the_state_that_it_has_written() -> None:
+    states, one = States(4), sequence(0)
+    states.begin(one, [])
+    assert one.state is None and states.held == 1
+    written = one.next_state
+    states.advance(one)
+    assert one.state == written != one.next_state and states.held == 2
+    states.end(one)
+    assert (one.state, one.next_state, states.available) == (None, None, 4)
+
+
+def test_a_fork_shares_the_state_and_writes_its_own() -> None:
+    states, parent, child = States(4), sequence(0), sequence(1)
+    states.begin(parent, [])
+    states.advance(parent)
+    states.fork(parent, child)
+    assert child.state == parent.state and child.next_state != parent.next_state
+    shared = parent.state
+    assert shared is not None and states.holders(shared) == 2
+    states.advance(parent)
+    assert states.holders(shared) == 1 and child.state == shared
+
+
+def kept(states: States, *numbers: int) -> list[Content]:
+    """Take a snapshot after each of these contents; return the contents."""
+    found = []
+    for number in numbers:
+        one, own = sequence(number), content(number)
+        states.begin(one, [])
+        states.advance(one)
+        states.keep(one, own)
+        states.end(one)
+        found.append(own)
+    return found
+
+
+def test_the_least_recently_used_snapshot_is_lost() -> None:
+    states, user = States(4), sequence(9)
+    one, two, three = kept(states, 1, 2, 3)
+    assert states.kept == 3
+    states.begin(user, [one])  # takes the last free state to write
+    states.advance(user)
+    assert states.resumable([one, two]) == [one], "the second one was used longest ago"
+    assert states.resumable([three, two]) == [three]
+    states.advance(user)
+    assert states.resumable([three]) == [three] and states.resumable([one]) == [one]
+
+
+def test_a_snapshot_in_use_is_not_lost() -> None:
+    states, users = States(5), [sequence(7), sequence(8)]
+    (one,) = kept(states, 1)
+    for user in users:
+        states.begin(user, [one])
+    (two,) = kept(states, 2)
+    states.end(users[1])
+    kept(states, 3, 4)
+    assert users[0].state is not None
+    assert states.resumable([one]) == [one] and states.resumable([two]) == []
+
+
+def test_a_snapshot_goes_with_its_block() -> None:
+    states = States(4)
+    one, two = kept(states, 1, 2)
+    states.drop(one)
+    states.drop(content(5))
+    assert states.resumable([one]) == [] and states.resumable([one, two]) == [one, two]
+    assert (states.kept, states.available) == (1, 4)
+
+
+def test_a_state_that_a_sequence_still_has_is_not_taken_with_its_block() -> None:
+    states, one = States(4), sequence(0)
+    states.begin(one, [])
+    states.advance(one)
+    own = content(1)
+    states.keep(one, own)
+    states.drop(own)
+    assert states.held == 2 and states.kept == 0
+    states.end(one)
+    assert states.available == 4
+
+
+@pytest.mark.parametrize(
+    ("known", "shared"),
+    [(4, 0), (8, 0), (12, 12), (20, 12), (23, 12), (24, 24), (27, 24), (28, 28)],
+)
+def test_a_prompt_goes_on_where_a_snapshot_is(known: int, shared: int) -> None:
+    """Snapshots are at the last end of a chunk, and every so many chunks."""
+    scheduler = Scheduler(Limits(**WIDE, states=12, snapshot_chunks=3))
+    computed(scheduler, list(range(30)))
+    assert computed(scheduler, [*range(known), 99, 99]).shared == shared
+
+
+def test_where_a_prompt_parts_with_another_one_there_is_a_snapshot() -> None:
+    scheduler = Scheduler(Limits(**WIDE, states=12))
+    computed(scheduler, list(range(31)))
+    assert [computed(scheduler, [*range(15), n, n, n]).shared for n in (90, 91)] == [0, 12]
+
+
+def test_a_prompt_of_whole_chunks() -> None:
+    """The same prompt goes on before its last chunk, and a longer one after it."""
+    scheduler = Scheduler(Limits(**WIDE, states=12))
+    computed(scheduler, list(range(16)))
+    assert computed(scheduler, list(range(16))).shared == 12
+    assert computed(scheduler, list(range(17))).shared == 16
+
+
+def test_without_a_snapshot_a_prompt_is_computed_again() -> None:
+    """Its blocks are then those that are known, so that what follows can be shared."""
+    scheduler = Scheduler(Limits(**WIDE, states=5))
+    computed(scheduler, list(range(13)))
+    for number in range(3):
+        computed(scheduler, [100 + number] * 9)
+    held = scheduler.blocks.kept
+    assert computed(scheduler, [*range(12), *range(50, 59)]).shared == 0
+    assert scheduler.blocks.kept == held + 4
+    assert computed(scheduler, [*range(12), *range(50, 58), 7]).shared == 20
+
+
+def test_a_salt_separates_tenants() -> None:
+    scheduler = Scheduler(Limits(**WIDE, states=12))
+    found = [computed(scheduler, list(range(13)), salt).shared for salt in ("a", "b", "a", None)]
+    assert found == [0, 0, 12, 0]
+
+
+def test_a_new_start_forgets_all_snapshots() -> None:
+    scheduler = Scheduler(Limits(**WIDE, states=12))
+    computed(scheduler, list(range(13)))
+    running = scheduler.add(list(range(13)))
+    scheduler.done(scheduler.plan().pieces)
+    scheduler.restart()
+    assert (running.state, running.next_state, scheduler.states.available) == (None, None, 12)
+    scheduler.plan()
+    assert running.shared == 0
+
+
+def test_too_few_states_for_the_sequences() -> None:
+    with pytest.raises(UsageError, match=r"3 states for 2 sequences.*at least 4 states"):
+        Limits(**WIDE, states=3)
