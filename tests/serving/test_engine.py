@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -12,13 +15,17 @@ import torch
 
 import tpcompile
 from tests.runtime.eager_pair import lively
+from tests.serving.hybrids import CHUNK, remembering
 from tpcompile.errors import UsageError
+from tpcompile.runtime.ranks.step import Step
 from tpcompile.serving import Engine, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 VOCABULARY = 1013
 SMALL = {"chunk": 32, "max_tokens_per_step": 64}
+WIDER = {"chunk": 64, "max_tokens_per_step": 128}
+"""The same for linear attention, whose chunks have at least 64 tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -54,35 +61,43 @@ def test_requests_of_all_lengths_are_those_of_a_run_alone(model: Any) -> None:
         assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
 
 
-def mixed(model: Any, seed: int) -> None:
-    """Run requests of all lengths that arrive at random; compare each with a run alone."""
+def mixed(model: Any, seed: int, chunk: int = 32, salts: Many[Hashable] = (None,)) -> int:
+    """Run requests of all lengths that arrive at random; compare each with a run alone.
+
+    Return the number of requests.
+    """
     dice = Random(seed)
-    limit = model.max_seq_len
-    common = prompt(dice, 96)
+    limit, common = model.max_seq_len, prompt(dice, 3 * chunk)
     waiting = []
     for number in range(10):
-        tokens = common[: dice.choice([0, 0, 33, 70, 96])] + prompt(dice, dice.randrange(1, 60))
+        known = dice.choice([0, 0, chunk + 1, 2 * chunk + 6, 3 * chunk])
+        tokens = common[:known] + prompt(dice, dice.randrange(1, 60))
         most = limit - len(tokens)
         new = dice.choice([1, dice.randrange(1, 20), most]) if most < 30 else dice.randrange(1, 20)
         drawn = {"temperature": 0.8, "seed": number, "top_k": 50} if dice.random() < 0.5 else {}
         waiting.append((tokens, greedy(min(new, most), n=dice.choice([1, 1, 2]), **drawn)))
     waiting.append((prompt(dice, dice.choice([1, limit - 1])), greedy(1)))
-    kv_tokens, begun = 32 * dice.randrange(6, 9), list[tuple[Any, bool]]()
-    with Engine(model, max_batch=4, kv_tokens=kv_tokens, **SMALL) as engine:
-        todo = list(waiting)
+    kv_tokens, begun = chunk * dice.randrange(6, 9), list[tuple[Any, bool]]()
+    options = {"max_batch": 4, "chunk": chunk}
+    few = {"kv_tokens": kv_tokens, "max_tokens_per_step": 2 * chunk, "snapshots": seed % 5}
+    with Engine(model, **options, **few) as engine:
+        todo = list(zip(waiting, cycle(salts), strict=False))
         while todo or engine.step():
             if todo and dice.random() < 0.4:
-                begun.append((engine.add(*todo.pop(0)), False))
+                asked, salt = todo.pop(0)
+                begun.append((engine.add(*asked, salt=salt), False))
             if begun and dice.random() < 0.05:
                 begun[-1][0].abort()
                 begun[-1] = begun[-1][0], True
         found = [handle.result() for handle, _ in begun]
         assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
-    with Engine(model, max_batch=4, chunk=32) as quiet:
+        assert engine.scheduler.states.available == engine.scheduler.limits.states
+    with Engine(model, **options) as quiet:
         for number, ((tokens, params), (_, aborted)) in enumerate(zip(waiting, begun, strict=True)):
             wanted = quiet.add(tokens, params, salt=number).result()
             for own, right in zip(found[number], wanted, strict=True):
                 assert own.tokens == (right.tokens[: len(own.tokens)] if aborted else right.tokens)
+    return len(waiting)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -99,6 +114,125 @@ def test_a_cache_in_int8() -> None:
         test_a_shared_prefix(model)
         test_a_request_that_is_preempted(model)
         test_bits_do_not_depend_on_the_batch(model)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def hybrid(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
+    """A model with linear attention, also on two simulated ranks."""
+    tp = request.param
+    with tpcompile.compile(
+        remembering(), tp, max_seq_len=300, backend="torch", simulate=tp > 1
+    ) as made:
+        yield made
+
+
+SALTS = (None, "a", "b")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_mixes_with_states(hybrid: Any, seed: int) -> None:
+    """Snapshots, shared and copied states and new starts change no token."""
+    mixed(hybrid, seed, CHUNK, SALTS)
+
+
+@pytest.mark.slow
+def test_two_hundred_requests_with_states(hybrid: Any) -> None:
+    assert sum(mixed(hybrid, seed, CHUNK, SALTS) for seed in range(20)) >= 200
+
+
+def test_pieces_have_the_tokens_of_a_run_alone(hybrid: Any) -> None:
+    """Whole chunks, tails of a single token, and new tokens in the company of others."""
+    dice = Random(1)
+    lengths = (1, 2, 63, 64, 65, 127, 128, 129, 192, 193, 257)
+    with Engine(hybrid, max_batch=5, **WIDER) as engine:
+        asked = [(prompt(dice, n), dice.randrange(8, 24)) for n in lengths]
+        handles = [engine.add(tokens, greedy(new)) for tokens, new in asked]
+        for (tokens, new), handle in zip(asked, handles, strict=True):
+            assert handle.result()[0].tokens == alone(hybrid, tokens, new)
+
+
+def test_chunks_of_linear_attention_are_long_enough(hybrid: Any) -> None:
+    """A cut elsewhere than at multiples of 64 would give other bits than a run alone."""
+    for asked, chunk in ((1, 64), (64, 64), (65, 128), (128, 128)):
+        with Engine(hybrid, max_batch=2, chunk=asked) as engine:
+            assert engine.scheduler.limits.chunk == chunk
+
+
+def test_a_prefix_with_a_snapshot(hybrid: Any) -> None:
+    dice = Random(3)
+    common = prompt(dice, 200)
+    with Engine(hybrid, max_batch=2, **WIDER) as engine:
+        first = engine.add([*common, 1], greedy(3))
+        first.result()
+        second = engine.add([*common, 2], greedy(9))
+        third = engine.add([*common[:150], 2], greedy(9))
+        other = engine.add([*common, 2], greedy(9), salt="another tenant")
+        assert second.result()[0].tokens == alone(hybrid, [*common, 2], 9)
+        assert third.result()[0].tokens == alone(hybrid, [*common[:150], 2], 9)
+        assert other.result()[0].tokens == alone(hybrid, [*common, 2], 9)
+        shared = [one.shared for one in (first, second, third, other)]
+        assert shared == [0, 192, 0, 0], "there is no snapshot after 128 tokens"
+        assert engine.add([*common[:150], 3], greedy(1)).result()
+        again = engine.add([*common[:150], 4], greedy(9))
+        assert again.result()[0].tokens == alone(hybrid, [*common[:150], 4], 9)
+        assert again.shared == 128, "but there is one where the third parted with the first"
+        assert engine.state().startswith("0 running, 0 waiting, 0 of ")
+        assert ", 3 snapshots, " in engine.state()
+
+
+def test_several_continuations_share_the_state_of_a_prompt(hybrid: Any) -> None:
+    tokens = prompt(Random(7), 135)
+    params = SamplingParams(max_tokens=9, n=3, temperature=1.0, seed=3, ignore_eos=True)
+    with Engine(hybrid, max_batch=4, **WIDER) as engine:
+        found = [one.tokens for one in engine.add(tokens, params).result()]
+        assert len({tuple(own) for own in found}) == 3
+        assert [one.tokens for one in engine.add(tokens, params).result()] == found
+    with Engine(hybrid, max_batch=1, **WIDER) as engine:  # one after another, without a fork
+        assert [one.tokens for one in engine.add(tokens, params).result()] == found
+
+
+def test_a_step_that_fails_leaves_no_state_behind(
+    hybrid: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = Random(8)
+    tokens = prompt(dice, 140)
+    with Engine(hybrid, max_batch=3, **WIDER) as engine:
+        wanted = engine.add(tokens, greedy(9)).result()[0].tokens
+        failing, run = engine.add(prompt(dice, 90), greedy(9)), hybrid.run_step
+        engine.step()
+
+        def fail(step: object) -> None:
+            run(step)
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(hybrid, "run_step", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            failing.result()
+        assert engine.scheduler.states.held == 0
+        monkeypatch.setattr(hybrid, "run_step", run)
+        handle = engine.add(tokens, greedy(9))
+        assert handle.result()[0].tokens == wanted and handle.shared == 128
+
+
+def test_a_wrong_state_changes_tokens(hybrid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above would notice it: here a prompt goes on from the snapshot of another one."""
+    tokens, run = prompt(Random(9), 200), hybrid.run_step
+    wrong: list[torch.Tensor] = []
+
+    def running(step: Step) -> torch.Tensor:
+        read = step.inputs["read"]
+        if not wrong and int(step.inputs["starts"][1]) == 200 - 192:
+            wrong.append(read)
+            read = torch.where(read == 0, 1, 0)
+        found: torch.Tensor = run(replace(step, inputs={**step.inputs, "read": read}))
+        return found
+
+    with Engine(hybrid, max_batch=2, **WIDER) as engine:
+        wanted = engine.add(tokens, greedy(9)).result()[0].tokens
+        assert engine.add(tokens, greedy(9)).result()[0].tokens == wanted
+        monkeypatch.setattr(hybrid, "run_step", running)
+        assert engine.add(tokens, greedy(9)).result()[0].tokens != wanted
+        assert wrong and engine.add(tokens, greedy(9)).result()[0].tokens == wanted
 
 
 @pytest.mark.slow

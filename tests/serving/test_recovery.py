@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -13,27 +14,41 @@ import pytest
 
 import tpcompile
 from tests.runtime.eager_pair import lively
+from tests.serving.hybrids import remembering
 from tests.serving.test_engine import greedy, prompt
 from tpcompile import api
 from tpcompile.frontend import capture
 from tpcompile.serving import Engine
+from tpcompile.serving.requests import Handle
 from tpcompile.serving.runs import Runs
 
 pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 STREAMS = 8
 ASKED = [prompt(Random(n), 3 + 9 * n) for n in range(STREAMS)]
+COMMON = prompt(Random(STREAMS), 70)
+"""More than a chunk, so that requests with linear attention share a state."""
 PARAMS = [greedy(24, **({"temperature": 0.9, "seed": n} if n % 2 else {})) for n in range(STREAMS)]
 OPTIONS: dict[str, Any] = {"max_batch": 5, "chunk": 32, "max_tokens_per_step": 64}
+WIDER: dict[str, Any] = {"max_batch": 5, "chunk": 64, "max_tokens_per_step": 96}
 
 
-def made(eager: Any, tp: int) -> tpcompile.CompiledModel:
-    return tpcompile.compile(eager, tp, max_seq_len=128, isolate=True)
+def made(eager: Any, tp: int, **options: Any) -> tpcompile.CompiledModel:
+    return tpcompile.compile(eager, tp, max_seq_len=192, isolate=True, **options)
+
+
+def added(engine: Engine) -> list[Handle]:
+    common = COMMON if engine.model.keeps_states else []
+    prompts = [[*common, *tokens] for tokens in ASKED]
+    return [engine.add(*asked) for asked in zip(prompts, PARAMS, strict=True)]
+
+
+def results(handles: list[Handle]) -> list[list[int]]:
+    return [handle.result()[0].tokens for handle in handles]
 
 
 def streamed(engine: Engine) -> list[list[int]]:
-    handles = [engine.add(*asked) for asked in zip(ASKED, PARAMS, strict=True)]
-    return [handle.result()[0].tokens for handle in handles]
+    return results(added(engine))
 
 
 def disturbed(engine: Engine, dice: Random) -> list[list[int]]:
@@ -48,42 +63,62 @@ def disturbed(engine: Engine, dice: Random) -> list[list[int]]:
     return found
 
 
-def killed(tp: int, kills: int) -> None:
-    eager, dice = lively("tiny-qwen3"), Random(tp)
-    with made(eager, tp) as model, Engine(model, **OPTIONS) as engine:
+def killed(tp: int, kills: int, eager: Any, made_by: Any, options: dict[str, Any]) -> None:
+    dice = Random(tp)
+    with made_by(eager, tp) as model, Engine(model, **options) as engine:
         wanted = streamed(engine)
-    engine = Engine(made(eager, tp), **OPTIONS).start()
+    engine = Engine(made_by(eager, tp), **options).start()
     try:
         died = 0
         while died < kills:
             before = engine.restarts
             assert disturbed(engine, dice) == wanted
             died += engine.restarts > before
+        states = engine.scheduler.states
+        assert states.available == states.count
     finally:
         engine.close()
 
 
+def dense_killed(tp: int, kills: int) -> None:
+    killed(tp, kills, lively("tiny-qwen3"), made, OPTIONS)
+
+
+def hybrid_killed(tp: int, kills: int) -> None:
+    """States are lost with the ranks, snapshots included."""
+    killed(tp, kills, remembering(), partial(made, backend="torch"), WIDER)
+
+
 @pytest.mark.parametrize("tp", [1, 2])
-def test_a_rank_is_killed(tp: int) -> None:
-    killed(tp, 2)
+@pytest.mark.parametrize("run", [dense_killed, hybrid_killed])
+def test_a_rank_is_killed(run: Any, tp: int) -> None:
+    run(tp, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, 2])
-def test_ranks_are_killed_a_hundred_times(tp: int) -> None:
-    killed(tp, 50)
+@pytest.mark.parametrize("run", [dense_killed, hybrid_killed])
+def test_ranks_are_killed_a_hundred_times(run: Any, tp: int) -> None:
+    run(tp, 50)
 
 
-def test_another_tp_while_requests_run() -> None:
-    eager = lively("tiny-qwen3")
-    with made(eager, 1) as model, Engine(model, **OPTIONS) as engine:
+def another_tp(eager: Any, options: dict[str, Any], **compiled: Any) -> None:
+    with made(eager, 1, **compiled) as model, Engine(model, **options) as engine:
         wanted = streamed(engine)
-        handles = [engine.add(*asked) for asked in zip(ASKED, PARAMS, strict=True)]
+        handles = added(engine)
         for _ in range(9):
             engine.step()
         engine.restart(tp=3)
-        assert [handle.result()[0].tokens for handle in handles] == wanted
+        assert results(handles) == wanted
         assert (engine.model.tp, engine.restarts) == (3, 1)
+
+
+def test_another_tp_while_requests_run() -> None:
+    another_tp(lively("tiny-qwen3"), OPTIONS)
+
+
+def test_another_tp_with_linear_attention() -> None:
+    another_tp(remembering(), WIDER, backend="torch")
 
 
 def test_weights_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
