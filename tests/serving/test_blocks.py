@@ -16,24 +16,6 @@ def held(count: int = 4, size: int = 2) -> tuple[Blocks, list[int]]:
     return blocks, taken
 
 
-def test_blocks_are_taken_and_released() -> None:
-    blocks, taken = held()
-    assert sorted(taken) == [0, 1, 2, 3] and blocks.available == 0
-    assert blocks.take(1) is None
-    blocks.share(taken[:1])
-    blocks.release(taken)
-    assert blocks.available == 3 and blocks.holders(taken[0]) == 1
-    blocks.release(taken[:1])
-    assert blocks.available == 4 and blocks.kept == 0
-
-
-def test_blocks_that_are_taken_together_are_consecutive_if_possible() -> None:
-    blocks, taken = held()
-    blocks.release([taken[0], taken[3]])
-    blocks.release([taken[2]])
-    assert blocks.take(2) == taken[2:]
-
-
 def test_known_contents_are_found_until_the_block_is_needed() -> None:
     blocks, taken = held()
     blocks.know(taken, [1, 2, 3, 4, 5, 6], 0, None)
@@ -44,15 +26,6 @@ def test_known_contents_are_found_until_the_block_is_needed() -> None:
     assert blocks.find([2, 1, 3, 4], None) == []
     assert blocks.take(2) is not None  # the free one, and the end of the known ones
     assert [c.block for c in blocks.find([1, 2, 3, 4, 5, 6], None)] == taken[:2]
-
-
-def test_a_block_in_use_is_not_lost() -> None:
-    blocks, taken = held()
-    blocks.know(taken, [1, 2, 3, 4], 0, None)
-    blocks.release(taken)
-    blocks.share(taken[:2])
-    assert blocks.take(2) is not None and blocks.take(1) is None
-    assert len(blocks.find([1, 2, 3, 4], None)) == 2
 
 
 def test_the_same_tokens_after_others_are_other_contents() -> None:
@@ -86,6 +59,44 @@ def test_contents_that_are_known_already_are_not_recorded_twice() -> None:
     assert [c.block for c in blocks.find([1, 2, 3, 5], None)] == taken[:1]
     blocks.release(taken)
     assert blocks.kept == 2
+
+
+def test_a_sequence_gets_the_known_blocks_in_place_of_its_own() -> None:
+    """With `merge`, what follows them is recorded, also after some of them were lost."""
+    blocks, taken = held(6)
+    first, second = taken[:3], taken[3:]
+    blocks.know(first, [1, 2, 3, 4, 5, 6], 0, None)
+    blocks.know(second, [1, 2, 3, 4, 7, 8], 0, None, merge=True)
+    assert second == [*first[:2], taken[5]] and blocks.available == 2
+    assert [c.block for c in blocks.find([1, 2, 3, 4, 7, 8], None)] == second
+    blocks.release(first)
+    blocks.release(second)
+    assert (blocks.kept, blocks.available) == (4, 6)
+
+
+def test_a_sequence_keeps_its_blocks_if_another_salt_has_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if the hashes are equal."""
+    monkeypatch.setattr(room, "_key", lambda parent, tokens, salt: 0)
+    blocks, taken = held()
+    own = taken[2:]
+    blocks.know(taken[:2], [1, 2], 0, "a")
+    blocks.know(own, [1, 2], 0, "b", merge=True)
+    assert own == taken[2:] and blocks.find([1, 2], "b") == []
+
+
+def test_contents_that_are_lost_are_told() -> None:
+    lost = []
+    blocks = Blocks(2, 2, lost=lost.append)
+    taken = blocks.take(2)
+    assert taken is not None
+    blocks.know(taken, [1, 2, 3, 4], 0, None)
+    known = blocks.find([1, 2, 3, 4], None)
+    assert [blocks.content(block) for block in taken] == known
+    blocks.release(taken)
+    assert blocks.take(1) == taken[1:] and lost == known[1:]
+    assert blocks.content(taken[1]) is None
 
 
 def test_a_lost_block_hides_those_after_it() -> None:

@@ -52,6 +52,27 @@ def test_a_run_has_few_enough_tokens() -> None:
     assert list(groups([large], lambda own: False)) == [[large]]
 
 
+def test_chunks_of_a_sequence_with_states_are_apart() -> None:
+    """Each of them joins the first run after the one before it that has room."""
+    one, two, three = (Sequence((n, n), [1] * 512) for n in range(3))
+    chunks = [Piece(own, first, 128) for own in (one, two) for first in (0, 128, 256)]
+    chunks += [Piece(three, 0, 128), Piece(three, 128, 5), Piece(three, 133, 128)]
+    found = list(groups(chunks, lambda own: own.count < 16, apart=True))
+    assert found == [
+        [chunks[0], chunks[3], chunks[6]],
+        [chunks[1], chunks[4]],
+        [chunks[2], chunks[5]],
+        [chunks[7]],
+        [chunks[8]],
+    ]
+    many = [piece(number, 0, 128) for number in range(5)]
+    follows = Piece(many[0].sequence, 128, 128)
+    assert list(groups([*many, follows], lambda own: False, apart=True)) == [
+        many[:4],
+        [many[4], follows],
+    ]
+
+
 def counted(model: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the tokens of each run of modules from now on."""
     found: list[int] = []

@@ -150,6 +150,14 @@ def test_without_a_snapshot_a_prompt_is_computed_again() -> None:
     assert computed(scheduler, [*range(12), *range(50, 58), 7]).shared == 20
 
 
+def test_a_snapshot_whose_blocks_are_needed_is_lost() -> None:
+    scheduler = Scheduler(Limits(**{**WIDE, "blocks": 8}, states=12))
+    computed(scheduler, list(range(9)))
+    assert scheduler.states.kept == 1
+    computed(scheduler, list(range(20, 36)))  # takes all blocks
+    assert scheduler.states.kept == 2, "those after 12 and 16 tokens"
+
+
 def test_a_salt_separates_tenants() -> None:
     scheduler = Scheduler(Limits(**WIDE, states=12))
     found = [computed(scheduler, list(range(13)), salt).shared for salt in ("a", "b", "a", None)]
@@ -162,7 +170,8 @@ def test_a_new_start_forgets_all_snapshots() -> None:
     running = scheduler.add(list(range(13)))
     scheduler.done(scheduler.plan().pieces)
     scheduler.restart()
-    assert (running.state, running.next_state, scheduler.states.available) == (None, None, 12)
+    assert (running.state, running.next_state) == (None, None)
+    assert (scheduler.states.available, scheduler.states.kept) == (12, 0)
     scheduler.plan()
     assert running.shared == 0
 

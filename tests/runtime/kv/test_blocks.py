@@ -52,6 +52,14 @@ def test_a_doubling_stops_at_what_is_enough_but_more_can_be_had() -> None:
     assert pool.blocks == 32
 
 
+def test_a_pool_can_grow_exactly() -> None:
+    pool = BlockPool(1)
+    assert pool.take(5, exactly=True) == (0, 1, 2, 3, 4) and pool.blocks == 5
+    assert pool.take(1, exactly=True) == (5,) and pool.blocks == 6
+    pool.take(1)
+    assert pool.blocks == 8
+
+
 def test_a_shared_block_is_free_when_the_last_lets_go() -> None:
     pool = BlockPool(4)
     held = pool.take(2)
