@@ -31,6 +31,8 @@ COMMON = prompt(Random(STREAMS), 70)
 PARAMS = [greedy(24, **({"temperature": 0.9, "seed": n} if n % 2 else {})) for n in range(STREAMS)]
 OPTIONS: dict[str, Any] = {"max_batch": 5, "chunk": 32, "max_tokens_per_step": 64}
 WIDER: dict[str, Any] = {"max_batch": 5, "chunk": 64, "max_tokens_per_step": 96}
+MODULES: dict[str, Any] = {"backend": "torch", "threads": 1}
+"""More threads of torch would only wait for each other."""
 
 
 def made(eager: Any, tp: int, **options: Any) -> tpcompile.CompiledModel:
@@ -86,7 +88,7 @@ def dense_killed(tp: int, kills: int) -> None:
 
 def hybrid_killed(tp: int, kills: int) -> None:
     """States are lost with the ranks, snapshots included."""
-    killed(tp, kills, remembering(), partial(made, backend="torch"), WIDER)
+    killed(tp, kills, remembering(), partial(made, **MODULES), WIDER)
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -118,7 +120,7 @@ def test_another_tp_while_requests_run() -> None:
 
 
 def test_another_tp_with_linear_attention() -> None:
-    another_tp(remembering(), WIDER, backend="torch")
+    another_tp(remembering(), WIDER, **MODULES)
 
 
 def test_weights_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,12 +33,27 @@ def room_for(
     memory.
     """
     states = states_for(model, sequences, snapshots)
-    if kv_tokens:
-        _check_fits(model, kv_tokens, states, 1.0)
-        return kv_tokens, states
-    tokens = min(sequences * model.max_seq_len, tokens_that_fit(model, states))
-    _check_fits(model, max(tokens, model.block_size), states, _share(model))
-    return tokens, states
+    share = 1.0 if kv_tokens else _share(model)
+    free = _free(model.device) * share
+    fit = _tokens_in(model, free, states)
+    tokens = kv_tokens or min(sequences * model.max_seq_len, max(fit, model.block_size))
+    if tokens <= fit:
+        return tokens, states
+    per_state = _bytes_per_state(model)
+    needed = tokens * _bytes_per_token(model) + states * per_state
+    what = f"{tokens:,} tokens" + (f" and {states:,} states" if states else "")
+    hint = f"Choose a kv_tokens of at most {fit:,}"
+    if states and fit < model.block_size:
+        hint = (
+            f"Choose a max_batch of at most {int(free / per_state / 2):,}, or fewer snapshots: "
+            f"each sequence has two states of {per_state / 1e6:,.1f} MB"
+        )
+    raise UsageError(
+        f"A KV cache of {what} must fit in {f'{share:.0%} of ' * (share < 1)}the free memory",
+        got=f"{needed / 1e9:,.1f} GB",
+        expected=f"at most {free / 1e9:,.1f} GB",
+        hint=hint,
+    )
 
 
 def states_for(model: CompiledModel, sequences: int, snapshots: int | None = None) -> int:
@@ -60,30 +75,12 @@ def states_for(model: CompiledModel, sequences: int, snapshots: int | None = Non
 
 def tokens_that_fit(model: CompiledModel, states: int) -> int:
     """Return the tokens whose K and V fit in the free memory beside so many states."""
-    left = _free(model.device) * _share(model) - states * _bytes_per_state(model)
-    return max(0, int(left / _bytes_per_token(model)))
+    return max(0, _tokens_in(model, _free(model.device) * _share(model), states))
 
 
-def _check_fits(model: CompiledModel, tokens: int, states: int, share: float) -> None:
-    """Raise UsageError if K and V of so many tokens, and states, need more of the free memory."""
-    per_token, per_state = _bytes_per_token(model), _bytes_per_state(model)
-    needed, free = tokens * per_token + states * per_state, _free(model.device) * share
-    if needed <= free:
-        return
-    what = f"{tokens:,} tokens" + (f" and {states:,} states" if states else "")
-    left = int((free - states * per_state) / per_token)
-    hint = f"Choose a kv_tokens of at most {left:,}"
-    if left < model.block_size and states:
-        hint = (
-            f"Choose a max_batch of at most {int(free / per_state / 2):,}, or fewer snapshots: "
-            f"each sequence has two states of {per_state / 1e6:,.1f} MB"
-        )
-    raise UsageError(
-        f"A KV cache of {what} must fit in {f'{share:.0%} of ' * (share < 1)}the free memory",
-        got=f"{needed / 1e9:,.1f} GB",
-        expected=f"at most {free / 1e9:,.1f} GB",
-        hint=hint,
-    )
+def _tokens_in(model: CompiledModel, memory: float, states: int) -> int:
+    """Return the tokens that fit in memory beside states; negative if these alone do not fit."""
+    return int((memory - states * _bytes_per_state(model)) / _bytes_per_token(model))
 
 
 def _share(model: CompiledModel) -> float:

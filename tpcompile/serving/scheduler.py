@@ -172,8 +172,8 @@ class Scheduler:
             return budget
         size, chunk = self.limits.block, self.limits.chunk
         found = [] if sequence.whole else self.blocks.find(sequence.tokens[:-1], sequence.salt)
-        whole = found[: len(found) * size // chunk * chunk // size]
-        known = self.states.resumable(whole)
+        in_chunks = found[: len(found) * size // chunk * chunk // size]
+        known = self.states.resumable(in_chunks)
         held, shared = [content.block for content in known], len(known) * size
         end = self._chunk_end(sequence, shared)
         if end - shared > budget:
@@ -186,7 +186,7 @@ class Scheduler:
         self.waiting.popleft()
         insort(self.running, sequence, key=order_of)
         sequence.blocks, sequence.computed, sequence.shared = held + fresh, shared, shared
-        sequence.met = len(whole) * size
+        sequence.met = len(in_chunks) * size
         self.states.begin(sequence, known)
         return self._chunks(sequence, plan, budget)
 
