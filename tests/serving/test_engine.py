@@ -180,6 +180,20 @@ def test_a_prefix_with_a_snapshot(hybrid: Any) -> None:
         assert ", 3 snapshots, " in engine.state()
 
 
+def test_a_snapshot_changes_no_bit(hybrid: Any) -> None:
+    dice = Random(11)
+    with Engine(hybrid, max_batch=4, **WIDER) as engine:
+        for length in (65, 129, 160, 193, 257):
+            asked = prompt(dice, length), greedy(1, logprobs=3)
+            alone, again = engine.add(*asked, salt="alone"), engine.add(*asked)
+            handles = [alone, again, engine.add(prompt(dice, 90), greedy(9))]
+            handles[-1].result()
+            handles.append(engine.add(*asked))
+            chosen = [handle.result()[0].chosen for handle in handles]
+            assert chosen[0] == chosen[1] == chosen[3]
+            assert (again.shared, handles[3].shared) == (0, (length - 1) // 64 * 64)
+
+
 def test_several_continuations_share_the_state_of_a_prompt(hybrid: Any) -> None:
     tokens = prompt(Random(7), 135)
     params = SamplingParams(max_tokens=9, n=3, temperature=1.0, seed=3, ignore_eos=True)
