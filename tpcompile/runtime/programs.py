@@ -74,7 +74,7 @@ class StepChoices:
         policy = policy_for(target, options.policy)
         lowering = AUTO if options.lowering is None else options.lowering
         plan = StepPlan.on(target, lowering=lowering, **sizes)
-        spans = options.spans or plan.most_spans(target.spans, block)
+        spans = options.spans or plan.spans_on(target, block)
         return cls(target, policy, plan, spans)
 
 

@@ -35,7 +35,7 @@ class Target:
     grain: int
     """The granularity of work in rows. Blocks of rows are multiples of it."""
     spans: int
-    """The number of spans into which attention is split."""
+    """The number of spans into which attention is split, if sequences can be long enough."""
     macs_per_us: float = 100_000
     """The multiply-accumulates of all workers together, outside of matrix units."""
     value_us: float = 0.0
@@ -48,6 +48,8 @@ class Target:
     blocks_per_worker: int = 1
     """The blocks of a phase per worker. If several, workers share a queue, so a worker that loses
     its core to another program delays the others by a block and not by its share of the phase."""
+    span_tokens: int = 1
+    """The tokens that a worker attends to at a time. A span of fewer takes as long."""
 
     @property
     def worker_bytes_per_us(self) -> float:
@@ -138,7 +140,7 @@ def _check(target: Target) -> None:
             if not isinstance(value, str):
                 raise UsageError(f"The target has name={value!r}", expected="a string")
             continue
-        whole = name in ("workers", "grain", "spans", "blocks_per_worker")
+        whole = name in ("workers", "grain", "spans", "blocks_per_worker", "span_tokens")
         number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
         may_be_zero = name in ("value_us", "alone_bytes_per_us", "matrix_macs_per_us")
         finite = number and 0 <= value <= sys.float_info.max  # neither NaN nor infinity
@@ -155,16 +157,18 @@ def _check(target: Target) -> None:
 
 
 # GPU bandwidths and rates are the vendors' figures, per microsecond. A worker is a core or an SM;
-# an SM alone has 32 KB on their way in about 0.7 µs. Matrix units have the rates of dense bf16 in
-# the data sheets of the SXM modules, in TFLOPS 312 (A100), 989 (H100 and H200) and 2,250 (B200): a
-# multiply-accumulate is two operations.
+# an SM alone has 32 KB on their way in about 0.7 µs, and holds the keys and values of 128 tokens,
+# with heads of 128 lanes. Matrix units have the rates of dense bf16 in the data sheets of the SXM
+# modules, in TFLOPS 312 (A100), 989 (H100 and H200) and 2,250 (B200): a multiply-accumulate is two
+# operations.
 _SM = 46_800
+_SPAN_TOKENS = 128
 _MATRICES = {"a100": 156_000_000, "h100": 494_700_000, "h200": 494_700_000, "b200": 1_125_000_000}
 
 
 def _add_gpu(name: str, *figures: Any) -> None:
     rates = {"alone_bytes_per_us": _SM, "matrix_macs_per_us": _MATRICES[name]}
-    add_target(Target(name, *figures, **rates))
+    add_target(replace(Target(name, *figures, **rates), span_tokens=_SPAN_TOKENS))
 
 
 add_target(Target("cpu", 2, 60_000, 2.0, 2.0, 10_000, 16, 1, 100_000, blocks_per_worker=4))

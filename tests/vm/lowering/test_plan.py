@@ -116,6 +116,19 @@ def test_refuses(options: dict[str, object], said: str) -> None:
         StepPlan(**{"workers": 1, **options})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("target", "longest", "spans"),
+    [("h200", 100, 1), ("h200", 160, 2), ("h200", 2048, 16), ("h200", 1 << 20, 16), ("cpu", 1, 1)],
+)
+def test_spans_of_a_gpu_have_the_tokens_of_a_tile(target: str, longest: int, spans: int) -> None:
+    """A shorter span would take as long. On a CPU, spans are of whole blocks."""
+    machine = TARGETS[target]
+    plan = StepPlan.on(machine, max_seq_len=longest)
+    assert plan.spans_on(machine, 16) == spans
+    short = replace(machine, spans=16, span_tokens=1)
+    assert plan.spans_on(short, 16) == min(16, plan.most_blocks(16))
+
+
 def test_the_largest_sizes() -> None:
     most = 2**31 - 1
     plan = StepPlan(65_536, max_seq_len=most, context=most, steps=most, stops=most)

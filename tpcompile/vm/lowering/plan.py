@@ -83,9 +83,10 @@ class StepPlan:
         """Return the number of blocks of the longest sequence, given the tokens per block."""
         return -(-self.max_seq_len // block)
 
-    def most_spans(self, wanted: int, block: int) -> int:
-        """Return `wanted`, limited to one span per block of the longest sequence."""
-        return min(wanted, self.most_blocks(block))
+    def spans_on(self, target: Target, block: int) -> int:
+        """Return the target's number of spans, or fewer if those of the longest sequence would have
+        less than a block, or less than a worker attends to at a time."""
+        return min(target.spans, -(-self.max_seq_len // max(block, target.span_tokens)))
 
     def check_room(self, block: int) -> None:
         """Raise if the cache has more slots than int32 can count."""
