@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from tests.backends.reference.stepping import OWN
 from tests.captures import captured_once
 from tpcompile.backends.memory import StepMemory
-from tpcompile.backends.rotation import rotation_of
+from tpcompile.backends.rotation import CPU, rotation_of
 from tpcompile.frontend import Captured
 from tpcompile.gguf.kinds import GgufKind
 from tpcompile.ir.simulate import components, materialise
@@ -48,6 +48,8 @@ KINDS = ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 FLOATS8 = {"fp8:row": None, "fp8:32": [16, 32], "fp8:128": [128, 128]}
 """Formats of 8-bit floating point, and the rows and columns of their blocks."""
+APART = ":head"
+"""The end of the name of 8-bit floating point whose head has the dtype of the model."""
 
 
 def _kinds(config: Any, kind: str) -> dict[str, str]:
@@ -71,12 +73,12 @@ def _captured(
         made.quantization_config = {"quant_method": "gguf", "kinds": _kinds(made, stored)}
         made.tie_word_embeddings = False
         return captured_once(made, dtype=dtype)
-    if stored in FLOATS8:
+    if stored is not None and stored.removesuffix(APART) in FLOATS8:
         made.quantization_config = {
             "quant_method": "fp8",
             "activation_scheme": "dynamic",
-            "weight_block_size": FLOATS8[stored],
-            "modules_to_not_convert": [],
+            "weight_block_size": FLOATS8[stored.removesuffix(APART)],
+            "modules_to_not_convert": ["lm_head"] if stored.endswith(APART) else [],
         }
         made.tie_word_embeddings = False
         return captured_once(made, dtype=dtype)
@@ -120,6 +122,7 @@ def memory_of(
     kv: str = CacheKv.kv,
     longest: int = 32,
     steps: int = 8,
+    device: torch.device = CPU,
 ) -> StepMemory:
     """The memory of a program for so many sequences, which have no tokens yet.
 
@@ -133,4 +136,6 @@ def memory_of(
     rotation = rotation_of(
         program, _captured(model, dtype, odd, long, wide, few_bits).rotary.fresh()
     )
-    return StepMemory(program, lambda rank, name: weights[name][rank], rotation)
+    return StepMemory(
+        program, lambda rank, name: weights[name][rank].to(device), rotation, device=device
+    )

@@ -43,7 +43,7 @@ def _logits(
     return executor.logits.float()
 
 
-def _tokens(batch: int) -> torch.Tensor:
+def tokens_of(batch: int) -> torch.Tensor:
     return 5 * torch.arange(batch) % 199
 
 
@@ -57,14 +57,14 @@ _BATCHES = [
 
 @pytest.mark.parametrize(("few_bits", "batch", "tp"), _BATCHES)
 def test_batches_are_those_of_the_reference_machine(few_bits: str, batch: int, tp: int) -> None:
-    found, wanted = (_logits(kind, few_bits, _tokens(batch), tp) for kind in (Triton, Machine))
+    found, wanted = (_logits(kind, few_bits, tokens_of(batch), tp) for kind in (Triton, Machine))
     assert relative_error(found, wanted) < EXACT
 
 
 @pytest.mark.parametrize("few_bits", ["int8:64", "int8:128", "int4:64", "int4:128"])
 def test_wide_groups(few_bits: str) -> None:
     found, wanted = (
-        _logits(kind, few_bits, _tokens(2), 1, model=EVEN) for kind in (Triton, Machine)
+        _logits(kind, few_bits, tokens_of(2), 1, model=EVEN) for kind in (Triton, Machine)
     )
     assert relative_error(found, wanted) < EXACT
 
@@ -88,7 +88,7 @@ def test_checkpoints_in_few_bits(case: Case) -> None:
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
 def test_embeddings_in_few_bits(kind: str) -> None:
     """A GGUF file has its embedding in the format of the other weights, with scales in fp16."""
-    found, wanted = (_logits(one, kind, _tokens(3), 2) for one in (Triton, Machine))
+    found, wanted = (_logits(one, kind, tokens_of(3), 2) for one in (Triton, Machine))
     assert relative_error(found, wanted) < EXACT
 
 
@@ -124,17 +124,17 @@ def test_a_sequence_has_the_same_bits_in_every_batch(
     few_bits: str, batch: int, dtype: torch.dtype
 ) -> None:
     """Tiles for many sequences have fewer columns."""
-    found = _logits(Triton, few_bits, _tokens(batch), dtype=dtype)
-    assert torch.equal(_logits(Triton, few_bits, _tokens(1), dtype=dtype)[0], found[0])
+    found = _logits(Triton, few_bits, tokens_of(batch), dtype=dtype)
+    assert torch.equal(_logits(Triton, few_bits, tokens_of(1), dtype=dtype)[0], found[0])
     assert not torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("few_bits", ["int8:32", "int4:32", "fp8:32"])
 def test_16_bits(few_bits: str) -> None:
     """The error relative to fp32 is at most 1.5 times that of the reference machine."""
-    exact = _logits(Machine, few_bits, _tokens(2))
+    exact = _logits(Machine, few_bits, tokens_of(2))
     errors = [
-        relative_error(_logits(kind, few_bits, _tokens(2), dtype=torch.bfloat16), exact)
+        relative_error(_logits(kind, few_bits, tokens_of(2), dtype=torch.bfloat16), exact)
         for kind in (Triton, Machine)
     ]
     assert errors[0] <= 1.5 * errors[1]
