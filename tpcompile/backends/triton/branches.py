@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from tpcompile.backends.triton.formats import check_format
-from tpcompile.backends.triton.options import BLOCKS, LEAST_SEQUENCES, MOST_SEQUENCES, STEP, WARPS
+from tpcompile.backends.triton.options import LEAST_SEQUENCES, MOST_SEQUENCES, STEP, WARPS
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.dtypes import dtype_name
-from tpcompile.ir.format import Format
+from tpcompile.ir.format import Format, Kind
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead
@@ -35,9 +35,13 @@ Source = Callable[[Program, Any], Constant]
 """A constant as a function of the program and an instruction."""
 
 _ROW_BYTES = 1024
-"""The bytes of a row of a tile of weights, at most."""
-_VALUE_BYTES = 16_384
-"""The bytes of the values of all sequences in the columns of a tile, if these are enough."""
+"""The bytes of a row of a tile, at most, with columns of all slices."""
+_TILE_BYTES = 32_768
+"""The bytes of tiles and of their values, at most, with columns of one slice."""
+_MOST_NUMBERS = 8192
+"""The numbers of few bits of a tile, at most, with columns of all slices."""
+_MOST_TILES, _MOST_SCALED = 4, 2
+"""The tiles that share values: registers hold their sums and, of few bits, what is scaled."""
 _MOST_KEYS = 16_384
 """The elements of keys, and as many of values, that a worker holds at a time."""
 _MOST_VALUES = 65_536
@@ -138,32 +142,47 @@ def _padded(path: str) -> Source:
 
 
 def _sequences(program: Program, one: WeightInstruction) -> int:
-    """Return the number of sequences in a block, some of which may be missing."""
-    return min(max(_power_of_two(one.at.batch), LEAST_SEQUENCES), MOST_SEQUENCES)
+    """Return the number of sequences that share the reading of a tile. Some may be missing."""
+    return LEAST_SEQUENCES if _few(one) else MOST_SEQUENCES
 
 
-def _blocks(program: Program, one: WeightInstruction) -> int:
-    """Return the number of blocks that share the reading of a tile."""
-    return 1 if one.at.batch <= MOST_SEQUENCES else BLOCKS
+def _few(one: WeightInstruction) -> bool:
+    """Return whether a tile has columns of all slices, one for each warp."""
+    few: bool = one.at.batch <= LEAST_SEQUENCES
+    return few
+
+
+def _tiles(program: Program, one: WeightInstruction) -> int:
+    """Return the number of tiles that share values: rows of the instruction, one after another."""
+    if _few(one):
+        return 1
+    sides = len(one.weight_boxes)
+    rows = one.at.width if isinstance(one, NormQkvRopeAppend) else one.weight_shape[0] // sides
+    most = _MOST_TILES if one.at.format.plain else _MOST_SCALED
+    return min(-(-rows // _rows(program, one)), most // sides)
 
 
 def _rows(program: Program, one: WeightInstruction) -> int:
-    """Return the rows of a tile: twice as many share the values of many sequences.
-
-    Values that are normed take the registers of such sums.
-    """
-    few = one.at.batch <= 2 * LEAST_SEQUENCES
-    return STEP if few or hasattr(one.at, "normed") else 2 * STEP
+    """Return the rows of a tile. Warps that share a slice have rows of two matrix instructions."""
+    return STEP if _few(one) else 2 * STEP
 
 
 def _columns(program: Program, one: WeightInstruction) -> int:
-    """Return the columns of a tile, of which each slice has the same number."""
+    """Return the columns of a tile, of all slices or of one.
+
+    Registers hold the numbers of few bits while they are widened.
+    """
     _, width = one.weight_shape
     x: int = one.at.normed.x if hasattr(one.at, "normed") else one.at.x
     size: int = program.buffers[x].dtype.itemsize
-    together = _sequences(program, one) * _blocks(program, one)
-    most = min(_ROW_BYTES, _VALUE_BYTES // together) // size
-    return max(min(_power_of_two(width), most), WARPS * STEP)
+    plain = one.at.format.plain
+    rows = _tiles(program, one) * len(one.weight_boxes) * _rows(program, one)
+    if _few(one):
+        most = _ROW_BYTES // size if plain else min(_ROW_BYTES // size, _MOST_NUMBERS // rows)
+        return max(min(_power_of_two(width), most), WARPS * STEP)
+    size *= rows + _sequences(program, one)
+    most = (_TILE_BYTES if plain else _TILE_BYTES // 2) // size
+    return max(min(_power_of_two(-(-width // WARPS)), 1 << most.bit_length() - 1), STEP)
 
 
 def _stages(program: Program, one: WeightInstruction) -> int:
@@ -171,8 +190,9 @@ def _stages(program: Program, one: WeightInstruction) -> int:
 
     Those of few bits have fewer bytes.
     """
-    few = one.at.batch <= 2 * LEAST_SEQUENCES
-    return 3 if few and one.at.format.plain else 4
+    if one.at.format.plain:
+        return 3 if _few(one) else 4
+    return 6 if one.at.format.kind == Kind.INT4 else 4
 
 
 def _same_names(*names: str) -> dict[str, str]:
@@ -201,7 +221,7 @@ _Operands = Mapping[str, str | Source]
 
 _PRODUCT: _Operands = {
     "SEQUENCES": _sequences,
-    "BLOCKS": _blocks,
+    "TILES": _tiles,
     "ROWS": _rows,
     "COLUMNS": _columns,
     "STAGES": _stages,

@@ -83,7 +83,7 @@ def megakernel(
     left = tl.load(quotas + worker)
     earlier = tl.load(before)
     going = (length > 0) & (left > 0)
-    while going:
+    while {going}:
         step = turn // length
         number = tl.load(queue_values + first + turn % length)
         taken = sync.now(TIMED)
@@ -106,6 +106,9 @@ def megakernel(
     tl.store(turns + worker, turn)
 '''
 
+_GOING = "tl.condition(going, disable_licm=True)"
+"""Without this, registers hold what depends on the thread alone of all branches at once. The
+interpreter knows only plain conditions."""
 _END = """\
             if branch == {branch}:  # {name}
                 if head.all_ended(row, buffers, BATCH={batch}):
@@ -142,7 +145,8 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
     )
     row, scratch = INSTRUCTIONS.words, _scratch(numbers)
     sizes = {"row": row, "scratch": scratch}
-    parts = [*lines, _TOGETHER.format(**sizes), _LOOP.format(**sizes, end=ends)]
+    going = _GOING if tiles == TILES else "going"
+    parts = [*lines, _TOGETHER.format(**sizes), _LOOP.format(**sizes, end=ends, going=going)]
     taken_by = torch.tensor(taken, dtype=torch.int32)
     return Emitted(head + "\n".join(parts), taken_by, scratch)
 

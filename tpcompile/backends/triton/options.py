@@ -9,10 +9,9 @@ LAUNCHED = COMPILED | {"launch_cooperative_grid": True}
 """The driver refuses a cooperative launch unless all workers can run at the same time."""
 STEP = 16
 """The columns of a matrix instruction."""
-LEAST_SEQUENCES, MOST_SEQUENCES = 8, 32
-"""The sequences of a block: those of a matrix instruction, and those that registers hold."""
-BLOCKS = 2
-"""The blocks that share the reading of a tile of weights, at most."""
+LEAST_SEQUENCES, MOST_SEQUENCES = 8, 64
+"""The sequences that share the reading of a tile, few or many: few are those of a matrix
+instruction."""
 SPINS = 1 << 24
 """The looks at a counter after which a worker gives up: about ten seconds on a GPU."""
 LEAST_CAPABILITY = (8, 0)

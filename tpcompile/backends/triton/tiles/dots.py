@@ -1,9 +1,13 @@
 """Products of weight rows with the values of all sequences, which may be normed first.
 
-A tile of weights is loaded once for up to 64 sequences. Its columns are in slices, which have sums
-of their own: a sum adds the products of 16 columns at a time, in their order. So its bits depend
-neither on the other rows and sequences, nor on the shape of tiles, the batch or the worker. In
-formats with scales, the sums of 16 columns are scaled before they are added.
+A tile of weights is loaded once for up to 64 sequences. The columns of a weight are in eight
+slices, which have sums of their own: a sum adds the products of 16 columns at a time, in their
+order. Then the sums of slices are added in order. So the bits depend neither on the other rows and
+sequences, nor on the shape of tiles, the batch or the worker. In formats with scales, the sums of
+16 columns are scaled before they are added.
+
+For few sequences, each warp has a slice. For many, the warps share the sequences and take one
+slice after the other, so several tiles have the same values and room for their sums.
 """
 
 import triton
@@ -12,64 +16,72 @@ import triton.language as tl
 from tpcompile.backends.triton.options import LEAST_SEQUENCES
 
 from .numbers import INTERPRETED, scaled
-from .weights import SLICES, STEP, columns_of
+from .weights import SLICES, STEP, at_once, chunks_of, columns_of
 
 GROUP = tl.constexpr(LEAST_SEQUENCES)
 """The sequences that are normed at a time."""
+_TOGETHER = tl.constexpr(2)
+"""The groups of them that are loaded at a time."""
 _CHUNK = tl.constexpr(512)
 """The columns that are normed at a time."""
 
 
 @triton.jit
 def inverse_rms(
-    x,
-    begin,
-    BATCH: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EPS: tl.constexpr,
-):
-    """Return one over the root of the mean square of rows of `x[BATCH, WIDTH]`, by block."""
-    found = ()
-    for block in tl.static_range(BLOCKS):
-        found = found + (_inverses(x, begin + block * SEQUENCES, BATCH, SEQUENCES, WIDTH, EPS),)
-    return found
-
-
-@triton.jit
-def _inverses(
     x, begin, BATCH: tl.constexpr, SEQUENCES: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr
 ):
-    """Norm some sequences at a time, so that the order of additions is that of every batch."""
+    """Return one over the root of the mean square of rows of `x[BATCH, WIDTH]`.
+
+    It norms groups of sequences, so that the order of additions is that of every batch. Some groups
+    are loaded at a time.
+    """
     found = tl.zeros([SEQUENCES], tl.float32)
-    for first in range(0, tl.minimum(SEQUENCES, BATCH - begin), GROUP):
-        sequences = begin + first + tl.arange(0, GROUP)
-        squares = tl.zeros([GROUP, _CHUNK], tl.float32)
-        for start in tl.static_range(0, WIDTH, _CHUNK):
-            columns = start + tl.arange(0, _CHUNK)
-            inside = (sequences < BATCH)[:, None] & (columns < WIDTH)[None, :]
-            places = sequences[:, None] * WIDTH + columns[None, :]
-            values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
-            squares += values * values
-        inverse = 1.0 / tl.sqrt(tl.sum(squares, 1) / WIDTH + EPS)
-        own = tl.arange(0, SEQUENCES)[:, None] == first + tl.arange(0, GROUP)[None, :]
-        found += tl.sum(tl.where(own, inverse[None, :], 0.0), 1)
+    together: tl.constexpr = min(SEQUENCES // GROUP, _TOGETHER)
+    for first in range(0, tl.minimum(SEQUENCES, BATCH - begin), together * GROUP):
+        sums = ()
+        for group in tl.static_range(together):
+            sums = sums + (_squares(x, begin + first + group * GROUP, BATCH, WIDTH),)
+        for group in tl.static_range(together):
+            inverse = 1.0 / tl.sqrt(tl.sum(sums[group], 1) / WIDTH + EPS)
+            sequences = first + group * GROUP + tl.arange(0, GROUP)
+            own = tl.arange(0, SEQUENCES)[:, None] == sequences[None, :]
+            found += tl.sum(tl.where(own, inverse[None, :], 0.0), 1)
     return found
 
 
 @triton.jit
-def tiles_of(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _squares(x, first, BATCH: tl.constexpr, WIDTH: tl.constexpr):
+    """Return sums of the squares of a group of sequences, whose columns are in turn."""
+    sequences = first + tl.arange(0, GROUP)
+    squares = tl.zeros([GROUP, _CHUNK], tl.float32)
+    for start in tl.static_range(0, WIDTH, _CHUNK):
+        columns = start + tl.arange(0, _CHUNK)
+        inside = (sequences < BATCH)[:, None] & (columns < WIDTH)[None, :]
+        places = sequences[:, None] * WIDTH + columns[None, :]
+        values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+        squares += values * values
+    return squares
+
+
+@triton.jit
+def count_of(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr):
     """Return the number of tiles of so many rows and columns."""
-    return (rows + ROWS - 1) // ROWS * ((width + COLUMNS - 1) // COLUMNS)
+    return (rows + ROWS - 1) // ROWS * chunks_of(width, COLUMNS, SEQUENCES)
 
 
 @triton.jit
 def no_sums(ROWS: tl.constexpr, SEQUENCES: tl.constexpr, COUNT: tl.constexpr):
-    """Return so many sums before the first tile of their rows."""
+    """Return the sums of so many tiles before their first columns.
+
+    A tile has sums for all slices, or two: of one slice, and of all slices before it.
+    """
     found = ()
-    for _ in tl.static_range(COUNT):
-        found = found + (tl.zeros([SLICES, ROWS, SEQUENCES], tl.float32),)
+    if at_once(SEQUENCES):
+        for _ in tl.static_range(COUNT):
+            found = found + (tl.zeros([SLICES, ROWS, SEQUENCES], tl.float32),)
+    else:
+        for _ in tl.static_range(2 * COUNT):
+            found = found + (tl.zeros([ROWS, SEQUENCES], tl.float32),)
     return found
 
 
@@ -80,8 +92,8 @@ def plus_products(
     x,
     begin,
     norm,
-    inverses,
-    first,
+    inverse,
+    place,
     width,
     STRIDE: tl.constexpr,
     NORMED: tl.constexpr,
@@ -90,46 +102,101 @@ def plus_products(
     DTYPE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Add the products of tiles of weights with values to their sums: those of block by block.
+    """Add the products of tiles of weights with values of `x[BATCH, width]` to their sums.
 
-    The tiles have the same columns, which begin with `first`, of `x[BATCH, width]`.
+    The tiles have the same columns.
     """
+    columns, here = columns_of(place, width, 1, COLUMNS)
+    columns = tl.expand_dims(columns, len(columns.shape))
+    here = tl.expand_dims(here, len(here.shape))
+    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
+    values = tl.load(x + sequences * STRIDE + columns, mask=here & (sequences < BATCH), other=0.0)
+    if NORMED:
+        scale = tl.load(norm + columns, mask=here, other=0.0).to(tl.float32)
+        values = scaled(values.to(tl.float32), inverse[None, :], scale, DTYPE).to(DTYPE)
+    steps = (values,)
+    if len(tiles[0]) > 1:
+        steps = parts_of(values, len(values.shape) - 2, values.shape[-2] // STEP)
     found = ()
-    columns = first + columns_of(COLUMNS, tiles[0][0].shape[0])[:, :, None]
-    for block in tl.static_range(len(sums) // len(tiles)):
-        here = begin + block * SEQUENCES
-        values = _values(x, here, columns, width, STRIDE, BATCH, SEQUENCES)
-        if NORMED:
-            values = _normed(values, inverses[block], norm, columns, width, DTYPE)
-        for side in tl.static_range(len(tiles)):
-            found = found + (_plus(sums[block * len(tiles) + side], tiles[side], values),)
+    for tile in tl.static_range(len(tiles)):
+        found = found + (_plus(sums[tile], tiles[tile], steps),)
+    if not at_once(SEQUENCES):
+        totals = ()
+        for tile in tl.static_range(len(tiles)):
+            totals = totals + (sums[len(tiles) + tile],)
+        if place[2]:
+            more = ()
+            none = ()
+            for tile in tl.static_range(len(tiles)):
+                more = more + (totals[tile] + found[tile],)
+                none = none + (tl.zeros(found[tile].shape, tl.float32),)
+            totals = more
+            found = none
+        found = found + totals
     return found
 
 
 @triton.jit
-def _plus(sums, tile, values):
+def _plus(sums, tile, steps):
     """Add the products of a tile of weights and values to sums."""
-    weights = tile[0]
     if len(tile) == 1:
-        sums = _plus_products(sums, weights, values)
+        sums = _plus_products(sums, tile[0], steps[0])
     else:
-        shape: tl.constexpr = [weights.shape[0], weights.shape[1], values.shape[2]]
-        scales = tl.broadcast_to(tile[1], shape)
-        # Triton loads ahead only what a product reads, so zeros are made of scales.
-        found = _plus_products(0.0 * scales, weights, values)
-        for step in tl.static_range(weights.shape[0] // SLICES):
-            sums = tl.fma(_of_step(found, step), _of_step(scales, step), sums)
+        weights = parts_of(tile[0], len(tile[0].shape) - 1, len(steps))
+        scales = parts_of(tile[1], len(tile[1].shape) - 1, len(steps))
+        for step in tl.static_range(len(steps)):
+            scale = tl.broadcast_to(scales[step], sums.shape)
+            # Triton loads ahead only what a product reads, so zeros are made of scales.
+            found = _plus_products(0.0 * scale, weights[step], steps[step])
+            sums = tl.fma(found, scale, sums)
     return sums
 
 
 @triton.jit
-def _of_step(found, step: tl.constexpr):
-    """Return what 16 columns of each slice have, of runs in the order of columns."""
-    if found.shape[0] > SLICES:
-        each = found.reshape(found.shape[0] // SLICES, SLICES, found.shape[1], found.shape[2])
-        steps = tl.arange(0, each.shape[0])[:, None, None, None]
-        found = tl.sum(tl.where(steps == step, each, 0.0), 0)
-    return found
+def parts_of(values, AXIS: tl.constexpr, COUNT: tl.constexpr):
+    """Return so many parts of an axis, in order."""
+    last = values.reshape(_in_three(values.shape, AXIS, COUNT)).permute(0, 2, 1)
+    found = (last.reshape(_in_halves(last.shape)),)
+    for _ in tl.static_range(_halvings(COUNT)):
+        low = ()
+        high = ()
+        for part in tl.static_range(len(found)):
+            even, odd = tl.split(found[part])
+            low = low + (even,)
+            high = high + (odd,)
+        found = low + high
+    parts = ()
+    for part in tl.static_range(COUNT):
+        parts = parts + (found[part].reshape(_part_of(values.shape, AXIS, COUNT)),)
+    return parts
+
+
+@triton.constexpr_function
+def _in_three(shape, axis, count):
+    """Return a shape with a dimension for the parts of an axis, and what is before and after."""
+    before, after = 1, 1
+    for dim, extent in enumerate(shape):
+        if dim < axis:
+            before *= extent
+        else:
+            after *= extent
+    return [before, count, after // count]
+
+
+@triton.constexpr_function
+def _halvings(count):
+    return count.bit_length() - 1
+
+
+@triton.constexpr_function
+def _in_halves(shape):
+    """Return a shape whose last dimension, a power of two, is cut in two as often as possible."""
+    return [*shape[:-1], *([2] * (shape[-1].bit_length() - 1))]
+
+
+@triton.constexpr_function
+def _part_of(shape, axis, count):
+    return [*shape[:axis], shape[axis] // count, *shape[axis + 1 :]]
 
 
 @triton.jit
@@ -141,8 +208,8 @@ def _plus_products(sums, weights, values):
     """
     if INTERPRETED:
         wide = values.to(tl.float32).to(tl.float64)
-        steps = tl.arange(0, weights.shape[2])[None, None, :] // STEP
-        for step in tl.static_range(weights.shape[2] // STEP):
+        steps = tl.arange(0, weights.shape[-1])[None, :] // STEP
+        for step in tl.static_range(weights.shape[-1] // STEP):
             part = tl.where(steps == step, weights.to(tl.float32), 0.0).to(tl.float64)
             sums += tl.dot(part, wide, out_dtype=tl.float64).to(tl.float32)
     else:
@@ -151,44 +218,16 @@ def _plus_products(sums, weights, values):
 
 
 @triton.jit
-def _values(
-    x,
-    begin,
-    columns,
-    width,
-    STRIDE: tl.constexpr,
-    BATCH: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-):
-    """Load the values of sequences in the columns of a tile: `[slices, columns, SEQUENCES]`."""
-    sequences = begin + tl.arange(0, SEQUENCES)[None, None, :]
-    inside = (columns < width) & (sequences < BATCH)
-    return tl.load(x + sequences * STRIDE + columns, mask=inside, other=0.0)
-
-
-@triton.jit
-def _normed(values, inverse, norm, columns, width, DTYPE: tl.constexpr):
-    """Norm the values of a tile."""
-    scale = tl.load(norm + columns, mask=columns < width, other=0.0).to(tl.float32)
-    return scaled(values.to(tl.float32), inverse[None, None, :], scale, DTYPE).to(DTYPE)
-
-
-@triton.jit
-def place_of(tile, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the first row and the first column of a tile, and whether it is the last of its rows.
-
-    Tiles are in the order of rows, then of columns. One loop over all tiles can load the next ones
-    while it multiplies.
-    """
-    chunks = (width + COLUMNS - 1) // COLUMNS
-    chunk = tile % chunks
-    return tile // chunks * ROWS, chunk * COLUMNS, chunk == chunks - 1
-
-
-@triton.jit
-def total(sums):
-    """Add up the slices of sums; return `[ROWS, SEQUENCES]`."""
-    return tl.sum(sums, 0)
+def total(sums, TILE: tl.constexpr, COUNT: tl.constexpr):
+    """Return the sums of one of so many tiles, `[ROWS, SEQUENCES]`: slices are added in order."""
+    if len(sums) > COUNT:
+        found = sums[COUNT + TILE]
+    else:
+        slices = parts_of(sums[TILE], 0, SLICES)
+        found = tl.zeros(sums[TILE].shape[1:], tl.float32)
+        for part in tl.static_range(SLICES):
+            found += slices[part].reshape(found.shape)
+    return found
 
 
 @triton.jit

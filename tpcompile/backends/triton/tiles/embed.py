@@ -6,7 +6,7 @@ import triton.language as tl
 from . import abi
 from .access import start_of
 from .numbers import rounded
-from .weights import STEP, columns_of, rows_of, weights_of
+from .weights import STEP, by_column, rows_of, tiles_of
 
 _COLUMNS = tl.constexpr(256)
 
@@ -34,10 +34,11 @@ def embed(
         end = tl.where(held, last, 0)
         here = rows_of(buffers, table, row, 0, WIDTH, DTYPE, FORMAT)
         for start in range(first // STEP * STEP, last, _COLUMNS):
-            tile = weights_of(here, 0, start, 1, end, WIDTH, 1, _COLUMNS, DTYPE, FORMAT)
+            place = (start, end, False)
+            tile = tiles_of(here, 0, 1, place, WIDTH, WIDTH, 1, 1, _COLUMNS, DTYPE, FORMAT)[0]
             found = tile[0].to(tl.float32)
             if len(tile) > 1:
-                found *= tile[1]
-            columns = start + columns_of(_COLUMNS, found.shape[0])[:, None, :]
+                found *= by_column(tile[1])
+            columns = start + tl.arange(0, _COLUMNS)[None, :]
             inside = (columns >= first) & (columns < last)
             tl.store(out + sequence * WIDTH + columns, rounded(found + 0.0, OUT), mask=inside)

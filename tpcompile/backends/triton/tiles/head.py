@@ -6,16 +6,15 @@ import triton.language as tl
 from . import abi
 from .access import start_of, stride_of
 from .dots import (
+    count_of,
     inverse_rms,
     no_sums,
-    place_of,
     plus_products,
-    tiles_of,
     total,
     with_bias,
 )
 from .numbers import rounded
-from .weights import rows_of, weights_of
+from .weights import place_of, rows_of, tiles_of
 
 _VALUES = tl.constexpr(4096)
 """The logits that are compared at a time."""
@@ -30,7 +29,7 @@ def norm_lm_head(
     own,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -61,36 +60,36 @@ def norm_lm_head(
     weight = rows_of(buffers, number, first, 0, WIDTH, DTYPE, FORMAT)
     logits += first
     bias += first
-    for begin in range(0, BATCH, BLOCKS * SEQUENCES):
-        inverses = inverse_rms(x, begin, BATCH, SEQUENCES, BLOCKS, WIDTH, EPS)
-        sums = no_sums(ROWS, SEQUENCES, BLOCKS)
-        for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
-            row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
-            tiled = weights_of(
-                weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT
+    for begin in range(0, BATCH, SEQUENCES):
+        inverse = inverse_rms(x, begin, BATCH, SEQUENCES, WIDTH, EPS)
+        sums = no_sums(ROWS, SEQUENCES, TILES)
+        count = count_of(rows, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
+        for tile in tl.range(0, count, num_stages=STAGES):
+            row, place, is_last = place_of(tile, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
+            tiles = tiles_of(
+                weight, row, rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
             )
             sums = plus_products(
-                sums, (tiled,), x, begin, norm, inverses, column, WIDTH,
+                sums, tiles, x, begin, norm, inverse, place, WIDTH,
                 WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,
             )  # fmt: skip
             if is_last:
-                for block in tl.static_range(BLOCKS):
-                    sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)[None, :]
-                    places = row + tl.arange(0, ROWS)[:, None]
+                for part in tl.static_range(TILES):
+                    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
+                    places = row + part * ROWS + tl.arange(0, ROWS)[:, None]
                     inside = places < rows
                     found = rounded(
-                        with_bias(total(sums[block]), bias + places, inside, BIAS), DTYPE
+                        with_bias(total(sums, part, TILES), bias + places, inside, BIAS), DTYPE
                     )
                     at = logits + sequences * stride + places
                     tl.store(at, found, mask=inside & (sequences < BATCH))
-                sums = no_sums(ROWS, SEQUENCES, BLOCKS)
+                sums = no_sums(ROWS, SEQUENCES, TILES)
         tl.debug_barrier()
-        for block in tl.static_range(BLOCKS):
-            sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)
-            top, token = _best(logits, stride, rows, sequences, BATCH, SEQUENCES)
-            token += first + tl.load(words + abi.NORM_LM_HEAD_FIRST)
-            tl.store(best + sequences * slots, top, mask=sequences < BATCH)
-            tl.store(ids + sequences * slots, token, mask=sequences < BATCH)
+        sequences = begin + tl.arange(0, SEQUENCES)
+        top, token = _best(logits, stride, rows, sequences, BATCH, SEQUENCES)
+        token += first + tl.load(words + abi.NORM_LM_HEAD_FIRST)
+        tl.store(best + sequences * slots, top, mask=sequences < BATCH)
+        tl.store(ids + sequences * slots, token, mask=sequences < BATCH)
 
 
 @triton.jit

@@ -6,16 +6,15 @@ import triton.language as tl
 from . import abi
 from .access import start_of, stride_of
 from .dots import (
+    count_of,
     inverse_rms,
     no_sums,
-    place_of,
     plus_products,
-    tiles_of,
     total,
     with_bias,
 )
 from .numbers import as_rounded, rounded
-from .weights import rows_of, weights_of
+from .weights import place_of, rows_of, tiles_of
 
 
 @triton.jit
@@ -42,7 +41,7 @@ def norm_gate_up_swiglu(
     own,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -55,7 +54,7 @@ def norm_gate_up_swiglu(
 ):
     """Compute silu(gate) · up for some rows."""
     activated_rows(
-        *(words, buffers, abi.NORM_GATE_UP_SWIGLU_ROWS, BATCH, SEQUENCES, BLOCKS),
+        *(words, buffers, abi.NORM_GATE_UP_SWIGLU_ROWS, BATCH, SEQUENCES, TILES),
         *(ROWS, COLUMNS, STAGES),
         *(WIDTH, EPS, FFN, BIAS, 2, abi.ACTIVATION_SILU, DTYPE, FORMAT),
     )
@@ -68,7 +67,7 @@ def norm_up_activation(
     own,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -83,7 +82,7 @@ def norm_up_activation(
 ):
     """Compute act(gate) · up for some rows, or act(up)."""
     activated_rows(
-        *(words, buffers, abi.NORM_UP_ACTIVATION_ROWS, BATCH, SEQUENCES, BLOCKS),
+        *(words, buffers, abi.NORM_UP_ACTIVATION_ROWS, BATCH, SEQUENCES, TILES),
         *(ROWS, COLUMNS, STAGES),
         *(WIDTH, EPS, FFN, BIAS, SIDES, ACTIVATION, DTYPE, FORMAT),
     )
@@ -96,7 +95,7 @@ def activated_rows(
     OWN: tl.constexpr,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -125,32 +124,35 @@ def activated_rows(
     gate = rows_of(buffers, number, first, 0, WIDTH, DTYPE, FORMAT)
     up = rows_of(buffers, number, FFN + first, 0, WIDTH, DTYPE, FORMAT)
     bias += first
-    for begin in range(0, BATCH, BLOCKS * SEQUENCES):
-        inverses = inverse_rms(x, begin, BATCH, SEQUENCES, BLOCKS, WIDTH, EPS)
-        sums = no_sums(ROWS, SEQUENCES, BLOCKS * SIDES)
-        for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
-            row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
-            own = weights_of(gate, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT)
-            tiles = (own,)
+    for begin in range(0, BATCH, SEQUENCES):
+        inverse = inverse_rms(x, begin, BATCH, SEQUENCES, WIDTH, EPS)
+        sums = no_sums(ROWS, SEQUENCES, TILES * SIDES)
+        count = count_of(rows, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
+        for tile in tl.range(0, count, num_stages=STAGES):
+            row, place, is_last = place_of(tile, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
+            tiles = tiles_of(
+                gate, row, rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
+            )
             if SIDES == 2:
-                own = weights_of(up, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT)
-                tiles = tiles + (own,)
+                tiles += tiles_of(
+                    up, row, rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
+                )
             sums = plus_products(
-                sums, tiles, x, begin, norm, inverses, column, WIDTH,
+                sums, tiles, x, begin, norm, inverse, place, WIDTH,
                 WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,
             )  # fmt: skip
             if is_last:
-                for block in tl.static_range(BLOCKS):
-                    sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)[None, :]
-                    places = row + tl.arange(0, ROWS)[:, None]
+                for part in tl.static_range(TILES):
+                    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
+                    places = row + part * ROWS + tl.arange(0, ROWS)[:, None]
                     inside = places < rows
-                    found = total(sums[SIDES * block])
+                    found = total(sums, part, SIDES * TILES)
                     found = as_rounded(with_bias(found, bias + places, inside, BIAS), DTYPE)
                     found = as_rounded(activated(found, ACTIVATION), DTYPE)
                     if SIDES == 2:
-                        u = total(sums[SIDES * block + 1])
+                        u = total(sums, TILES + part, SIDES * TILES)
                         found *= as_rounded(with_bias(u, bias + FFN + places, inside, BIAS), DTYPE)
                     at = sequences * stride + first + places
                     inside = inside & (sequences < BATCH)
                     tl.store(out + at, rounded(found, DTYPE), mask=inside)
-                sums = no_sums(ROWS, SEQUENCES, BLOCKS * SIDES)
+                sums = no_sums(ROWS, SEQUENCES, TILES * SIDES)

@@ -5,9 +5,9 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import no_sums, place_of, plus_products, tiles_of, total, with_bias
+from .dots import count_of, no_sums, plus_products, total, with_bias
 from .numbers import rounded
-from .weights import rows_of, weights_of
+from .weights import place_of, rows_of, tiles_of
 
 
 @triton.jit
@@ -17,7 +17,7 @@ def linear_residual(
     own,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -40,28 +40,29 @@ def linear_residual(
     rows = last - first
     number = tl.load(words + abi.LINEAR_RESIDUAL_WEIGHT)
     weight = rows_of(buffers, number, first, 0, WIDTH, DTYPE, FORMAT)
-    for begin in range(0, BATCH, BLOCKS * SEQUENCES):
-        sums = no_sums(ROWS, SEQUENCES, BLOCKS)
-        for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
-            row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
-            tiled = weights_of(
-                weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT
+    for begin in range(0, BATCH, SEQUENCES):
+        sums = no_sums(ROWS, SEQUENCES, TILES)
+        count = count_of(rows, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
+        for tile in tl.range(0, count, num_stages=STAGES):
+            row, place, is_last = place_of(tile, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
+            tiles = tiles_of(
+                weight, row, rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
             )
             sums = plus_products(
-                sums, (tiled,), x, begin, x, (), column, WIDTH,
+                sums, tiles, x, begin, x, 0.0, place, WIDTH,
                 WIDTH, False, BATCH, SEQUENCES, DTYPE, COLUMNS,
             )  # fmt: skip
             if is_last:
-                for block in tl.static_range(BLOCKS):
-                    sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)[None, :]
-                    places = row + tl.arange(0, ROWS)[:, None]
+                for part in tl.static_range(TILES):
+                    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
+                    places = row + part * ROWS + tl.arange(0, ROWS)[:, None]
                     inside = (places < rows) & (sequences < BATCH)
-                    found = total(sums[block])
+                    found = total(sums, part, TILES)
                     found = with_bias(found, bias + first + places, places < rows, BIAS)
                     at = sequences * stride + first + places
                     found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
                     tl.store(out + at, rounded(found, DTYPE), mask=inside)
-                sums = no_sums(ROWS, SEQUENCES, BLOCKS)
+                sums = no_sums(ROWS, SEQUENCES, TILES)
 
 
 @triton.jit
@@ -71,7 +72,7 @@ def linear_terms(
     own,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -93,21 +94,24 @@ def linear_terms(
     number = tl.load(words + abi.LINEAR_TERMS_WEIGHT)
     weight = rows_of(buffers, number, first, start, WIDTH, DTYPE, FORMAT)
     out += first
-    for begin in range(0, BATCH, BLOCKS * SEQUENCES):
-        sums = no_sums(ROWS, SEQUENCES, BLOCKS)
-        for tile in tl.range(0, tiles_of(rows, width, ROWS, COLUMNS), num_stages=STAGES):
-            row, column, is_last = place_of(tile, width, ROWS, COLUMNS)
-            tiled = weights_of(
-                weight, row, column, rows, width, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT
+    for begin in range(0, BATCH, SEQUENCES):
+        sums = no_sums(ROWS, SEQUENCES, TILES)
+        count = count_of(rows, width, TILES * ROWS, COLUMNS, SEQUENCES)
+        for tile in tl.range(0, count, num_stages=STAGES):
+            row, place, is_last = place_of(tile, width, TILES * ROWS, COLUMNS, SEQUENCES)
+            tiles = tiles_of(
+                weight, row, rows, place, width, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
             )
             sums = plus_products(
-                sums, (tiled,), x, begin, x, (), column, width,
+                sums, tiles, x, begin, x, 0.0, place, width,
                 WIDTH, False, BATCH, SEQUENCES, DTYPE, COLUMNS,
             )  # fmt: skip
             if is_last:
-                for block in tl.static_range(BLOCKS):
-                    sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)[None, :]
-                    places = row + tl.arange(0, ROWS)[:, None]
+                for part in tl.static_range(TILES):
+                    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
+                    places = row + part * ROWS + tl.arange(0, ROWS)[:, None]
                     inside = (places < rows) & (sequences < BATCH)
-                    tl.store(out + sequences * stride + places, total(sums[block]), mask=inside)
-                sums = no_sums(ROWS, SEQUENCES, BLOCKS)
+                    tl.store(
+                        out + sequences * stride + places, total(sums, part, TILES), mask=inside
+                    )
+                sums = no_sums(ROWS, SEQUENCES, TILES)

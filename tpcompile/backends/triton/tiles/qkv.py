@@ -10,16 +10,15 @@ from . import abi
 from .access import start_of, stride_of
 from .dots import (
     GROUP,
+    count_of,
     inverse_rms,
     no_sums,
-    place_of,
     plus_products,
-    tiles_of,
     total,
     with_bias,
 )
 from .numbers import as_rounded, rounded, scaled
-from .weights import rows_of, weights_of
+from .weights import place_of, rows_of, tiles_of
 
 
 @triton.jit
@@ -29,7 +28,7 @@ def norm_qkv_rope_append(
     own,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -54,7 +53,7 @@ def norm_qkv_rope_append(
     for head in range(first, last):
         _project(
             words, buffers, raw, HEAD, head * HEAD, HEAD,
-            BATCH, SEQUENCES, BLOCKS, ROWS, COLUMNS, STAGES, WIDTH, EPS, BIAS, DTYPE, FORMAT,
+            BATCH, SEQUENCES, TILES, ROWS, COLUMNS, STAGES, WIDTH, EPS, BIAS, DTYPE, FORMAT,
         )  # fmt: skip
         tl.debug_barrier()
         _finish(
@@ -71,7 +70,7 @@ def norm_qkv_rows(
     own,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -99,7 +98,7 @@ def norm_qkv_rows(
     stride = stride_of(buffers, number, 0)
     _project(
         words, buffers, raw + first, stride, head * HEAD + first, last - first,
-        BATCH, SEQUENCES, BLOCKS, ROWS, COLUMNS, STAGES, WIDTH, EPS, BIAS, DTYPE, FORMAT,
+        BATCH, SEQUENCES, TILES, ROWS, COLUMNS, STAGES, WIDTH, EPS, BIAS, DTYPE, FORMAT,
     )  # fmt: skip
     tl.debug_barrier()
     arrivals = start_of(buffers, tl.load(words + abi.NORM_QKV_ROWS_ARRIVALS), tl.int32)
@@ -122,7 +121,7 @@ def _project(
     rows,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -141,26 +140,27 @@ def _project(
         bias = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_BIAS), DTYPE) + begin
     number = tl.load(words + abi.NORM_QKV_ROPE_APPEND_WEIGHT)
     weight = rows_of(buffers, number, begin, 0, WIDTH, DTYPE, FORMAT)
-    for begin in range(0, BATCH, BLOCKS * SEQUENCES):
-        inverses = inverse_rms(x, begin, BATCH, SEQUENCES, BLOCKS, WIDTH, EPS)
-        sums = no_sums(ROWS, SEQUENCES, BLOCKS)
-        for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
-            row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
-            tiled = weights_of(
-                weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS, DTYPE, FORMAT
+    for begin in range(0, BATCH, SEQUENCES):
+        inverse = inverse_rms(x, begin, BATCH, SEQUENCES, WIDTH, EPS)
+        sums = no_sums(ROWS, SEQUENCES, TILES)
+        count = count_of(rows, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
+        for tile in tl.range(0, count, num_stages=STAGES):
+            row, place, is_last = place_of(tile, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
+            tiles = tiles_of(
+                weight, row, rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
             )
             sums = plus_products(
-                sums, (tiled,), x, begin, norm, inverses, column, WIDTH,
+                sums, tiles, x, begin, norm, inverse, place, WIDTH,
                 WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,
             )  # fmt: skip
             if is_last:
-                for block in tl.static_range(BLOCKS):
-                    sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)[None, :]
-                    places = row + tl.arange(0, ROWS)[:, None]
-                    found = with_bias(total(sums[block]), bias + places, places < rows, BIAS)
+                for part in tl.static_range(TILES):
+                    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
+                    places = row + part * ROWS + tl.arange(0, ROWS)[:, None]
+                    found = with_bias(total(sums, part, TILES), bias + places, places < rows, BIAS)
                     inside = (places < rows) & (sequences < BATCH)
                     tl.store(out + sequences * stride + places, rounded(found, DTYPE), mask=inside)
-                sums = no_sums(ROWS, SEQUENCES, BLOCKS)
+                sums = no_sums(ROWS, SEQUENCES, TILES)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from .access import address_of, start_of
 STEP = tl.constexpr(options.STEP)
 """The columns that are multiplied at a time."""
 SLICES = tl.constexpr(options.WARPS)
-"""The slices of a tile: one per warp."""
+"""The parts of a row of weights, each of consecutive columns, whose sums are added in order."""
 _NIBBLES = tl.constexpr(8)
 """The integers of 4 bits per word."""
 
@@ -88,69 +88,111 @@ def rows_of(
 
 
 @triton.jit
-def weights_of(
+def tiles_of(
     weight,
     row,
-    first,
     rows,
+    place,
     width,
     STRIDE: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """Load a tile of `weight[rows, width]`, `[slices, ROWS, columns of a slice]`, and its scales.
+    """Load tiles of `weight[rows, width]` that have the same columns, and rows one after another.
 
-    A tile with scales has a slice for each run of 16 columns.
+    A tile is `[ROWS, COLUMNS]`, or `[slices, ROWS, columns of a slice]`. With scales, it also has
+    one for each run of 16 columns.
     """
-    if _is_plain(FORMAT):
-        own = tl.arange(0, ROWS)[None, :, None]
-        columns = first + columns_of(COLUMNS, SLICES)[:, None, :]
-        at = weight[0] + (tl.cast(row, tl.int64) + own) * STRIDE + columns
-        tile = (tl.load(at, mask=(own < rows - row) & (columns < width), other=0.0),)
-    else:
-        values, groups, before, scales, offsets = weight
-        # With one dimension for runs and rows, Triton copies values to shared memory in the order
-        # of addresses.
-        place = tl.arange(0, COLUMNS // STEP * ROWS)
-        own = place % ROWS
-        run = place // ROWS
-        inside = (own < rows - row) & (first + STEP * run < width)
-        own += tl.cast(row, tl.int64)
-        numbers = _numbers(values, own, first, run, inside, width, STRIDE, FORMAT)
-        group = own * groups
-        if _group(FORMAT):
-            group += (before + first + STEP * run) // _group(FORMAT)
-        if _has_offsets(FORMAT):
-            numbers -= (_word_at(offsets + group, inside) << 24 >> 24)[:, None]
-        scale = _scale_at(scales, group, inside, FORMAT)
-        # The interpreter converts only fp32 to bf16.
-        numbers = numbers.to(tl.float32).to(DTYPE).reshape(COLUMNS // STEP, ROWS, STEP)
-        tile = (numbers, scale.reshape(COLUMNS // STEP, ROWS, 1))
-    return tile
+    found = ()
+    own = tl.arange(0, ROWS)[:, None]
+    for tile in tl.static_range(TILES):
+        first = row + tile * ROWS
+        inside = own < rows - first
+        first = tl.cast(first, tl.int64)
+        if _is_plain(FORMAT):
+            columns, here = columns_of(place, width, 1, COLUMNS)
+            at = weight[0] + first * STRIDE + (own * STRIDE + _of_rows(columns))
+            loaded = (tl.load(at, mask=inside & _of_rows(here), other=0.0),)
+        else:
+            loaded = _scaled_tile(
+                weight, first, own, inside, place, width, STRIDE, COLUMNS, DTYPE, FORMAT
+            )
+        found = found + (loaded,)
+    return found
 
 
 @triton.jit
-def _numbers(values, row, first, run, inside, width, STRIDE: tl.constexpr, FORMAT: tl.constexpr):
-    """Load the numbers of runs of 16 columns, before offsets are subtracted: `[runs, 16]`."""
+def _scaled_tile(
+    weight,
+    first,
+    own,
+    inside,
+    place,
+    width,
+    STRIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """Load a tile of few bits, and the scales of its runs of 16 columns."""
+    values, groups, before, scales, offsets = weight
     packed: tl.constexpr = _NIBBLES if _kind(FORMAT) == abi.KIND_INT4 else 1
-    each: tl.constexpr = STEP // packed
-    values += first // packed
-    places = each * run[:, None] + tl.arange(0, each)[None, :]
-    inside = inside[:, None] & (first + packed * places < width)
-    found = tl.load(values + row[:, None] * tl.cdiv(STRIDE, packed) + places, mask=inside, other=0)
+    each: tl.constexpr = (STRIDE + packed - 1) // packed
+    columns, here = columns_of(place, width, packed, COLUMNS)
+    at = values + first * each + (own * each + _of_rows(columns // packed))
+    numbers = _numbers(tl.load(at, mask=inside & _of_rows(here), other=0), FORMAT)
+    runs, here = columns_of(place, width, STEP, COLUMNS)
+    here = inside & _of_rows(here)
+    group = own * groups
+    if _group(FORMAT):
+        group += _of_rows((before + runs) // _group(FORMAT))
+    group += first * groups
+    if _has_offsets(FORMAT):
+        numbers -= by_column(_word_at(offsets + group, here) << 24 >> 24)
+    # The interpreter converts only fp32 to bf16.
+    return numbers.to(tl.float32).to(DTYPE), _scale_at(scales, group, here, FORMAT)
+
+
+@triton.jit
+def _numbers(stored, FORMAT: tl.constexpr):
+    """Return the numbers that are stored, before offsets are subtracted."""
     if _kind(FORMAT) == abi.KIND_INT4:
-        shifts = 4 * tl.arange(0, _NIBBLES)[None, None, :]
-        numbers = ((found[:, :, None] >> shifts & 15) - 8).reshape(found.shape[0], STEP)
+        each = tl.expand_dims(stored, len(stored.shape)) >> 4 * tl.arange(0, _NIBBLES)
+        numbers = ((each & 15) - 8).reshape(_widened(stored.shape, _NIBBLES))
     elif _kind(FORMAT) == abi.KIND_INT8:
-        numbers = found.to(tl.int32)
+        numbers = stored.to(tl.int32)
     else:
         # As bits of fp16, an octet of e4m3 is a number 256 times smaller.
-        bits = found.to(tl.uint16)
+        bits = stored.to(tl.uint16)
         bits = (bits & 0x80) << 8 | (bits & 0x7F) << 7
         numbers = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     return numbers
+
+
+@triton.jit
+def _of_rows(columns):
+    """Return what columns have, with a dimension for rows before theirs."""
+    return tl.expand_dims(columns, len(columns.shape) - 1)
+
+
+@triton.jit
+def by_column(runs):
+    """Return what runs of 16 columns have, for each of their columns."""
+    found = tl.broadcast_to(tl.expand_dims(runs, len(runs.shape)), _with(runs.shape, STEP))
+    return found.reshape(_widened(runs.shape, STEP))
+
+
+@triton.constexpr_function
+def _with(shape, count):
+    return [*shape, count]
+
+
+@triton.constexpr_function
+def _widened(shape, times):
+    return [*shape[:-1], shape[-1] * times]
 
 
 @triton.jit
@@ -179,8 +221,70 @@ def _word_at(address, inside):
 
 
 @triton.jit
-def columns_of(COLUMNS: tl.constexpr, SLICES: tl.constexpr):
-    """Return the columns of a tile by slice. Each has 16 columns in turn."""
-    own = tl.arange(0, COLUMNS // SLICES)[None, :]
-    slices = tl.arange(0, SLICES)[:, None]
-    return own // STEP * (SLICES * STEP) + slices * STEP + own % STEP
+def place_of(
+    tile,
+    width,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+):
+    """Return the first row and the place of the columns of a tile, and if it is the last of its
+    rows.
+
+    The place is where the columns begin, where their slice ends, and whether they are the last of
+    it. Tiles are in the order of rows, then of columns. One loop over all tiles can load the next
+    ones while it multiplies.
+    """
+    extent = slice_of(width)
+    chunks = chunks_of(width, COLUMNS, SEQUENCES)
+    chunk = tile % chunks
+    if at_once(SEQUENCES):
+        begin = extent * tl.arange(0, SLICES)
+        within = chunk * (COLUMNS // SLICES)
+        closes = False
+    else:
+        each = (extent + COLUMNS - 1) // COLUMNS
+        begin = chunk // each * extent
+        within = chunk % each * COLUMNS
+        closes = chunk % each == each - 1
+    return tile // chunks * ROWS, (begin + within, begin + extent, closes), chunk == chunks - 1
+
+
+@triton.jit
+def chunks_of(width, COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr):
+    """Return the number of tiles in which the columns of rows are."""
+    extent = slice_of(width)
+    if at_once(SEQUENCES):
+        found = (extent * SLICES + COLUMNS - 1) // COLUMNS
+    else:
+        found = (width + extent - 1) // extent * ((extent + COLUMNS - 1) // COLUMNS)
+    return found
+
+
+@triton.jit
+def slice_of(width):
+    """Return the columns of a slice, of which the last ones may be missing."""
+    return (width + SLICES * STEP - 1) // (SLICES * STEP) * STEP
+
+
+@triton.constexpr_function
+def at_once(sequences):
+    """Return whether a tile has columns of all slices: one for each warp."""
+    return sequences == options.LEAST_SEQUENCES
+
+
+@triton.jit
+def columns_of(place, width, STRIDE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return each STRIDE-th column of a tile, by slice if it has several, and if it is there."""
+    begin = tl.cast(place[0], tl.int32)
+    end = tl.cast(place[1], tl.int32)
+    several: tl.constexpr = len(begin.shape) > 0
+    each: tl.constexpr = COLUMNS // SLICES if several else COLUMNS
+    columns = STRIDE * tl.arange(0, each // STRIDE)
+    if several:
+        columns = begin[:, None] + columns[None, :]
+        here = (columns < end[:, None]) & (columns < width)
+    else:
+        columns += begin
+        here = (columns < end) & (columns < width)
+    return columns, here
