@@ -110,7 +110,7 @@ def test_compile_takes_the_same_choices() -> None:
         "preset:tiny-qwen3", backend="reference", target="h200", **options
     ) as one:
         spans = next(b for b in one.program.program.buffers if b.name == "partial_values").shape[2]
-        assert spans == 2, "one span per block, fewer than the target's eight"
+        assert spans == 1, "a worker of a GPU attends to 128 tokens at a time, in any span"
     for name, value in own.items():
         with pytest.raises(UsageError, match="Modules have no target, policy"):
             tpcompile.compile("preset:tiny-qwen3", backend="torch", **{name: value}, **options)
