@@ -15,6 +15,7 @@ from tests.models import relative_error
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.triton import Triton
+from tpcompile.ir.dtypes import dtype_name
 
 GPU = torch.device("cuda")
 FORMATS = {
@@ -66,7 +67,7 @@ def test_16_bits(of: str, batch: int) -> None:
 
 
 @pytest.mark.parametrize("of", FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
 def test_bits_depend_neither_on_the_batch_nor_on_the_workers(of: str, dtype: torch.dtype) -> None:
     """A sequence has the same bits alone, among few and among many, for 1, 8 and 100 workers."""
     wanted = _logits(Triton, of, tokens_of(1), dtype, 2)[0]
