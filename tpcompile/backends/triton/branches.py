@@ -40,7 +40,7 @@ _TILE_BYTES = 32_768
 """The bytes of tiles and of their values, at most, with columns of one slice."""
 _MOST_NUMBERS = 8192
 """The numbers of few bits of a tile, at most, with columns of all slices."""
-_MOST_TILES, _MOST_SCALED = 4, 2
+_MOST_TILES, _MOST_SCALED = 6, 2
 """The tiles that share values: registers hold their sums and, of few bits, what is scaled."""
 _MOST_KEYS = 16_384
 """The elements of keys, and as many of values, that a worker holds at a time."""
