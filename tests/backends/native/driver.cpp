@@ -1,4 +1,5 @@
-// Runs dumped programs without Python, so that it can be built with sanitizers: `driver PATH DUMP...`
+// Runs dumped programs without Python, so that it can be built with sanitizers: `driver DUMP...`. It
+// has the kernels of one vector path, which `TPC_KERNELS` returns.
 //
 // A dump is a sequence of sections, each a number of bytes and then the bytes: see `dump.py`. Each
 // buffer has an allocation of its own size, so that an access beside it is found.
@@ -16,17 +17,6 @@
 #include "interface.h"
 
 namespace {
-
-// Return the kernels of a path.
-const void* kernels(const std::string& path) {
-#if defined(__x86_64__)
-  if (path == "amx_bf16") return tpc_amx_bf16();
-  if (path == "avx512_bf16") return tpc_avx512_bf16();
-  if (path == "avx512_vnni") return tpc_avx512_vnni();
-  if (path == "avx2") return tpc_avx2();
-#endif
-  return path == "portable" ? tpc_portable() : nullptr;
-}
 
 using Bytes = std::vector<char>;
 
@@ -60,29 +50,28 @@ struct Header {
   int64_t counters, queues, sharing, launches, steps;
 };
 
-// The number at a place of a buffer. Half precision is not supported.
+template <class T>
+double number(const Bytes& bytes, size_t place) {
+  T found;
+  std::memcpy(&found, bytes.data() + place * sizeof found, sizeof found);
+  return static_cast<double>(found);
+}
+
+// The number at a place of a buffer.
 double number(const Bytes& bytes, int64_t dtype, size_t place) {
-  if (dtype == TPC_DTYPE_I32) {
-    int32_t found;
-    std::memcpy(&found, bytes.data() + place * sizeof found, sizeof found);
-    return found;
-  }
-  uint32_t bits = 0;
-  if (dtype == TPC_DTYPE_F32) {
-    std::memcpy(&bits, bytes.data() + place * 4, 4);
-  } else {
-    uint16_t half;
-    std::memcpy(&half, bytes.data() + place * 2, 2);
-    bits = uint32_t{half} << 16;
-  }
+  if (dtype == TPC_DTYPE_I32) return number<int32_t>(bytes, place);
+  if (dtype == TPC_DTYPE_F32) return number<float>(bytes, place);
+  if (dtype == TPC_DTYPE_F16) return number<_Float16>(bytes, place);
+  char wide[sizeof(float)] = {};  // bf16: the upper half of a float
+  std::memcpy(wide + 2, bytes.data() + place * 2, 2);
   float found;
-  std::memcpy(&found, &bits, sizeof found);
+  std::memcpy(&found, wide, sizeof found);
   return static_cast<double>(found);
 }
 
 // The largest difference over the largest value. NaN must be in the same places.
 double error(const Bytes& found, const Bytes& wanted, int64_t dtype) {
-  const size_t count = found.size() / (dtype == TPC_DTYPE_BF16 ? 2 : 4);
+  const size_t count = found.size() / (dtype == TPC_DTYPE_BF16 || dtype == TPC_DTYPE_F16 ? 2 : 4);
   double worst = 0, most = 0;
   for (size_t place = 0; place < count; ++place) {
     const double one = number(found, dtype, place), other = number(wanted, dtype, place);
@@ -120,7 +109,7 @@ class Dump {
   }
 
   // Run all launches, and return whether each leaves the values of the dump behind.
-  bool run(const char* path, uint64_t delays) {
+  bool run(uint64_t delays) {
     const auto workers = static_cast<size_t>(header_.queues * header_.sharing);
     const std::unique_ptr<Line[]> board(new Line[1 + workers]());
     const tpc_program program{words_.data(),
@@ -151,7 +140,7 @@ class Dump {
                               static_cast<int32_t>(workers),
                               60.0,
                               delays};
-    void* machine = tpc_open(&program, kernels(path));
+    void* machine = tpc_open(&program, TPC_KERNELS());
     if (machine == nullptr) throw std::runtime_error(tpc_refusal());
     bool good = true;
     for (int64_t launch = 0; launch < header_.launches; ++launch) {
@@ -202,11 +191,11 @@ class Dump {
 
 int main(int count, char** arguments) {
   int wrong = 0;
-  for (int place = 2; place < count; ++place)
+  for (int place = 1; place < count; ++place)
     for (const uint64_t delays : {0, 1}) {
       Dump dump(arguments[place]);
-      const bool good = dump.run(arguments[1], delays);
-      std::printf("%s %s delays %d: %s\n", arguments[place], arguments[1], static_cast<int>(delays),
+      const bool good = dump.run(delays);
+      std::printf("%s delays %d: %s\n", arguments[place], static_cast<int>(delays),
                   good ? "right" : "WRONG");
       wrong += !good;
     }

@@ -26,7 +26,9 @@ typedef uint32_t BitLanes __attribute__((vector_size(64)));
 typedef uint16_t HalfBitLanes __attribute__((vector_size(32)));
 typedef _Float16 HalfLanes __attribute__((vector_size(32)));
 
+#ifndef TPC_ALWAYS  // tests define it as empty, which makes less code of each kernel
 #define TPC_ALWAYS __attribute__((always_inline))
+#endif
 #define TPC_INLINE inline TPC_ALWAYS
 
 struct bf16 {
