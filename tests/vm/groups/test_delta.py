@@ -1,0 +1,179 @@
+"""Steps of linear attention agree with the op, for new sequences and for those with a past."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+import torch
+
+from tests.vm.groups.desk import Desk, near, random, unknown, whole_numbers
+from tpcompile.ir.ops import DELTA_STEP
+from tpcompile.vm.groups import DeltaStep
+from tpcompile.vm.groups.delta import DeltaOperands
+from tpcompile.vm.program.instruction import Range, to_fp32
+
+BATCH, LAYERS, LAYER, HELD, TAPS, KEY, VALUE = 3, 2, 1, 7, 4, 6, 5
+EPS = to_fp32(1e-6)
+LENGTHS, READ, WRITE = (1, 4, 2), (0, 3, 5), (6, 1, 2)
+EVEN, UNEVEN = (0, 0, 1, 1), (0, 1, 1, 1, 2)
+"""The key head of each value head: as many for each, and as of a rank with a part of the heads."""
+
+
+class Work:
+    """A layer of linear attention, as operands of the op and as buffers of a desk."""
+
+    def __init__(
+        self,
+        readers: tuple[int, ...] = EVEN,
+        biased: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.readers = readers
+        v_heads, k_heads = len(readers), readers[-1] + 1
+        channels = 2 * k_heads * KEY + v_heads * VALUE
+        self.values: dict[str, torch.Tensor | None] = {
+            "projected": random(BATCH, channels + v_heads * VALUE, dtype=dtype),
+            "gates": random(BATCH, 2 * v_heads, seed=1, dtype=dtype),
+            "weight": random(channels, 1, TAPS, seed=2, dtype=dtype),
+            "bias": random(channels, seed=3, dtype=dtype) if biased else None,
+            "tails": random(LAYERS, HELD, TAPS - 1, channels, seed=4, dtype=dtype),
+            "rate": random(v_heads, seed=5, dtype=dtype) - 1,
+            "offset": random(v_heads, seed=6, dtype=dtype),
+            "states": random(LAYERS, HELD, v_heads, KEY, VALUE, seed=7),
+            "norm": random(VALUE, seed=8, dtype=dtype),
+        }
+        desk = self.desk = Desk()
+        own = {name: None if one is None else one.clone() for name, one in self.values.items()}
+        numbers = {name: desk.put(one) for name, one in own.items()}
+        self.out = desk.put(unknown(BATCH, v_heads * VALUE, dtype=dtype))
+        self.at = DeltaOperands(
+            rank=0,
+            layer=LAYER,
+            eps=EPS,
+            lengths=desk.put(whole_numbers(*LENGTHS)),
+            clock=desk.put(whole_numbers(0)),
+            read=desk.put(whole_numbers(*READ)),
+            write=desk.put(whole_numbers(*WRITE)),
+            out=self.out,
+            batch=BATCH,
+            k_heads=k_heads,
+            v_heads=v_heads,
+            key=KEY,
+            value=VALUE,
+            taps=TAPS,
+            kept=TAPS - 1,
+            first_k=k_heads * KEY,
+            first_v=2 * k_heads * KEY,
+            channels=channels,
+            **numbers,
+        )
+
+    def instructions(self) -> list[DeltaStep]:
+        found, first = [], 0
+        for k_head, run in groupby(self.readers):
+            heads = Range(first, first := first + len(list(run)))
+            found += [DeltaStep(self.at, row, k_head, heads) for row in range(BATCH)]
+        return found
+
+    def ran(self) -> list[torch.Tensor]:
+        """Run the instructions in any order; return the results, the tails and the states."""
+        self.desk.run(self.instructions()[::-1])
+        kept = [self.desk.tensors[number] for number in (self.out, self.at.tails, self.at.states)]
+        seen = self.desk.seen("mixed", BATCH, kept[0].shape[1]).to(kept[0].dtype)
+        assert torch.equal(seen, kept[0])
+        return kept
+
+    def expected(self, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+        given = {
+            name: one if one is None else one.to(dtype or one.dtype, copy=True)
+            for name, one in self.values.items()
+        }
+        result = DELTA_STEP(
+            **given,
+            eps=EPS,
+            starts=torch.arange(BATCH + 1),
+            lengths=torch.tensor(LENGTHS),
+            read=torch.tensor(READ),
+            write=torch.tensor(WRITE),
+            layer=LAYER,
+            k_heads=list(self.readers),
+        )
+        tails, states = given["tails"], given["states"]
+        assert tails is not None and states is not None
+        return [result, tails, states]
+
+    def agrees(self) -> bool:
+        return all(map(near, self.ran(), self.expected()))
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("readers", [EVEN, UNEVEN], ids=["even", "uneven"])
+def test_as_the_op(readers: tuple[int, ...], biased: bool) -> None:
+    """Nothing else changes: neither the states that are read nor those of another layer."""
+    work = Work(readers, biased)
+    assert work.agrees()
+    for name, held in (("tails", work.at.tails), ("states", work.at.states)):
+        old, new = work.values[name], work.desk.tensors[held]
+        assert old is not None
+        written = torch.zeros(LAYERS, HELD, dtype=torch.bool)
+        written[LAYER, list(WRITE)] = True
+        assert torch.equal(old[~written], new[~written])
+
+
+def test_later_steps_of_a_launch_read_what_the_step_before_has_written() -> None:
+    work = Work()
+    work.ran()
+    once = work.desk.tensors[work.at.states].clone()
+    work.desk.tensors[work.at.clock] += 1
+    work.desk.tensors[work.at.lengths] += 1
+    work.desk.tensors[work.at.read].fill_(-1)
+    work.ran()
+    other = Work()
+    states = other.desk.tensors[other.at.states]
+    states[LAYER, list(READ)] = once[LAYER, list(WRITE)]
+    other.desk.tensors[other.at.lengths] += 1
+    tails = other.desk.tensors[other.at.tails]
+    first = Work()
+    first.ran()
+    tails[LAYER, list(READ)] = first.desk.tensors[first.at.tails][LAYER, list(WRITE)]
+    assert torch.equal(other.ran()[0], work.desk.tensors[work.out])
+
+
+def test_rows_without_a_sequence_change_nothing() -> None:
+    work = Work()
+    work.desk.tensors[work.at.lengths][1] = 0
+    before = work.desk.tensors[work.at.states].clone()
+    work.desk.run(work.instructions())
+    assert work.desk.tensors[work.out][1].isnan().all()
+    assert torch.equal(before[:, WRITE[1]], work.desk.tensors[work.at.states][:, WRITE[1]])
+
+
+def test_bf16_is_rounded_where_the_op_rounds() -> None:
+    """The error relative to fp64 is about that of the op in bf16; states stay in fp32."""
+    work = Work(UNEVEN, biased=True, dtype=torch.bfloat16)
+    truth = work.expected(torch.float64)
+    for found, rounded, exact in zip(work.ran(), work.expected(), truth, strict=True):
+        assert found.dtype == rounded.dtype
+        error, allowed = ((side.double() - exact).abs().mean() for side in (found, rounded))
+        assert error <= 1.1 * allowed
+
+
+MISTAKES: dict[str, Callable[[DeltaOperands], DeltaOperands]] = {
+    "no bias": lambda at: replace(at, bias=-1),
+    "another layer's states": lambda at: replace(at, layer=LAYER - 1),
+    "keys in the place of queries": lambda at: replace(at, first_k=0),
+    "values in the place of keys": lambda at: replace(at, first_v=at.first_k),
+    "the state that is written is read": lambda at: replace(at, read=at.write),
+    "the rates of the offsets": lambda at: replace(at, rate=at.offset),
+    "a tap late": lambda at: replace(at, taps=TAPS - 1),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_seen(mistake: str) -> None:
+    work = Work(biased=True)
+    work.at = MISTAKES[mistake](work.at)
+    assert not work.agrees()
