@@ -21,6 +21,7 @@ from tests.backends.reference.stepping import (
     WINDOWED,
     Case,
     place,
+    rotated_whole,
     steps_of,
     steps_on,
     worst_error,
@@ -50,9 +51,9 @@ def _steps(case: Case, path: str | None = None, steps: int = STEPS) -> list[torc
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3", EVEN, BIASED, APART])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5", EVEN, BIASED, APART])
 def test_steps_are_eager_s(model: str, path: str) -> None:
-    for lowering, interleaved in product(("heads", "rows"), (False, True)):
+    for lowering, interleaved in product(("heads", "rows"), (False, rotated_whole(model))):
         case = Case(model, tp=2, spans=3, lowering=lowering, interleaved=interleaved)
         assert worst_error(case, _steps(case, path)) < TOLERANCE
 
@@ -75,11 +76,17 @@ def test_one_sequence(length: int, spans: int) -> None:
     assert worst_error(case, _steps(case)) < TOLERANCE
 
 
+BITS = pytest.mark.parametrize(
+    ("model", "kv"),
+    [("tiny-qwen3", "model"), ("tiny-qwen3", "int8"), ("tiny-qwen3.5", "model")],
+)
+
+
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kv", ["model", "int8"])
-def test_bits_do_not_depend_on_the_schedule(path: str, kv: str) -> None:
+@BITS
+def test_bits_do_not_depend_on_the_schedule(path: str, model: str, kv: str) -> None:
     """The logits are bitwise equal for all policies, lowerings and thread counts."""
-    case = replace(CASE, kv=kv)
+    case = replace(CASE, model=model, kv=kv)
     wanted = _steps(case, path)
     for policy, workers, lowering in product(POLICIES, (1, 2, 5), ("heads", "rows")):
         other = replace(case, policy=policy, workers=workers, lowering=lowering)
@@ -88,12 +95,12 @@ def test_bits_do_not_depend_on_the_schedule(path: str, kv: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kv", ["model", "int8"])
-def test_bits_do_not_depend_on_the_batch(path: str, kv: str) -> None:
+@BITS
+def test_bits_do_not_depend_on_the_batch(path: str, model: str, kv: str) -> None:
     """A sequence has the same bits alone and in a batch of up to 16, from its first token on."""
-    alone = _steps(Case("tiny-qwen3", lengths=(1,), kv=kv), path, 9)
+    alone = _steps(Case(model, lengths=(1,), kv=kv), path, 9)
     for batch in (2, 3, 5, 8, 16):
-        found = _steps(Case("tiny-qwen3", lengths=(1,) * batch, kv=kv), path, 9)
+        found = _steps(Case(model, lengths=(1,) * batch, kv=kv), path, 9)
         for step, logits in zip(alone, found, strict=True):
             assert torch.equal(step[0], logits[0]), batch
 
@@ -105,6 +112,22 @@ def test_tokens_of_a_launch_are_those_of_single_steps() -> None:
     single = torch.cat([one.run(1) for _ in range(8)])
     assert torch.equal(many.run(8), single)
     assert torch.equal(many.logits, one.logits)
+
+
+def test_a_launch_reads_one_state_and_writes_another() -> None:
+    """It keeps the states that it reads, and stores those of the last step."""
+    case = Case("tiny-qwen3.5", tp=2, lengths=(9, 1))
+    read, write = torch.tensor([1, 0]), torch.tensor([2, 3])
+    native, reference = Native(case.memory()), Machine(case.memory())
+    for machine in (native, reference):
+        place(machine, case, read=read, write=write)
+    assert torch.equal(native.run(5), reference.run(5))
+    before = case.memory()
+    for role in (Role.TAILS, Role.STATES):
+        sides = (one.values(role) for one in (native.memory, reference.memory, before))
+        for found, wanted, old in zip(*sides, strict=True):
+            assert relative_error(found[:, 2:], wanted[:, 2:]) < 1e-5
+            assert torch.equal(found[:, :2].nan_to_num(), old[:, :2].nan_to_num())
 
 
 def test_a_launch_ends_when_all_sequences_have_ended() -> None:
