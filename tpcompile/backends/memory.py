@@ -200,7 +200,7 @@ class StepMemory:
         if _HELD_STATES & self.program.roles:
             own = torch.arange(len(tokens))
             read, write = (own if states is None else states for states in (read, write))
-            check_states(self, len(tokens), read, write)
+            check_states(self, lengths, read, write)
             self._set(Role.READ, read, 0)
             self._set(Role.WRITE, write, 0)
         if self._own_caches and self._poisons:

@@ -77,9 +77,13 @@ def check_step(
 
 
 def check_states(
-    memory: StepMemory, sequences: int, read: torch.Tensor, write: torch.Tensor
+    memory: StepMemory, lengths: torch.Tensor, read: torch.Tensor, write: torch.Tensor
 ) -> None:
-    """Raise unless each sequence has states to read and to write, and writes no other's state."""
+    """Raise unless each sequence has states to read and to write, and writes no other's state.
+
+    A sequence of one token is new: it does not use the state that it is said to read.
+    """
+    sequences = len(lengths)
     held = min(memory.values(role)[0].shape[1] for role in (Role.TAILS, Role.STATES))
     reads, writes = read.tolist(), write.tolist()
     for name, states in (("read", reads), ("write", writes)):
@@ -89,13 +93,13 @@ def check_states(
                 got=f"states {states} for {sequences} sequences",
                 expected=f"{sequences} numbers from 0 to {held - 1}",
             )
-    for row, state in enumerate(writes):
-        other = next(
-            (r for r in range(sequences) if r != row and state in (reads[r], writes[r])), None
-        )
-        if other is not None:
+    writers = {state: row for row, state in reversed([*enumerate(writes)])}
+    used = [(row, reads[row]) for row, length in enumerate(lengths.tolist()) if length > 1]
+    for row, state in (*enumerate(writes), *used):
+        writer = writers.get(state, row)
+        if writer != row:
             raise UsageError(
-                f"Sequence {row} must not write the state of sequence {other}",
+                f"Sequence {writer} must not write the state of sequence {row}",
                 got=f"state {state} in both",
                 expected="a state of its own for each sequence to write",
             )

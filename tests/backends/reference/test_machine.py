@@ -351,6 +351,15 @@ def test_states_that_would_spoil_others(read: list[int], write: list[int], said:
         machine.place(**_placed(LINEAR), read=torch.tensor(read), write=torch.tensor(write))
 
 
+def test_a_new_sequence_reads_no_state() -> None:
+    """It may be said to read any state, also one that another sequence writes."""
+    case = replace(LINEAR, lengths=(1, 1))
+    one, other = case.machine(), case.machine()
+    one.place(**_placed(case), read=torch.tensor([0, 0]), write=torch.tensor([0, 1]))
+    other.place(**_placed(case), read=torch.tensor([2, 3]), write=torch.tensor([0, 1]))
+    assert torch.equal(one.run(4), other.run(4))
+
+
 def test_a_launch_reads_one_state_and_writes_another() -> None:
     """What is read stays as it was; later steps resume from what the step before has written."""
     machine, other = LINEAR.machine(), LINEAR.machine()
