@@ -40,7 +40,7 @@ class _Drawn:
         """Return the compiled module of the layer."""
         self.graph.output(result)
         (section,) = (s for s in sections_of(self.graph, ()) if s.layer == 7)
-        (code,) = layer_codes(section, 1, dict.fromkeys(parameters, Storage.ROWS))
+        (code,) = layer_codes(section, 1, dict.fromkeys(parameters, Storage.ROWS), {})
         space: dict[str, Any] = {"torch": torch, "F": functional, "tpc": functions}
         exec(code.source("Layer", [7]), space)
         made: nn.Module = space["Layer"](7, parameters, None)
@@ -99,6 +99,6 @@ def test_code_that_is_the_same_on_all_ranks_is_written_once() -> None:
     result = drawn.call("l7_relu", aten.relu.default, drawn.x)
     drawn.graph.output(result)
     (section,) = sections_of(drawn.graph, ())
-    first, *others = layer_codes(section, 3, {})
+    first, *others = layer_codes(section, 3, {}, {})
     assert len(others) == 2
     assert all(code.body[0] is first.body[0] for code in others)

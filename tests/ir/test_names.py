@@ -37,7 +37,7 @@ LINEAR_ATTENTION = [
     *("beta", "decay", "delta_rule", "normed", "normed_flat", "out_proj", "out_proj_sum"),
 ]
 GATED_ATTENTION = [
-    *("q", "q_parts", "queries", "gate", "gate_flat", "q_normed", "q_rotated", "k_normed"),
+    *("q_proj", "q_proj_1", "q", "q_normed", "q_rotated", "k_normed"),
     *("k_rotated", "v", "attention", "gated", "o_proj", "o_proj_sum"),
 ]
 

@@ -208,10 +208,11 @@ def test_a_delta_net_without_a_gated_norm_is_refused() -> None:
 
 
 def test_an_output_gate_belongs_to_the_attention() -> None:
-    """Its rows are those of the query projection, head by head."""
+    """Its rows are the second parts of the heads of the query projection."""
     gm = step("raise-attention", "tiny-qwen3.5").after.graph
     (block,) = attention_blocks(gm.graph)
-    assert block.gate is block.query
-    assert weight_of(block.query).name == "l3_q_proj_weight"
+    assert block.gate is not block.query
+    assert weight_of(block.query).name == "l3_q_proj_0_weight"
+    assert block.gate is not None and weight_of(block.gate).name == "l3_q_proj_1_weight"
     (plain, _) = attention_blocks(step("raise-attention").after.graph.graph)
     assert plain.gate is None

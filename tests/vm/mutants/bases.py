@@ -149,7 +149,8 @@ def bases() -> list[Base]:
                     column_splits=1 + turn if lowering == "heads" else 1,
                 )
             )
-    return [Base(case) for case in (*found, *_biased(), *_few_bits())]
+    linear = FineCase("tiny-qwen3.5", 2, lengths=(9, 10), workers=3)
+    return [Base(case) for case in (*found, *_biased(), *_few_bits(), linear)]
 
 
 def _biased() -> list[FineCase]:

@@ -61,9 +61,9 @@ class Truth:
             before = [tensor.clone() for tensor in machine.memory.tensors]
             elsewhere = spoilt_elsewhere(machine.memory, instruction)
             spoilt = [tensor.clone() for tensor in elsewhere]
+            written = [*instruction.writes, *joined(instruction)]
             masks = [
-                mask(machine.memory, number, [*instruction.writes, *joined(instruction)])
-                for number in range(len(held))
+                mask(machine.memory, number, written, Role.WRITE) for number in range(len(held))
             ]
             with torch.inference_mode():
                 instruction.run(machine.memory.tensors)

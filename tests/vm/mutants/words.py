@@ -29,11 +29,13 @@ from tpcompile.vm.program.instruction import NONE, Range, StepInstruction
 from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.proof.verify import check_program
 
-BIASED = (0, 33, 34, 35, 36, 37, 38)
+BIASED = (0, 33, 34, 35, 36, 37, 38, 44)
 """Bases with biases: one in queries, keys and values only, and the others in MLPs too."""
 FEW_BITS = (39, 40, 41, 42, 43)
 """Bases with weights of few bits."""
-FEW = (0, 4, 12, 13, 35, 36, 37, 38)
+LINEAR = 44
+"""A base with linear attention."""
+FEW = (0, 4, 12, 13, 35, 36, 37, 38, LINEAR)
 MANY = (*range(8), *range(11, 19), *BIASED[1:], *FEW_BITS)
 """A few small bases with all kinds of instructions, and more of them."""
 
