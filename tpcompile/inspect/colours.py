@@ -24,6 +24,8 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "norm_up_activation": "#88cc88",
         "norm_gate": "#55eecc",
         "norm_gated_up": "#66aa55",
+        "norm_rows": "#5a96f0",
+        "delta_step": "#e196a5",
     }
 )
 """By kind, in the order of opcodes."""

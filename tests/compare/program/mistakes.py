@@ -34,10 +34,12 @@ def normed_with(name: str, model: str = QWEN3, tp: int = 3) -> Callable[[Any], A
     return lambda at: replace(at.normed, weight=lowered_of(model, tp).numbers(name)[0] + at.rank)
 
 
-def norm_of_slices(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def norm_of_slices(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centered: bool = False
+) -> torch.Tensor:
     """Normalise each slice of eight elements of a head separately."""
     parts = zip(x.split(8, -1), weight.split(8), strict=True)
-    return torch.cat([rms_norm(part, scale, eps) for part, scale in parts], -1)
+    return torch.cat([rms_norm(part, scale, eps, zero_centered) for part, scale in parts], -1)
 
 
 def not_turned(x: torch.Tensor, *tables: torch.Tensor, **options: Any) -> torch.Tensor:
