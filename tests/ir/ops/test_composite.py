@@ -57,7 +57,7 @@ def test_the_schema_is_the_signature() -> None:
         "tpc::norm_qkv_rope_append(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, "
         "Tensor? q_norm, Tensor? k_norm, float head_eps, Tensor cos, Tensor sin, "
         "Tensor(a!) cache, Tensor slots, int layer, int block, int[] heads, "
-        "bool interleaved=False) -> Tensor"
+        "bool interleaved=False, bool zero_centered=False) -> Tensor"
     )
     assert str(SWIGLU._schema) == "tpc::swiglu(Tensor gate, Tensor up) -> Tensor"
     assert str(ALL_REDUCE_RESIDUAL._schema).endswith(
@@ -95,7 +95,8 @@ def test_the_pattern_is_the_calls() -> None:
     assert linear.target is LINEAR
     assert linear.args[1:] == (Value("weight"), Value("bias", optional=True))
     assert linear.args[0].target is RMS_NORM
-    assert linear.args[0].args == (Value("x"), Value("norm"), Number("eps"))
+    centred = Number("zero_centered")
+    assert linear.args[0].args == (Value("x"), Value("norm"), Number("eps"), centred)
     added = SPECS[LINEAR_RESIDUAL].pattern
     assert added.commutes and not added.args[1].commutes
 

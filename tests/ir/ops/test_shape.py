@@ -249,11 +249,21 @@ def test_refuses_local_sizes_in_a_split() -> None:
 
 def test_refuses_to_split_elsewhere_than_where_it_was_fused() -> None:
     x = random(3, 20).sharded(1, FUSED)
-    for sizes in ([8, 12], [20], [12, 4, 4]):
+    for sizes in ([8, 12], [16, 4], [12, 4, 4]):
         refused("split-segments", SPLIT, x, sizes, 1)
     one = random(3, 12).sharded(1, HEADS)
     refused("split-segments", SPLIT, one, [4, 8], 1)
     refused("partial-nonlinear", SPLIT, random(3, 20).partial(), [12, 8], 1)
+
+
+def test_a_part_may_consist_of_several_that_were_fused() -> None:
+    """The channels of linear attention, which are split in three later, are one part with gates."""
+    three = FusedLayout((*FUSED.segments, HEADS))
+    x = random(3, 32).sharded(1, three)
+    whole, last = infer(SPLIT, x, [20, 12], 1)
+    assert (whole.layout_of(1), last.layout_of(1)) == (FUSED, HEADS)
+    run(SPLIT, x, [20, 12], 1, ranks=2).assert_sound(exact=True)
+    assert infer(SPLIT, random(3, 20).sharded(1, FUSED), [20], 1)[0].layout_of(1) == FUSED
 
 
 def test_refuses_to_join_what_lies_differently() -> None:

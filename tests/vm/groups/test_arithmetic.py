@@ -100,6 +100,7 @@ def test_ranks_have_a_power_of_two_of_leaves(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("function", [exp, log], ids=["exp", "log"])
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_function_is_the_same_in_any_lane(function: Any, data: Any) -> None:
     values = data.draw(st.lists(st.floats(2**-10, 80, width=32), min_size=1, max_size=37))

@@ -51,6 +51,7 @@ def given(heads: Sequence[int] = (4, 2, 2), **changes: Any) -> dict[str, Any]:
         "block": 2,
         "heads": tuple(heads),
         "interleaved": False,
+        "zero_centered": False,
     }
     return {**found, **changes}
 
@@ -64,24 +65,28 @@ def called(values: dict[str, Any]) -> torch.Tensor:
 def by_hand(values: dict[str, Any]) -> list[torch.Tensor]:
     """Compute queries, keys and values op by op."""
     own = {name: getattr(value, "whole", value) for name, value in values.items()}
-    rows = LINEAR(RMS_NORM(own["x"], own["norm"], own["eps"]), own["weight"], own["bias"])
+    centred = own["zero_centered"]
+    normed = RMS_NORM(own["x"], own["norm"], own["eps"], centred)
+    rows = LINEAR(normed, own["weight"], own["bias"])
     sizes = [count * WIDTH for count in own["heads"]]
     sides = [side.unflatten(-1, (-1, WIDTH)) for side in torch.split(rows, sizes, -1)]
     for place, name in enumerate(("q_norm", "k_norm")):
         if own[name] is not None:
-            sides[place] = RMS_NORM(sides[place], own[name], own["head_eps"])
+            sides[place] = RMS_NORM(sides[place], own[name], own["head_eps"], centred)
         sides[place] = ROPE(sides[place], own["cos"], own["sin"], own["interleaved"])
     return sides
 
 
+@pytest.mark.parametrize("zero_centered", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("left_out", [(), ("bias",), ("q_norm", "k_norm"), ("k_norm",)], ids=str)
 @pytest.mark.parametrize("heads", [(4, 2, 2), (3, 3, 3), (5, 1, 1)], ids=str)
 def test_the_same_bits_as_op_by_op(
-    heads: tuple[int, ...], left_out: tuple[str, ...], interleaved: bool
+    heads: tuple[int, ...], left_out: tuple[str, ...], interleaved: bool, zero_centered: bool
 ) -> None:
     """Traps 5, 7 and 9: biases and per-head norms are applied; each key is cached once, rotated."""
-    values = given(heads, **dict.fromkeys(left_out), interleaved=interleaved)
+    options = {"interleaved": interleaved, "zero_centered": zero_centered}
+    values = given(heads, **dict.fromkeys(left_out), **options)
     q, k, v = by_hand(values)
     cache = values["cache"].whole
     assert torch.equal(called(values), q)
@@ -116,7 +121,7 @@ def test_the_layout_of_pairs_counts() -> None:
 def test_a_tracer_sees_its_shape_without_options_too() -> None:
     values = [getattr(value, "whole", value) for value in given().values()]
     empty = [torch.empty_like(v, device="meta") if torch.is_tensor(v) else v for v in values]
-    for operands, named in ((empty, {}), (empty[:-1], {}), (empty[:-1], {"interleaved": True})):
+    for operands, named in ((empty, {}), (empty[:-2], {}), (empty[:-2], {"interleaved": True})):
         assert NORM_QKV_ROPE_APPEND(*operands, **named).shape == (TOKENS, 4, WIDTH)
 
 

@@ -84,7 +84,7 @@ def norm_q_k_v_rope_append(
     The weights may differ in format.
     """
     normed = RMS_NORM(x, norm, eps, zero_centered)
-    width = v_weight.shape[0] // cache.shape[-2]
+    width = k_weight.shape[0] // cache.shape[-2]
     q, k, v = (
         UNFLATTEN(LINEAR(normed, weight, bias), 1, [-1, width])
         for weight, bias in ((q_weight, q_bias), (k_weight, k_bias), (v_weight, v_bias))
