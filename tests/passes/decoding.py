@@ -17,9 +17,14 @@ from tests.models import TOLERANCE, Pair, padded, preset_pair, relative_error
 from tests.passes.steps import TINY_VOCABULARY, Step, step_of
 from tests.stages import graph_after, stages_of
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.roles import StatesOf
-from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
-from tpcompile.ir.types import ValueType
+from tpcompile.ir.simulate import (
+    Values,
+    empty_cache,
+    empty_states,
+    logits_of,
+    materialise,
+    run_ranks,
+)
 from tpcompile.passes import Pass, Stage
 from tpcompile.passes.cache_kv import CACHE
 from tpcompile.passes.keep_states import STATES, TAILS
@@ -121,11 +126,15 @@ def filled(model: str, tp: int, lengths: tuple[int, ...], interleaved: bool = Fa
     gm = next(stage for stage in stages if stage.name == "keep-states").graph
     ids, mask = padded(lengths, TINY_VOCABULARY)
     rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
-    empty = {
-        node.name: [_unwritten(value_type(node), rank, len(rows)) for rank in range(tp)]
-        for node in gm.graph.nodes
-        if node.name in (CACHE, TAILS, STATES)
+    made = {
+        CACHE: (empty_cache, len(POOL) * BLOCK),
+        **dict.fromkeys((TAILS, STATES), (empty_states, len(rows))),
     }
+    empty = {}
+    for node in gm.graph.nodes:
+        if node.name in made:
+            empty_of, count = made[node.name]
+            empty[node.name] = [empty_of(value_type(node), rank, count) for rank in range(tp)]
     tables = tables_for(lengths)
     prompt = step_inputs([row[:-1] for row in rows], [0] * len(rows), tables)
     kept = run_step(gm, pair, prompt, empty).kept if len(prompt["input_ids"]) else empty
@@ -133,13 +142,6 @@ def filled(model: str, tp: int, lengths: tuple[int, ...], interleaved: bool = Fa
     with torch.inference_mode():
         expected = torch.cat([pair.eager(row[None]).logits[0, -1:] for row in rows])
     return Filled(inputs, kept, expected)
-
-
-def _unwritten(kind: ValueType, rank: int, sequences: int) -> torch.Tensor:
-    """Return a cache of a rank, or a state for each sequence."""
-    count = sequences if isinstance(kind.role, StatesOf) else len(POOL) * BLOCK
-    shape = [extent if isinstance(extent, int) else count for extent in kind.local_shape(rank)]
-    return torch.full(shape, torch.nan, dtype=kind.dtype)
 
 
 def decode_stages(model: str, tp: int, spans: int, interleaved: bool = False) -> list[Stage]:

@@ -16,12 +16,11 @@ from tpcompile.ir.format import Format
 from tpcompile.ir.kv import nan_element
 from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.program.abi import buffer_row
-from tpcompile.vm.program.buffer import STORED_DIMS
+from tpcompile.vm.program.buffer import LINEAR_STATES, STORED_DIMS
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.operands import verify_operands
 from tpcompile.vm.program.weight import Weight
 
-_HELD_STATES = frozenset((Role.TAILS, Role.STATES))
 _UNWRITTEN, _UNWRITTEN_BYTE = -(2**31), -(2**7)
 """The value of integers that have not been written, of several bytes or of one."""
 _OF_HOST = frozenset(
@@ -131,7 +130,7 @@ class StepMemory:
 
         The caches may have any number of slots, and the tensors any number of states.
         """
-        for role in _HELD_STATES & self.program.roles:
+        for role in self.program.roles.intersection(LINEAR_STATES):
             for number, own in zip(self._numbers(role), states, strict=True):
                 kept, buffer = own[role.word], self.program.buffers[number]
                 extents = (buffer.extents[0], kept.shape[1], *buffer.extents[2:])
@@ -197,7 +196,7 @@ class StepMemory:
         self._set(Role.TABLES, tables, NONE)
         self._set(Role.STOPS, torch.tensor(stops) if stops else None, NONE)
         self._set(Role.FINISHED, ended, 0)
-        if _HELD_STATES & self.program.roles:
+        if not self.program.roles.isdisjoint(LINEAR_STATES):
             own = torch.arange(len(tokens))
             read, write = (own if states is None else states for states in (read, write))
             check_states(self, lengths, read, write)

@@ -9,6 +9,7 @@ import torch
 
 from tpcompile.errors import UsageError
 from tpcompile.vm.program import Program, Role
+from tpcompile.vm.program.buffer import LINEAR_STATES
 
 if TYPE_CHECKING:
     from tpcompile.backends.memory import StepMemory
@@ -84,7 +85,7 @@ def check_states(
     A sequence of one token is new: it does not use the state that it is said to read.
     """
     sequences = len(lengths)
-    held = min(memory.values(role)[0].shape[1] for role in (Role.TAILS, Role.STATES))
+    held = min(memory.values(role)[0].shape[1] for role in LINEAR_STATES)
     reads, writes = read.tolist(), write.tolist()
     for name, states in (("read", reads), ("write", writes)):
         if len(states) != sequences or not all(0 <= one < held for one in states):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from torch import nn
 
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.layers import outermost_lists
-from tpcompile.frontend.mixers import is_linear_attention
+from tpcompile.frontend.mixers import is_linear_attention, looks_up
 from tpcompile.frontend.rotary import frequencies_of, rotary_modules, table_feature
 
 _LAYER_KINDS = ("full_attention", "sliding_attention", "linear_attention")
@@ -178,8 +177,7 @@ def _interface(module: nn.Module) -> Iterator[Feature]:
 
 def _calls_interface(part: nn.Module) -> bool:
     """Return whether the forward of a module looks its attention up, as Qwen3.5's does."""
-    code = getattr(inspect.unwrap(type(part).forward), "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+    return looks_up(part, "ALL_ATTENTION_FUNCTIONS")
 
 
 _LOOKS: tuple[Callable[[nn.Module], Iterable[Feature]], ...] = (

@@ -26,8 +26,13 @@ _UPDATE = "causal_conv1d_update"
 
 def is_linear_attention(module: nn.Module) -> bool:
     """Return whether a module is a gated delta net: its forward calls its functions by name."""
+    return looks_up(module, _CHUNK, _CONV)
+
+
+def looks_up(module: nn.Module, *names: str) -> bool:
+    """Return whether the forward of a module looks all of these names up."""
     code = getattr(_forward(module), "__code__", None)
-    return code is not None and {_CHUNK, _CONV} <= set(code.co_names)
+    return code is not None and set(names) <= set(code.co_names)
 
 
 def with_ops(module: nn.Module) -> None:

@@ -12,7 +12,7 @@ from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import DELTA_DECAY, GATED_RMS_NORM, LINEAR, RMS_NORM, SIGMOID_GATE, SPECS
 from tpcompile.ir.pattern import UNKNOWN
 from tpcompile.rewriting.pattern import Bindings, Call, Maybe, Number, Value, check
-from tpcompile.rewriting.rewrite import Report, insert, rewrite
+from tpcompile.rewriting.rewrite import Report, insert, rewrite_each
 
 aten = torch.ops.aten
 
@@ -47,13 +47,7 @@ class RaiseGates:
     before: ClassVar[tuple[str, ...]] = ("raise-swiglu",)
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        report = Report()
-        for pattern, replacement in _RULES:
-            found = rewrite(gm, pattern, replacement)
-            report.matches += found.matches
-            if found.nearest is not None:
-                report.miss(found.nearest)
-        return report
+        return rewrite_each(gm, _RULES)
 
 
 def _decay(node: fx.Node, found: Bindings) -> fx.Node:

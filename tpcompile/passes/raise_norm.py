@@ -12,7 +12,7 @@ from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import RMS_NORM
 from tpcompile.ir.pattern import UNKNOWN
 from tpcompile.rewriting.pattern import Bindings, Call, Maybe, Number, Value, check
-from tpcompile.rewriting.rewrite import Report, insert, rewrite
+from tpcompile.rewriting.rewrite import Report, insert, rewrite_each
 
 aten = torch.ops.aten
 
@@ -43,13 +43,7 @@ class RaiseNorm:
     before: ClassVar[tuple[str, ...]] = ("fuse-add-norm", "fuse-norm-linear")
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        report = rewrite(gm, PATTERN, _plain)
-        for pattern in (_ROUNDED, ZERO_CENTERED):  # the latter where nothing is rounded, in fp32
-            other = rewrite(gm, pattern, _zero_centered)
-            report.matches += other.matches
-            if other.nearest is not None:
-                report.miss(other.nearest)
-        return report.require(gm, "RMS norm", RMS_NORM)
+        return rewrite_each(gm, _RULES).require(gm, "RMS norm", RMS_NORM)
 
 
 def _plain(node: fx.Node, found: Bindings) -> fx.Node:
@@ -80,3 +74,10 @@ def _unwidened(wide: fx.Node) -> fx.Node:
     source = wide.args[0] if wide.target is aten.to.dtype else wide
     assert isinstance(source, fx.Node)
     return source
+
+
+_RULES = (
+    (PATTERN, _plain),
+    (_ROUNDED, _zero_centered),
+    (ZERO_CENTERED, _zero_centered),  # where nothing is rounded, in fp32
+)

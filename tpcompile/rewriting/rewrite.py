@@ -69,6 +69,17 @@ def rewrite(gm: fx.GraphModule, pattern: Call, replacement: Replacement) -> Repo
     return report
 
 
+def rewrite_each(gm: fx.GraphModule, rules: Iterable[tuple[Call, Replacement]]) -> Report:
+    """Run `rewrite` with every pattern and its replacement, one after the other."""
+    report = Report()
+    for pattern, replacement in rules:
+        found = rewrite(gm, pattern, replacement)
+        report.matches += found.matches
+        if found.nearest is not None:
+            report.miss(found.nearest)
+    return report
+
+
 def fuse_each(gm: fx.GraphModule, target: Any, fuse: Callable[[fx.Graph, fx.Node], None]) -> Report:
     """Run `fuse` at every call of `target`; it may refuse with MissError."""
     return fuse_at(gm, ((node, partial(fuse, gm.graph, node)) for node in calls(gm, target)))

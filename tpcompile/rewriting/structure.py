@@ -105,10 +105,7 @@ def _attention_block(node: fx.Node) -> AttentionBlock:
     (user,) = merged.users if len(merged.users) == 1 else (merged,)
     gate = None
     if user.target is SIGMOID_GATE and operand(user) is merged:
-        features = operand(user, 1)
-        merges = features.target is aten.flatten.using_ints
-        gate = _projection(node, operand(features) if merges else features)
-        merged = user
+        gate, merged = _projection(node, operand(user, 1)), user
     return AttentionBlock(node, query, key, value, gate, _only_user(merged, LINEAR))
 
 

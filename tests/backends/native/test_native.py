@@ -35,6 +35,7 @@ from tpcompile.backends.native.build import paths
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.program import Role
+from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.program.instruction import WeightInstruction
 from tpcompile.vm.schedule.policies import POLICIES
 
@@ -123,7 +124,7 @@ def test_a_launch_reads_one_state_and_writes_another() -> None:
         place(machine, case, read=read, write=write)
     assert torch.equal(native.run(5), reference.run(5))
     before = case.memory()
-    for role in (Role.TAILS, Role.STATES):
+    for role in LINEAR_STATES:
         sides = (one.values(role) for one in (native.memory, reference.memory, before))
         for found, wanted, old in zip(*sides, strict=True):
             assert relative_error(found[:, 2:], wanted[:, 2:]) < 1e-5

@@ -28,6 +28,7 @@ from tpcompile.backends.reference import Machine, held_back, shuffled
 from tpcompile.errors import UsageError
 from tpcompile.presets import PRESETS
 from tpcompile.vm.program import Role
+from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.schedule.policies import POLICIES
 
 TINY = ("tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5")
@@ -42,7 +43,6 @@ SEVERAL_RANKS = (
     "qwen3.5-0.8b",  # 8 heads, 2 KV heads, 16 heads of linear attention
     "qwen3.5-4b",  # 16 heads, 4 KV heads, 16 and 32 heads of linear attention
 )
-STATES = (Role.TAILS, Role.STATES)
 FEW_STEPS = 5
 """Enough steps to cross a block boundary from any position, for sweeps over many cases."""
 WAYS = list(product(POLICIES, ("heads", "rows"), (False, True), (1, 2, 3, 7)))
@@ -365,11 +365,11 @@ def test_a_launch_reads_one_state_and_writes_another() -> None:
     machine, other = LINEAR.machine(), LINEAR.machine()
     machine.place(**_placed(LINEAR), read=torch.tensor([0, 1]), write=torch.tensor([3, 2]))
     other.place(**_placed(LINEAR))
-    before = [held.clone() for role in STATES for held in machine.memory.values(role)]
+    before = [held.clone() for role in LINEAR_STATES for held in machine.memory.values(role)]
     assert torch.equal(machine.run(4), other.run(4))
     assert torch.equal(machine.memory.logits, other.memory.logits)
-    after = [held for role in STATES for held in machine.memory.values(role)]
-    in_place = [held for role in STATES for held in other.memory.values(role)]
+    after = [held for role in LINEAR_STATES for held in machine.memory.values(role)]
+    in_place = [held for role in LINEAR_STATES for held in other.memory.values(role)]
     for was, now, kept in zip(before, after, in_place, strict=True):
         assert torch.equal(was[:, :2], now[:, :2])
         assert torch.equal(now[:, [3, 2]], kept[:, :2])

@@ -18,7 +18,7 @@ from tests.vm.groups.operands import instructions
 from tpcompile.errors import UsageError
 from tpcompile.ir.format import Format
 from tpcompile.vm.groups import AllReduce
-from tpcompile.vm.program import Role
+from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.program.fields import field_types, rules_of
 from tpcompile.vm.program.instruction import Range, StepInstruction, to_fp32, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS, decode, encode
@@ -145,7 +145,7 @@ def test_trap_27_what_others_may_still_read_is_not_written_over(
         read = {region.buffer for region in instruction.reads}
         for region in instruction.writes:
             role = buffers[region.buffer].role
-            own = role.kind == "state" or role in (Role.TAILS, Role.STATES)
+            own = role.kind == "state" or role in LINEAR_STATES
             assert own or region.buffer not in read
 
 

@@ -28,7 +28,7 @@ from tpcompile.backends.torch_tp.functions import (
 )
 from tpcompile.ir.format import Format
 from tpcompile.ir.layout import Interval
-from tpcompile.ir.ops.attention import runs_of
+from tpcompile.ir.ops.groups import heads_read, runs_of
 
 __all__ = [
     "add_rms_norm",
@@ -134,9 +134,7 @@ def paged_attention(
             kv_heads,
         )
     prompts.append(k, v, cache[layer], slots)
-    shared = k.shape[1]
-    group = q.shape[1] // shared
-    runs = runs_of([head // group for head in range(q.shape[1])] if kv_heads is None else kv_heads)
+    runs = runs_of(heads_read(q.shape[1], k.shape[1], kv_heads))
     return prompts.attention(q, cache[layer], starts, tables, lengths, scale, window, block, runs)
 
 

@@ -15,6 +15,7 @@ from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import VerifyError
 from tpcompile.ir.kv import nan_element
 from tpcompile.vm.program import Region, Role
+from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.program.program import joined
 from tpcompile.vm.program.weight import Weight
@@ -82,7 +83,7 @@ def mask(memory: StepMemory, number: int, regions: Iterable[Region], states: Rol
             layers, sides, sequences, heads, ages = box
             for slot in _slots(memory, sequences, ages):
                 found[layers, sides, slot, heads] = True
-        elif buffer.role in (Role.TAILS, Role.STATES):
+        elif buffer.role in LINEAR_STATES:
             layers, sequences, own = box
             inner = (slice(None), own) if buffer.role == Role.TAILS else (own,)
             for state in memory.values(states)[0][sequences].tolist():

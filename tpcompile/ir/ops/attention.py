@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tpcompile.ir.ops.groups import check_groups, check_whole_heads, local_map
+from tpcompile.ir.ops.groups import check_groups, check_whole_heads, local_map, runs_of
 from tpcompile.ir.ops.head_order import is_interleaved
 from tpcompile.ir.ops.spec import Cost, define, local_bytes, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, ValueType
@@ -103,17 +103,6 @@ def _attend_rows(
         scale=scale,
     )
     return mixed.view(shared, group, new, width).permute(2, 0, 1, 3)
-
-
-def runs_of(kv_heads: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Group adjacent query heads that read the same KV head, as (KV head, first, last)."""
-    runs: list[tuple[int, int, int]] = []
-    for place, head in enumerate(kv_heads):
-        if runs and runs[-1][0] == head:
-            runs[-1] = (head, runs[-1][1], place)
-        else:
-            runs.append((head, place, place))
-    return runs
 
 
 def causal_mask(new: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:

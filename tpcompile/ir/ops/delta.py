@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from tpcompile.ir.ops.elementwise import join
-from tpcompile.ir.ops.groups import check_groups, check_whole_heads, local_map
+from tpcompile.ir.ops.groups import check_groups, check_whole_heads, heads_read, local_map
 from tpcompile.ir.ops.spec import Cost, define, numel, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, Partial, ValueType
 
@@ -114,7 +114,7 @@ def delta_rule(
     Everything is computed in fp32. A single token is a step of the recurrence, also where it is
     the last chunk of a prompt; other chunks are computed as products of matrices.
     """
-    heads = _heads_read(len(state), k.shape[-2], k_heads)
+    heads = list(heads_read(len(state), k.shape[-2], k_heads))
     query = _normalized(q)[:, heads] * q.shape[-1] ** -0.5
     key, value = _normalized(k)[:, heads], v.float()
     operands = query, key, value, decay.float(), beta.float()
@@ -124,10 +124,6 @@ def delta_rule(
         update = _step if len(value) == 1 else _chunk
         results.append(update(query, key, value, log, share, state))
     return torch.cat(results).to(v.dtype) if results else torch.empty_like(v)
-
-
-def _heads_read(heads: int, shared: int, k_heads: Sequence[int] | None) -> list[int]:
-    return list(k_heads) if k_heads else [head * shared // heads for head in range(heads)]
 
 
 def _normalized(x: torch.Tensor) -> torch.Tensor:

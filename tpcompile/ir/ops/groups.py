@@ -5,6 +5,7 @@ Query heads read KV heads, and value heads of linear attention read its key head
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tpcompile.ir.layout import AnyLayout, Layout
@@ -67,3 +68,19 @@ def local_map(
     shared, rest = divmod(len(found), len(held))
     even = not rest and found == [place // shared for place in range(len(found))]
     return {} if even else {name: found}
+
+
+def heads_read(readers: int, read: int, mapped: Sequence[int] | None) -> Sequence[int]:
+    """Return the head that each reader reads: as mapped, or else shared evenly, in order."""
+    return mapped or [head * read // readers for head in range(readers)]
+
+
+def runs_of(read: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Group adjacent readers that read the same head, as (head, first reader, last reader)."""
+    runs: list[tuple[int, int, int]] = []
+    for place, head in enumerate(read):
+        if runs and runs[-1][0] == head:
+            runs[-1] = (head, runs[-1][1], place)
+        else:
+            runs.append((head, place, place))
+    return runs

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, product
+from itertools import product
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from tpcompile.ir.ops import ATTENTION_REDUCE, GATED_ATTENTION_REDUCE, PARTIAL_A
 from tpcompile.ir.ops.cache import HEADS
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import merge, span_of
+from tpcompile.ir.ops.groups import heads_read, runs_of
 from tpcompile.ir.ops.paged_attention import read_tokens
 from tpcompile.vm.groups.arithmetic import dots, exp, log, sigmoid, total
 from tpcompile.vm.groups.kv import cache_of, places
@@ -265,12 +266,8 @@ def _readers(to: Building, node: fx.Node, rank: int) -> Iterator[tuple[int, Rang
     heads = value_type(bound["q"]).local_shape(rank)[1]
     shared = value_type(bound["cache"]).local_shape(rank)[HEADS]
     assert isinstance(heads, int) and isinstance(shared, int)
-    read: Sequence[int] = bound["kv_heads"] or [h // (heads // shared) for h in range(heads)]
-    first = 0
-    for kv_head, run in groupby(read):
-        stop = first + len(list(run))
-        yield kv_head, Range(first, stop)
-        first = stop
+    for kv_head, first, last in runs_of(heads_read(heads, shared, bound["kv_heads"])):
+        yield kv_head, Range(first, last + 1)
 
 
 @lowers(ATTENTION_REDUCE, GATED_ATTENTION_REDUCE)

@@ -7,9 +7,7 @@ reads the state that the sequence resumes from; later, the one that it writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Annotated, ClassVar
 
 import torch
@@ -17,6 +15,7 @@ from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import DELTA_STEP
+from tpcompile.ir.ops.groups import heads_read, runs_of
 from tpcompile.vm.groups.arithmetic import exp, rms_norm, sigmoid, total
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.handlers import lowers
@@ -203,8 +202,10 @@ def delta_step(to: Building, node: fx.Node) -> None:
     tails, states = _kept(to, bound["tails"], 3), _kept(to, bound["states"], 2)
     for rank in range(to.ranks):
         at = _operands(to, node, rank, tails + rank, states + rank, out + rank)
+        read = heads_read(at.v_heads, at.k_heads, to.bound(node, rank)["k_heads"])
         for sequence in range(batch):
-            for k_head, heads in _readers(at, to.bound(node, rank)["k_heads"]):
+            for k_head, first, last in runs_of(read):
+                heads = Range(first, last + 1)
                 to.instructions.append(DeltaStep(at, sequence, k_head, heads))
 
 
@@ -259,13 +260,3 @@ def _operands(
         channels=channels,
         **weights,
     )
-
-
-def _readers(at: DeltaOperands, k_heads: Sequence[int] | None) -> Iterator[tuple[int, Range]]:
-    """Yield the key heads of a rank, each with the run of value heads that read it."""
-    read = k_heads or [head * at.k_heads // at.v_heads for head in range(at.v_heads)]
-    first = 0
-    for k_head, run in groupby(read):
-        stop = first + len(list(run))
-        yield k_head, Range(first, stop)
-        first = stop

@@ -58,12 +58,14 @@ class Role(Named):
         return self not in (Role.SCRATCH, Role.WEIGHT, Role.ARRIVALS)
 
 
+LINEAR_STATES = (Role.TAILS, Role.STATES)
+"""The roles of the states of linear attention, whose numbers are in `READ` and `WRITE`."""
 _KINDS = {
     Role.SCRATCH: "scratch",
     Role.LOGITS: "scratch",
     Role.WEIGHT: "weight",
     Role.CACHE: "cache",
-    **dict.fromkeys((Role.TAILS, Role.STATES), "cache"),
+    **dict.fromkeys(LINEAR_STATES, "cache"),
     **dict.fromkeys((Role.TABLES, Role.STOPS, Role.COS, Role.SIN), "input"),
     **dict.fromkeys((Role.READ, Role.WRITE), "input"),
 }

@@ -117,7 +117,7 @@ class Program:
             if [self.buffers[number].rank for number in found] == ranks
         }
 
-    @property
+    @cached_property
     def roles(self) -> frozenset[Role]:
         """The roles of which there are buffers."""
         return frozenset(self._roles)
