@@ -194,15 +194,20 @@ def test_a_snapshot_changes_no_bit(hybrid: Any) -> None:
             assert (again.shared, handles[3].shared) == (0, (length - 1) // 64 * 64)
 
 
-def test_several_continuations_share_the_state_of_a_prompt(hybrid: Any) -> None:
-    tokens = prompt(Random(7), 135)
-    params = SamplingParams(max_tokens=9, n=3, temperature=1.0, seed=3, ignore_eos=True)
-    with Engine(hybrid, max_batch=4, **WIDER) as engine:
+def _assert_continued(model: Any, length: int, most: int, sizes: dict[str, Any]) -> None:
+    """Assert that three continuations of a prompt differ, and are the same again and in turn."""
+    tokens = prompt(Random(7), length)
+    params = SamplingParams(max_tokens=most, n=3, temperature=1.0, seed=3, ignore_eos=True)
+    with Engine(model, max_batch=4, **sizes) as engine:
         found = [one.tokens for one in engine.add(tokens, params).result()]
         assert len({tuple(own) for own in found}) == 3
         assert [one.tokens for one in engine.add(tokens, params).result()] == found
-    with Engine(hybrid, max_batch=1, **WIDER) as engine:  # one after another, without a fork
+    with Engine(model, max_batch=1, **sizes) as engine:  # one after another, without a fork
         assert [one.tokens for one in engine.add(tokens, params).result()] == found
+
+
+def test_several_continuations_share_the_state_of_a_prompt(hybrid: Any) -> None:
+    _assert_continued(hybrid, 135, 9, WIDER)
 
 
 def test_a_step_that_fails_leaves_no_state_behind(
@@ -321,14 +326,7 @@ def test_log_probabilities_are_those_of_the_model(model: Any) -> None:
 
 
 def test_several_continuations_of_one_prompt(model: Any) -> None:
-    tokens = prompt(Random(7), 45)
-    params = SamplingParams(max_tokens=6, n=3, temperature=1.0, seed=3, ignore_eos=True)
-    with Engine(model, max_batch=4, **SMALL) as engine:
-        found = [one.tokens for one in engine.add(tokens, params).result()]
-        assert len({tuple(own) for own in found}) == 3
-        assert [one.tokens for one in engine.add(tokens, params).result()] == found
-    with Engine(model, max_batch=1, **SMALL) as engine:  # one after another, without a fork
-        assert [one.tokens for one in engine.add(tokens, params).result()] == found
+    _assert_continued(model, 45, 6, SMALL)
 
 
 def test_sampling_without_a_seed_differs(model: Any) -> None:
