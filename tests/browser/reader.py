@@ -77,6 +77,12 @@ class Reader:
         assert found.count() == 1, f"{found.count()} elements match {selector} {text or ''}"
         found.click(timeout=3000)
 
+    def unfold(self, selector: str) -> None:
+        """Open all details with a selector."""
+        self.page.eval_on_selector_all(
+            selector, "(all) => all.forEach(one => { one.open = true; })"
+        )
+
     def under(self, heading: str) -> list[str]:
         """Return the texts in the details from a heading to the next."""
         found: list[str] = self.page.evaluate(

@@ -118,7 +118,7 @@ def test_tokens_of_a_launch_are_those_of_single_steps() -> None:
 def test_a_launch_reads_one_state_and_writes_another() -> None:
     """It keeps the states that it reads, and stores those of the last step."""
     case = Case("tiny-qwen3.5", tp=2, lengths=(9, 1))
-    read, write = torch.tensor([1, 0]), torch.tensor([2, 3])
+    read, write = torch.tensor([0, 1]), torch.tensor([3, 2])
     native, reference = Native(case.memory()), Machine(case.memory())
     for machine in (native, reference):
         place(machine, case, read=read, write=write)

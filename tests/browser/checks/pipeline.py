@@ -17,6 +17,7 @@ _PAIRS = (("insert-collectives", "fuse-qkv"), ("vocab-parallel", "insert-collect
 def passes(reader: Reader, truth: Truth) -> None:
     """Read the list of passes: the matches of each, and by how much the graph grew."""
     reader.go(view="pipeline", c=0)
+    reader.unfold("details.quiet-passes")
     texts = [text.replace("\xa0", " ") for text in reader.texts("button.pass")]
     found = {text.partition("\n")[0]: text for text in texts}
     assert list(found) == [stage.name for stage in truth.stages]
@@ -82,18 +83,21 @@ def fates(reader: Reader, truth: Truth) -> None:
 
 def beside(reader: Reader, truth: Truth) -> None:
     """Read the same pass of two compilations side by side."""
-    reader.go(view="pipeline", c=0, left="2:6", **{"pass": "plan-sharding"})
+    places = {stage.name: place for place, stage in enumerate(truth.stages)}
+    left = f"2:{places['plan-sharding']}"
+    reader.go(view="pipeline", c=0, left=left, **{"pass": "plan-sharding"})
     assert reader.texts("table.sides thead th") == [
         "prompts, tp=2: plan-sharding",
         f"prompts, tp={TP}: plan-sharding",
     ]
-    reader.go(view="pipeline", c=0, left="2:7", **{"pass": "shard-linears"})
+    left = f"2:{places['shard-linears']}"
+    reader.go(view="pipeline", c=0, left=left, **{"pass": "shard-linears"})
     rows = [
         row for row in reader.rows("table.sides") if any("%l0_o_proj_weight = " in c for c in row)
     ]
-    [[left, right]] = [[_line(cell) for cell in row] for row in rows]
-    assert right == truth.lines.stages["shard-linears"]["l0_o_proj_weight"][1]
-    assert left == right.replace("96:32|32|16|16", "96:2×48") != right
+    [[evenly, found]] = [[_line(cell) for cell in row] for row in rows]
+    assert found == truth.lines.stages["shard-linears"]["l0_o_proj_weight"][1]
+    assert evenly == found.replace("96:32|32|16|16", "96:2×48") != found
 
 
 def overview(reader: Reader, truth: Truth) -> None:
