@@ -17,14 +17,14 @@ import pytest
 import torch
 
 import tpcompile
-from tpcompile.backends.native import functions, prompts
+from tpcompile.backends.native import functions, many, prompts
 from tpcompile.backends.native.build import paths
 from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.ir.format import Format
 from tpcompile.ir.kv import ROUNDED, loaded_rows, nan_element, row_in_memory, stored_rows
 
-pytestmark = pytest.mark.skipif(not prompts.available(), reason="needs AVX2")
-PATHS = [path for path in paths() if path in prompts.PATHS]
+pytestmark = pytest.mark.skipif(not many.available(), reason="needs AVX2")
+PATHS = [path for path in paths() if path in many.PATHS]
 
 TOKENS = [1, 3, 16, 65, 200]
 BLOCK = 16
@@ -44,23 +44,40 @@ def random(*shape: int) -> torch.Tensor:
 
 @pytest.fixture(autouse=True, params=PATHS)
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "_path", lambda: request.param)
+    monkeypatch.setattr(many, "_path", lambda: request.param)
     torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("width", [16, 24, 100, 1024])
-def test_norms(tokens: int, width: int) -> None:
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_norms(tokens: int, width: int, zero_centered: bool) -> None:
     x, weight = random(tokens, width + 8)[:, :width], random(width)
-    near(functions.rms_norm(x, weight, 1e-6), torchs.rms_norm(x, weight, 1e-6))
     heads = random(tokens, 5 * width).split((2 * width, 3 * width), 1)[1].unflatten(1, (-1, width))
-    near(functions.rms_norm(heads, weight, 1e-6), torchs.rms_norm(heads, weight, 1e-6))
+    for one in (x, heads):
+        near(
+            functions.rms_norm(one, weight, 1e-6, zero_centered),
+            torchs.rms_norm(one, weight, 1e-6, zero_centered),
+        )
     whole = x.contiguous()
     for residual in (random(tokens, width), torch.randn(tokens, width)):
-        found = functions.add_rms_norm(whole, residual, weight, 1e-6)
-        normed, total = torchs.add_rms_norm(whole, residual, weight, 1e-6)
+        found = functions.add_rms_norm(whole, residual, weight, 1e-6, zero_centered)
+        normed, total = torchs.add_rms_norm(whole, residual, weight, 1e-6, zero_centered)
         near(found[0], normed)
         assert torch.equal(found[1], total)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("width", [16, 24, 128])
+def test_gates(tokens: int, width: int) -> None:
+    x, gate = (4 * random(2, tokens, 3 * width + 8)[..., 8:]).unflatten(-1, (-1, width))
+    weight = random(width)
+    near(
+        functions.gated_rms_norm(x, gate, weight, 1e-6),
+        torchs.gated_rms_norm(x, gate, weight, 1e-6),
+    )
+    near(functions.sigmoid_gate(x, gate), torchs.sigmoid_gate(x, gate))
+    near(functions.sigmoid_gate(x[:, 0], gate[:, 1]), torchs.sigmoid_gate(x[:, 0], gate[:, 1]))
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -69,8 +86,9 @@ def test_swiglu_and_rope(tokens: int, width: int) -> None:
     gate, up = (8 * random(tokens, 2 * width)).split((width, width), 1)
     near(functions.swiglu(gate, up), torchs.swiglu(gate, up))
     x = random(tokens, 3 * width).unflatten(1, (-1, width))[:, 1:]
-    cos, sin = random(tokens, width), random(tokens, width)
-    assert torch.equal(functions.rope(x, cos, sin), torchs.rope(x, cos, sin))
+    for rotated in (width, width // 2):
+        cos, sin = random(2, tokens, rotated)
+        assert torch.equal(functions.rope(x, cos, sin), torchs.rope(x, cos, sin))
 
 
 def test_values_at_the_ends_of_the_range() -> None:
@@ -261,7 +279,7 @@ def test_argmax(dtype: torch.dtype) -> None:
 
 def test_other_dtypes_and_widths_are_torchs() -> None:
     x = torch.randn(4, 2, 16)
-    assert not prompts.takes(x)
+    assert not many.takes(x)
     assert not prompts.takes_heads(*[x.bfloat16()] * 4)
     gate = torch.randn(4, 32)
     assert torch.equal(functions.swiglu(gate, gate), torchs.swiglu(gate, gate))

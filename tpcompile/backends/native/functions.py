@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tpcompile.backends.native import prompts
+from tpcompile.backends.native import delta, prompts
+from tpcompile.backends.native.many import takes
 from tpcompile.backends.native.prompts import FewBits
 from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.backends.torch_tp.functions import (
@@ -20,10 +21,6 @@ from tpcompile.backends.torch_tp.functions import (
     decoded_rows,
     delta_decay,
     gated_delta_rule,
-    gated_rms_norm,
-    resumed_conv,
-    resumed_delta_rule,
-    sigmoid_gate,
     vocab_embedding,
 )
 from tpcompile.ir.format import Format
@@ -76,8 +73,8 @@ def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centered: bool = False
 ) -> torch.Tensor:
     """See `tpcompile.ir.ops.norm`."""
-    if x.dim() in (2, 3) and not zero_centered and prompts.takes(x, weight):
-        return prompts.norm(x, weight, eps)
+    if x.dim() in (2, 3) and takes(x, weight):
+        return prompts.norm(x, weight, eps, zero_centered)
     return torchs.rms_norm(x, weight, eps, zero_centered)
 
 
@@ -89,25 +86,41 @@ def add_rms_norm(
     zero_centered: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `tpcompile.ir.ops.norm`."""
-    whole = x.dim() == 2 and x.is_contiguous() and residual.is_contiguous() and not zero_centered
-    if whole and residual.dtype in (x.dtype, torch.float32) and prompts.takes(x, weight):
-        return prompts.add_norm(x, residual, weight, eps)
+    whole = x.dim() == 2 and x.is_contiguous() and residual.is_contiguous()
+    if whole and residual.dtype in (x.dtype, torch.float32) and takes(x, weight):
+        return prompts.add_norm(x, residual, weight, eps, zero_centered)
     return torchs.add_rms_norm(x, residual, weight, eps, zero_centered)
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See `tpcompile.ir.ops.norm`."""
+    if x.dim() == 3 and takes(x, gate, weight):
+        return prompts.gated_norm(x, gate, weight, eps)
+    return torchs.gated_rms_norm(x, gate, weight, eps)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """See `tpcompile.ir.ops.elementwise`."""
-    if gate.dim() == 2 and prompts.takes(gate, up):
+    if gate.dim() == 2 and takes(gate, up):
         return prompts.swiglu(gate, up)
     return torchs.swiglu(gate, up)
+
+
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """See `tpcompile.ir.ops.elementwise`."""
+    if x.dim() in (2, 3) and takes(x, gate):
+        return prompts.sigmoid_gate(x, gate)
+    return torchs.sigmoid_gate(x, gate)
 
 
 def rope(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
 ) -> torch.Tensor:
     """See `tpcompile.ir.ops.rotary`."""
-    whole = cos.is_contiguous() and sin.is_contiguous() and cos.shape[-1] == x.shape[-1]
-    if not interleaved and whole and prompts.takes(x, cos, sin):
+    whole = cos.is_contiguous() and sin.is_contiguous()
+    if not interleaved and whole and takes(x, cos, sin):
         return prompts.rope(x, cos, sin)
     return torchs.rope(x, cos, sin, interleaved)
 
@@ -136,6 +149,45 @@ def paged_attention(
     prompts.append(k, v, cache[layer], slots)
     runs = runs_of(heads_read(q.shape[1], k.shape[1], kv_heads))
     return prompts.attention(q, cache[layer], starts, tables, lengths, scale, window, block, runs)
+
+
+def resumed_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tails: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    layer: int,
+) -> torch.Tensor:
+    """See `tpcompile.ir.ops.resumed`."""
+    sequences = delta.Sequences(starts, lengths, read, write)
+    if delta.takes_channels(x, weight, tails):
+        return delta.convolution(x, weight, bias, tails[layer], sequences)
+    return torchs.resumed_conv(x, weight, bias, tails, *sequences, layer)
+
+
+def resumed_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    layer: int,
+    k_heads: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """See `tpcompile.ir.ops.resumed`."""
+    sequences = delta.Sequences(starts, lengths, read, write)
+    if delta.takes_heads(q, k, v):
+        return delta.rule(q, k, v, decay, beta, states[layer], sequences, k_heads)
+    return torchs.resumed_delta_rule(q, k, v, decay, beta, states, *sequences, layer, k_heads)
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from tpcompile.backends.native.build import kernels, library, paths
+from tpcompile.backends.native.build import library
+from tpcompile.backends.native.many import (
+    ADDRESS,
+    GRAIN,
+    NUMBER,
+    PATHS,
+    REAL,
+    Heads,
+    Operation,
+    chosen_path,
+    each,
+    run,
+    structure,
+    takes,
+)
 from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import HIGH, SCALE, SUPER_SCALE, Format
 from tpcompile.ir.kv import is_rounded
@@ -19,17 +32,6 @@ from tpcompile.ir.ops.few_bits import RoundingWeight, decoded
 from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
 from tpcompile.vm.program.abi import PARTS
 
-PATHS = {
-    "amx_bf16": torch.bfloat16,
-    "avx512_bf16": torch.bfloat16,
-    "avx512_vnni": torch.float32,
-    "avx2": torch.float32,
-}
-"""The vector paths that have the kernels, and the dtype of packed tokens in their products."""
-_NORM, _ADD_NORM, _SWIGLU, _ROPE, _APPEND, _ATTENTION = range(6)
-_PACK, _LINEAR, _PACK_ROUNDED, _LINEAR_ROUNDED = range(6, 10)
-_GRAIN = 1 << 14
-"""The values that one thread computes at a time, at least."""
 _PART = 32
 """The tokens of a part of a sequence in attention."""
 _TOKENS = 128
@@ -47,31 +49,6 @@ _WORDS = 64
 """Rounded tokens are packed so many columns at a time."""
 
 
-@functools.cache
-def _path() -> str | None:
-    """Return the fastest vector path of this CPU that has the kernels, or None."""
-    return next((path for path in paths() if path in PATHS), None)
-
-
-def _chosen_path() -> str:
-    path = _path()
-    assert path is not None  # callers ask `takes` first
-    return path
-
-
-def available() -> bool:
-    """Return whether this CPU has the kernels."""
-    return _path() is not None
-
-
-def takes(*tensors: torch.Tensor) -> bool:
-    """Return whether the kernels take these tensors: bf16 on the CPU, with adjacent values."""
-    return available() and all(
-        one.dtype == torch.bfloat16 and one.device.type == "cpu" and one.stride(-1) == 1
-        for one in tensors
-    )
-
-
 def takes_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor) -> bool:
     """Return whether attention takes these queries, keys and values, and this cache."""
     whole = is_rounded(cache) and cache.device.type == "cpu" and cache.stride(-1) == 1
@@ -80,7 +57,7 @@ def takes_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.
 
 def _multiplies() -> bool:
     """Return whether products are faster than torch's, which use AMX where the CPU has it."""
-    return _path() != "amx_bf16"
+    return chosen_path() != "amx_bf16"
 
 
 def takes_product(
@@ -100,59 +77,41 @@ def takes_product(
     return takes(weight) and weight.is_contiguous() and _multiplies()
 
 
-class _Heads(ctypes.Structure):
-    """`tpc::Heads` of the library."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("token_stride", ctypes.c_int64),
-        ("head_stride", ctypes.c_int64),
-    )
-
-    @classmethod
-    def of(cls, values: torch.Tensor) -> _Heads:
-        """Describe `values[tokens, width]` or `values[tokens, heads, width]`."""
-        return cls(values.data_ptr(), values.stride(0), values.stride(-2))
-
-
-def _structure(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
-    return type("_Arguments", (ctypes.Structure,), {"_fields_": fields})
-
-
-def _each(kind: Any, *names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names]
-
-
-_address, _number, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-_NormOf = _structure(
-    ("x", _Heads), *_each(_address, "weight", "out"), *_each(_number, "heads", "width"),
-    ("eps", _real),
+_NormOf = structure(
+    ("x", Heads), *each(ADDRESS, "weight", "out"),
+    *each(NUMBER, "heads", "width", "zero_centered"), ("eps", REAL),
 )  # fmt: skip
-_AddNormOf = _structure(
-    *_each(_address, "x", "residual"), ("residual_in_fp32", _number),
-    *_each(_address, "weight", "normed", "total"), ("width", _number), ("eps", _real),
+_AddNormOf = structure(
+    *each(ADDRESS, "x", "residual"), ("residual_in_fp32", NUMBER),
+    *each(ADDRESS, "weight", "normed", "total"), *each(NUMBER, "width", "zero_centered"),
+    ("eps", REAL),
 )  # fmt: skip
-_SwigluOf = _structure(*_each(_Heads, "gate", "up"), ("out", _address), ("width", _number))
-_RopeOf = _structure(
-    ("x", _Heads), *_each(_address, "cos", "sin", "out"), *_each(_number, "heads", "width")
+_SwigluOf = structure(*each(Heads, "gate", "up"), ("out", ADDRESS), ("width", NUMBER))
+_GateOf = structure(*each(Heads, "x", "gate"), ("out", ADDRESS), *each(NUMBER, "heads", "width"))
+_GatedNormOf = structure(
+    *each(Heads, "x", "gate"), *each(ADDRESS, "weight", "out"), *each(NUMBER, "heads", "width"),
+    ("eps", REAL),
+)  # fmt: skip
+_RopeOf = structure(
+    ("x", Heads), *each(ADDRESS, "cos", "sin", "out"), *each(NUMBER, "heads", "width", "rotated")
 )
-_AppendOf = _structure(
-    *_each(_Heads, "keys", "values", "cached_keys", "cached_values"), ("slots", _address),
-    *_each(_number, "heads", "width", "rounds"),
+_AppendOf = structure(
+    *each(Heads, "keys", "values", "cached_keys", "cached_values"), ("slots", ADDRESS),
+    *each(NUMBER, "heads", "width", "rounds"),
 )  # fmt: skip
-_AttentionOf = _structure(
-    *_each(_Heads, "q", "keys", "values"), ("out", _address), *_each(_number, "heads", "width"),
-    *_each(_address, "starts", "lengths", "tables"),
-    *_each(_number, "sequences", "columns", "table_stride", "slots", "block", "part_tokens"),
-    ("runs", _address), *_each(_number, "run_count", "window", "rounds"), ("scale", _real),
+_AttentionOf = structure(
+    *each(Heads, "q", "keys", "values"), ("out", ADDRESS), *each(NUMBER, "heads", "width"),
+    *each(ADDRESS, "starts", "lengths", "tables"),
+    *each(NUMBER, "sequences", "columns", "table_stride", "slots", "block", "part_tokens"),
+    ("runs", ADDRESS), *each(NUMBER, "run_count", "window", "rounds"), ("scale", REAL),
 )  # fmt: skip
 _OF_ROWS = ("format", "row_bytes", "high_bytes", "groups", "supers", "first")
 """The numbers of a weight of few bits: its format, and what its rows have."""
-_LinearOf = _structure(
-    ("x", _Heads), *_each(_address, "weight", *PARTS),
-    *_each(_number, *_OF_ROWS),
-    *_each(_address, "bias", "out", "packed", "factors", "sums"),
-    *_each(_number, "tokens", "columns", "rows", "part_tokens", "threads"),
+_LinearOf = structure(
+    ("x", Heads), *each(ADDRESS, "weight", *PARTS),
+    *each(NUMBER, *_OF_ROWS),
+    *each(ADDRESS, "bias", "out", "packed", "factors", "sums"),
+    *each(NUMBER, "tokens", "columns", "rows", "part_tokens", "threads"),
 )  # fmt: skip
 
 
@@ -189,54 +148,75 @@ class FewBits(NamedTuple):
         return decoded(str(self.format), self.parts, self.columns, dtype)
 
 
-def _run(operation: int, arguments: ctypes.Structure, items: int, values: int) -> None:
-    """Run an operation; each item computes so many values."""
-    library().tpc_many(
-        kernels(_chosen_path()),
-        ctypes.c_int32(operation),
-        ctypes.byref(arguments),
-        ctypes.c_int64(items),
-        ctypes.c_int64(max(1, _GRAIN // max(1, values))),
-        ctypes.c_int32(torch.get_num_threads()),
-    )
-
-
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centered: bool = False
+) -> torch.Tensor:
     """Compute `rms_norm` of `x[tokens, width]` or `x[tokens, heads, width]`."""
-    heads, width = (x.shape[1] if x.dim() == 3 else 1), x.shape[-1]
-    out = torch.empty(x.shape, dtype=x.dtype)
-    own = _NormOf(_Heads.of(x), weight.data_ptr(), out.data_ptr(), heads, width, eps)
-    _run(_NORM, own, len(x), heads * width)
+    out, heads, width = _result(x)
+    own = _NormOf(Heads.of(x), weight.data_ptr(), out.data_ptr(), heads, width, zero_centered, eps)
+    run(Operation.NORM, own, len(x), heads * width)
     return out
 
 
+def gated_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Compute `gated_rms_norm` of `x[tokens, heads, width]` and a gate of this shape."""
+    out, heads, width = _result(x)
+    own = _GatedNormOf(
+        *map(Heads.of, (x, gate)), weight.data_ptr(), out.data_ptr(), heads, width, eps
+    )
+    run(Operation.GATED_NORM, own, len(x), heads * width)
+    return out
+
+
+def _result(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """Return memory for the result, the heads, and their width."""
+    return torch.empty(x.shape, dtype=x.dtype), (x.shape[1] if x.dim() == 3 else 1), x.shape[-1]
+
+
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    zero_centered: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `add_rms_norm` of contiguous `x[tokens, width]` and a residual in bf16 or fp32."""
     normed, total = torch.empty_like(x), torch.empty_like(x)
     own = _AddNormOf(
         *(x.data_ptr(), residual.data_ptr(), residual.dtype == torch.float32),
-        *(weight.data_ptr(), normed.data_ptr(), total.data_ptr(), x.shape[-1], eps),
+        *(weight.data_ptr(), normed.data_ptr(), total.data_ptr(), x.shape[-1]),
+        *(zero_centered, eps),
     )
-    _run(_ADD_NORM, own, len(x), x.shape[-1])
+    run(Operation.ADD_NORM, own, len(x), x.shape[-1])
     return normed, total
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Compute `swiglu` of `gate[tokens, width]` and `up[tokens, width]`."""
-    out = torch.empty(gate.shape, dtype=gate.dtype)
-    own = _SwigluOf(_Heads.of(gate), _Heads.of(up), out.data_ptr(), gate.shape[-1])
-    _run(_SWIGLU, own, len(gate), gate.shape[-1])
+    out, _, width = _result(gate)
+    own = _SwigluOf(Heads.of(gate), Heads.of(up), out.data_ptr(), width)
+    run(Operation.SWIGLU, own, len(gate), width)
+    return out
+
+
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Compute `sigmoid_gate` of tokens or heads of tokens."""
+    out, heads, width = _result(x)
+    own = _GateOf(Heads.of(x), Heads.of(gate), out.data_ptr(), heads, width)
+    run(Operation.GATE, own, len(x), heads * width)
     return out
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Compute `rope` of `x[tokens, heads, width]` with contiguous tables."""
-    tokens, heads, width = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype)
-    own = _RopeOf(_Heads.of(x), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), heads, width)
-    _run(_ROPE, own, tokens, heads * width)
+    out, heads, width = _result(x)
+    own = _RopeOf(
+        *(Heads.of(x), cos.data_ptr(), sin.data_ptr(), out.data_ptr()),
+        *(heads, width, cos.shape[-1]),
+    )
+    run(Operation.ROPE, own, len(x), heads * width)
     return out
 
 
@@ -257,22 +237,26 @@ def linear(
     others = [parts[one].data_ptr() if one in parts else None for one in PARTS.values()]
     part_tokens = _MANY_TOKENS if few else _TOKENS
     own = _LinearOf(
-        *(_Heads.of(x), values.data_ptr(), *others),
+        *(Heads.of(x), values.data_ptr(), *others),
         *(weight.numbers if isinstance(weight, FewBits) else (0,) * len(_OF_ROWS)),
         *(None if bias is None else bias.data_ptr(), out.data_ptr(), packed.data_ptr()),
         *([part.data_ptr() for part in rounding] or (None, None)),
         *(tokens, columns, rows, part_tokens, torch.get_num_threads()),
     )
-    pack, product = (_PACK_ROUNDED, _LINEAR_ROUNDED) if rounding else (_PACK, _LINEAR)
-    _run(pack, own, panels, _PACKED * columns)
-    _run(product, own, -(-rows // _ROWS) * -(-tokens // part_tokens), _ROWS * part_tokens * columns)
+    pack, product = (
+        (Operation.PACK_ROUNDED, Operation.LINEAR_ROUNDED)
+        if rounding
+        else (Operation.PACK, Operation.LINEAR)
+    )
+    run(pack, own, panels, _PACKED * columns)
+    run(product, own, -(-rows // _ROWS) * -(-tokens // part_tokens), _ROWS * part_tokens * columns)
     return out
 
 
 def _packed(tokens: int, columns: int, weight: torch.Tensor | FewBits) -> list[torch.Tensor]:
     """Return memory for packed tokens, and for the factors and sums of rounded ones."""
     if not isinstance(weight, FewBits) or not weight.format.rounds:
-        return [torch.empty(tokens, columns, dtype=PATHS[_chosen_path()])]
+        return [torch.empty(tokens, columns, dtype=PATHS[chosen_path()])]
     first, last = weight.columns
     blocks = -(-last // weight.format.block) - first // weight.format.block
     return [
@@ -288,9 +272,9 @@ def append(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.T
     written = ctypes.c_void_p(slots.data_ptr()), ctypes.c_int64(len(slots)), ctypes.c_int64(held)
     if not library().tpc_writes_cache(*written):
         raise ValueError(f"slots must be in the cache of {held}, got {slots.tolist()}")
-    sides = map(_Heads.of, (k, v, *cache))
+    sides = map(Heads.of, (k, v, *cache))
     own = _AppendOf(*sides, slots.data_ptr(), *k.shape[1:], is_rounded(cache))
-    _run(_APPEND, own, len(k), k[0].numel())
+    run(Operation.APPEND, own, len(k), k[0].numel())
 
 
 def attention(
@@ -311,7 +295,7 @@ def attention(
     out = torch.empty(q.shape, dtype=q.dtype)
     each = torch.tensor([(head, first, last + 1 - first) for head, first, last in runs])
     own = _AttentionOf(
-        *(*map(_Heads.of, (q, *cache)), out.data_ptr(), *q.shape[1:]),
+        *(*map(Heads.of, (q, *cache)), out.data_ptr(), *q.shape[1:]),
         *(starts.data_ptr(), lengths.data_ptr(), tables.data_ptr()),
         *(*tables.shape, tables.stride(0), cache.shape[1], block, _PART),
         *(each.data_ptr(), len(each), window or 0, is_rounded(cache), scale),
@@ -319,7 +303,7 @@ def attention(
     if not library().tpc_reads_cache(ctypes.byref(own)):
         raise _outside(cache.shape[1], starts, tables, lengths, window, block)
     parts = sum(-(-(stop - start) // _PART) for start, stop in pairwise(starts.tolist()))
-    _run(_ATTENTION, own, parts * len(each), _GRAIN)
+    run(Operation.ATTENTION, own, parts * len(each), GRAIN)
     return out
 
 

@@ -54,6 +54,20 @@ extern "C" int32_t tpc_writes_cache(const int64_t* written, int64_t count, int64
   return 1;
 }
 
+// Return whether the states that sequences with new tokens read and write are among the first
+// `states`.
+extern "C" int32_t tpc_has_states(const void* arguments, int64_t states) {
+  const auto& a = *static_cast<const tpc::Sequences*>(arguments);
+  for (int64_t sequence = 0; sequence < a.count; ++sequence) {
+    const int64_t count = a.starts[sequence + 1] - a.starts[sequence];
+    const auto exists = [&](int64_t state) { return state >= 0 && state < states; };
+    const bool resumes = a.lengths[sequence] > count;
+    if (count > 0 && !(exists(a.write[sequence]) && (!resumes || exists(a.read[sequence]))))
+      return 0;
+  }
+  return 1;
+}
+
 extern "C" void tpc_many(const void* path, int32_t operation, const void* arguments, int64_t items,
                          int64_t grain, int32_t threads) {
   Work work{static_cast<const tpc::Path*>(path)->many[operation], arguments, items, grain};

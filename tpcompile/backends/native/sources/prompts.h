@@ -14,12 +14,13 @@ struct Heads {
   int64_t token_stride, head_stride;
 };
 
-// x / rms(x), rounded, times the weight, for each head.
+// x / rms(x), rounded, times the weight, for each head. If the weight is zero-centred, 1 is added to
+// it, and only the product is rounded.
 struct Norm {
   Heads x;
   const uint16_t* weight;
   uint16_t* out;
-  int64_t heads, width;
+  int64_t heads, width, zero_centered;
   double eps;
 };
 
@@ -31,7 +32,7 @@ struct AddNorm {
   int64_t residual_in_fp32;
   const uint16_t* weight;
   uint16_t *normed, *total;
-  int64_t width;
+  int64_t width, zero_centered;
   double eps;
 };
 
@@ -42,12 +43,29 @@ struct Swiglu {
   int64_t width;
 };
 
-// Heads rotated in pairs half a head apart. Both products are rounded before they are added.
+// x times sigmoid(gate), which is rounded first.
+struct Gate {
+  Heads x, gate;
+  uint16_t* out;
+  int64_t heads, width;
+};
+
+// The norm of each head times silu(gate), which is not rounded.
+struct GatedNorm {
+  Heads x, gate;
+  const uint16_t* weight;
+  uint16_t* out;
+  int64_t heads, width;
+  double eps;
+};
+
+// The first `rotated` values of heads, rotated in pairs half of them apart. Both products are
+// rounded before they are added.
 struct Rope {
   Heads x;
   const uint16_t *cos, *sin;
   uint16_t* out;
-  int64_t heads, width;
+  int64_t heads, width, rotated;
 };
 
 // Keys and values of tokens, written to their slots of the cache. If the cache rounds its rows, the
@@ -93,6 +111,35 @@ struct Linear {
   int64_t tokens, columns, rows;
   int64_t part_tokens;
   int64_t threads;
+};
+
+// The tokens of each sequence, its length with them, and the numbers of its states. A sequence whose
+// tokens are all new resumes from no state.
+struct Sequences {
+  const int64_t *starts, *lengths, *read, *write;
+  int64_t count;
+};
+
+// SiLU of the convolution of each channel over the tokens of a sequence. An item is a sequence and
+// 256 channels.
+struct Convolution {
+  Heads x;
+  const uint16_t *weight, *bias;  // the bias is null for none
+  uint16_t *tails, *out;
+  int64_t channels, taps, tail_stride;
+  Sequences sequences;
+};
+
+// The gated delta rule, token by token. An item is a sequence, a value head and 32 columns of its
+// state.
+struct DeltaRule {
+  Heads q, k, v;
+  const float *decay, *share;  // for each token and head; the decay is a factor
+  float* states;
+  uint16_t* out;
+  const int64_t* k_heads;
+  int64_t heads, key_width, width, state_stride;
+  Sequences sequences;
 };
 
 #if defined(__x86_64__)

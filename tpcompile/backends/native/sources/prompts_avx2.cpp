@@ -161,7 +161,9 @@ TPC_INLINE void load_transposed(const float* from, int64_t stride, Lanes* block)
 
 namespace tpc {
 
-const ManyKernel many_avx2[] = {norm,      add_norm,    swiglu, rope,         append,
-                                attention, pack_panels, linear, pack_rounded, linear_rounded};
+const ManyKernel many_avx2[] = {
+    norm,        add_norm, swiglu,     rope,       append,     attention, pack_panels, linear,
+    pack_rounded, linear_rounded, gate, gated_norm, convolution, delta_rule,
+};
 
 }  // namespace tpc

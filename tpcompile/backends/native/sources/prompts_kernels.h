@@ -19,6 +19,8 @@ namespace {
 using tpc::AddNorm;
 using tpc::Append;
 using tpc::Attention;
+using tpc::Gate;
+using tpc::GatedNorm;
 using tpc::Heads;
 using tpc::Linear;
 using tpc::Norm;
@@ -67,12 +69,14 @@ TPC_INLINE Lanes inverse_rms(Lanes squares, int64_t width, double eps) {
   return 1.0f / square_roots(mean);
 }
 
-// Scale, round, and multiply by the weight.
+// Scale, round, and multiply by the weight, or by 1 more without rounding first.
 template <class T>
-TPC_INLINE void normalize(const T* x, float factor, const bf16* weight, bf16* out, int64_t width) {
+TPC_INLINE void normalize(const T* x, float factor, const bf16* weight, bool zero_centered,
+                          bf16* out, int64_t width) {
   by_lanes(width, [&](int64_t place, int64_t count) TPC_ALWAYS {
-    const Lanes own = rounded(load_some(x + place, count) * factor);
-    put_some(out + place, load_some(weight + place, count) * own, count);
+    const Lanes own = load_some(x + place, count) * factor;
+    const Lanes scale = load_some(weight + place, count);
+    put_some(out + place, zero_centered ? own * (1.0f + scale) : scale * rounded(own), count);
   });
 }
 
@@ -90,7 +94,8 @@ void norm(const void* arguments, int64_t first, int64_t last, Scratch&) {
     }
     const Lanes factors = inverse_rms(squares, a.width, a.eps);
     for (int64_t row = 0; row < rows; ++row)
-      normalize(x[row], factors[row], from(a.weight), to(a.out, (begin + row) * a.width), a.width);
+      normalize(x[row], factors[row], from(a.weight), a.zero_centered, to(a.out, (begin + row) * a.width),
+                a.width);
   }
 }
 
@@ -108,7 +113,7 @@ TPC_INLINE void add_norm_of(const AddNorm& a, int64_t token, Scratch& scratch) {
   });
   const float squares = sum_of_squares(whole, a.width);
   const float factor = inverse_rms(all(squares), a.width, a.eps)[0];
-  normalize(whole, factor, from(a.weight), to(a.normed, begin), a.width);
+  normalize(whole, factor, from(a.weight), a.zero_centered, to(a.normed, begin), a.width);
   scratch.reset();
 }
 
@@ -122,23 +127,52 @@ void add_norm(const void* arguments, int64_t first, int64_t last, Scratch& scrat
   }
 }
 
+TPC_INLINE Lanes silu(Lanes x) { return x / (1.0f + power_of_e(-x)); }
+
 void swiglu(const void* arguments, int64_t first, int64_t last, Scratch&) {
   const auto& a = *static_cast<const Swiglu*>(arguments);
   for (int64_t token = first; token < last; ++token) {
     const bf16 *gate = at(a.gate, token, 0), *up = at(a.up, token, 0);
     by_lanes(a.width, [&](int64_t place, int64_t count) TPC_ALWAYS {
       const Lanes x = load_some(gate + place, count);
-      const Lanes silu = rounded(x / (1.0f + power_of_e(-x)));
-      put_some(to(a.out, token * a.width + place), silu * load_some(up + place, count), count);
+      put_some(to(a.out, token * a.width + place),
+               rounded(silu(x)) * load_some(up + place, count), count);
+    });
+  }
+}
+
+void gate(const void* arguments, int64_t first, int64_t last, Scratch&) {
+  const auto& a = *static_cast<const Gate*>(arguments);
+  for (int64_t row = first * a.heads; row < last * a.heads; ++row) {
+    const bf16 *x = at(a.x, row / a.heads, row % a.heads);
+    const bf16 *gate = at(a.gate, row / a.heads, row % a.heads);
+    by_lanes(a.width, [&](int64_t place, int64_t count) TPC_ALWAYS {
+      const Lanes share = rounded(1.0f / (1.0f + power_of_e(-load_some(gate + place, count))));
+      put_some(to(a.out, row * a.width + place), load_some(x + place, count) * share, count);
+    });
+  }
+}
+
+void gated_norm(const void* arguments, int64_t first, int64_t last, Scratch&) {
+  const auto& a = *static_cast<const GatedNorm*>(arguments);
+  for (int64_t row = first * a.heads; row < last * a.heads; ++row) {
+    const bf16 *x = at(a.x, row / a.heads, row % a.heads);
+    const bf16 *gate = at(a.gate, row / a.heads, row % a.heads);
+    const float factor = inverse_rms(all(sum_of_squares(x, a.width)), a.width, a.eps)[0];
+    by_lanes(a.width, [&](int64_t place, int64_t count) TPC_ALWAYS {
+      const Lanes own = rounded(load_some(x + place, count) * factor);
+      const Lanes normed = rounded(load_some(from(a.weight) + place, count) * own);
+      put_some(to(a.out, row * a.width + place), normed * silu(load_some(gate + place, count)),
+               count);
     });
   }
 }
 
 void rope(const void* arguments, int64_t first, int64_t last, Scratch&) {
   const auto& a = *static_cast<const Rope*>(arguments);
-  const int64_t half = a.width / 2;
+  const int64_t half = a.rotated / 2, rest = a.width - a.rotated;
   for (int64_t token = first; token < last; ++token) {
-    const bf16 *cos = from(a.cos) + token * a.width, *sin = from(a.sin) + token * a.width;
+    const bf16 *cos = from(a.cos) + token * a.rotated, *sin = from(a.sin) + token * a.rotated;
     for (int64_t head = 0; head < a.heads; ++head) {
       const bf16* x = at(a.x, token, head);
       bf16* out = to(a.out, (token * a.heads + head) * a.width);
@@ -152,6 +186,7 @@ void rope(const void* arguments, int64_t first, int64_t last, Scratch&) {
         turn(one, -two, place);
         turn(two, one, half + place);
       });
+      std::memcpy(out + a.rotated, x + a.rotated, sizeof(bf16) * static_cast<size_t>(rest));
     }
   }
 }
@@ -187,6 +222,7 @@ void append(const void* arguments, int64_t first, int64_t last, Scratch& scratch
 
 }  // namespace
 
+#include "prompts_delta.h"
 #include "prompts_products.h"
 
 #include "prompts_rounded.h"

@@ -1,0 +1,173 @@
+"""Kernels of linear attention for many tokens: they equal torch's, and cuts change no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from tests.backends.native.test_prompts import PATHS, near, random
+from tpcompile.backends.native import delta, functions, many
+from tpcompile.backends.torch_tp import functions as torchs
+
+pytestmark = pytest.mark.skipif(not many.available(), reason="needs AVX2")
+STATES, LAYERS, LAYER = 9, 3, 1
+
+
+@pytest.fixture(autouse=True, params=PATHS)
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "_path", lambda: request.param)
+    torch.manual_seed(0)
+
+
+class Tokens:
+    """New tokens of sequences, each with its tokens before them, and its states in random places.
+
+    A new sequence reads a state that does not exist. A sequence may write the state that it reads.
+    """
+
+    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
+        before, new = zip(*sizes, strict=True)
+        self.starts = torch.tensor([0, *new]).cumsum(0)
+        self.lengths = torch.tensor(before) + torch.tensor(new)
+        places = torch.randperm(STATES)
+        self.read = torch.where(torch.tensor(before) > 0, places[: len(sizes)], 99)
+        in_place = torch.arange(len(sizes)) % 2 > 0
+        free = places[len(sizes) : 2 * len(sizes)]
+        self.write = torch.where(in_place & (self.read < STATES), self.read, free)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        return self.starts, self.lengths, self.read, self.write
+
+
+SIZES = [[(0, 1)], [(3, 1), (0, 70)], [(0, 2), (5, 0), (64, 65), (1, 3)]]
+
+
+def convolved(tokens: Tokens, how: Any, x: Any, weight: Any, bias: Any, tails: Any) -> Any:
+    """Return the result, and the tails that it leaves."""
+    left = tails.clone()
+    return how.resumed_conv(x, weight, bias, left, *tokens.arguments, LAYER), left
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("channels", [20, 256, 700])
+@pytest.mark.parametrize("taps", [2, 4])
+@pytest.mark.parametrize("biased", [False, True])
+def test_convolutions(sizes: list[tuple[int, int]], channels: int, taps: int, biased: bool) -> None:
+    tokens = Tokens(sizes)
+    x = random(len(tokens), channels + 24)[:, 8 : channels + 8]
+    weight, bias = random(channels, 1, taps), random(channels) if biased else None
+    tails = random(LAYERS, STATES, taps - 1, channels)
+    assert delta.takes_channels(x, weight, tails)
+    (found, left), (expected, others) = (
+        convolved(tokens, how, x, weight, bias, tails) for how in (functions, torchs)
+    )
+    near(found, expected)
+    assert torch.equal(left, others)
+
+
+def ruled(tokens: Tokens, how: Any, inputs: Sequence[Any], states: Any, heads: Any = None) -> Any:
+    """Return the result, and the states that it leaves."""
+    left = states.clone()
+    return how.resumed_delta_rule(*inputs, left, *tokens.arguments, LAYER, heads), left
+
+
+def inputs_of(tokens: int, shape: tuple[int, int, int, int]) -> tuple[list[Any], torch.Tensor]:
+    """Return the inputs of a delta rule of these key and value heads and widths, and states."""
+    keys, values, wide, width = shape
+    q, k, v = random(tokens, 2 * keys * wide + values * width).split(
+        (keys * wide, keys * wide, values * width), 1
+    )
+    decay = -torch.rand(tokens, values)
+    states = torch.randn(LAYERS, STATES, values, wide, width)
+    heads = [one.unflatten(1, (-1, last)) for one, last in ((q, wide), (k, wide), (v, width))]
+    return [*heads, decay, torch.rand(tokens, values).bfloat16()], states
+
+
+SHAPES = [(1, 1, 16, 16), (2, 4, 24, 48), (2, 2, 128, 128)]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_delta_rules(sizes: list[tuple[int, int]], shape: tuple[int, int, int, int]) -> None:
+    tokens = Tokens(sizes)
+    inputs, states = inputs_of(len(tokens), shape)
+    assert delta.takes_heads(*inputs[:3])
+    (found, left), (expected, others) = (
+        ruled(tokens, how, inputs, states) for how in (functions, torchs)
+    )
+    near(found, expected)
+    assert bool(((left - others).abs() <= 1e-5 * others.abs().max()).all())
+    written = tokens.write[tokens.starts.diff() > 0]
+    kept = torch.ones(LAYERS, STATES, dtype=torch.bool)
+    kept[LAYER, written] = False
+    assert torch.equal(left[kept], states[kept])
+
+
+def test_value_heads_may_read_any_key_head() -> None:
+    tokens = Tokens([(0, 40)])
+    inputs, states = inputs_of(40, (3, 4, 32, 32))
+    heads = [2, 0, 0, 1]
+    (found, _), (expected, _) = (
+        ruled(tokens, how, inputs, states, heads) for how in (functions, torchs)
+    )
+    near(found, expected)
+
+
+@pytest.mark.parametrize("cut", [1, 63, 64, 100])
+def test_cuts_of_a_prompt_change_no_bit(cut: int) -> None:
+    """The second part resumes from the state that the first has written."""
+    whole = Tokens([(0, 130)])
+    (inputs, states), channels = inputs_of(130, SHAPES[1]), 300
+    x, weight = random(130, channels), random(channels, 1, 4)
+    tails = random(LAYERS, STATES, 3, channels)
+    expected, last = ruled(whole, functions, inputs, states)
+    expected_conv, last_tails = convolved(whole, functions, x, weight, None, tails)
+    for begin, end in pairwise((0, cut, 130)):
+        part = Tokens([(begin, end - begin)])
+        part.read = part.write = whole.write
+        rows = slice(begin, end)
+        found, states = ruled(part, functions, [one[rows] for one in inputs], states)
+        found_conv, tails = convolved(part, functions, x[rows], weight, None, tails)
+        assert torch.equal(found, expected[rows]) and torch.equal(found_conv, expected_conv[rows])
+    assert torch.equal(states, last) and torch.equal(tails, last_tails)
+
+
+def test_sequences_change_no_bit_of_others() -> None:
+    tokens = Tokens([(3, 20), (0, 30)])
+    inputs, states = inputs_of(50, SHAPES[1])
+    found, left = ruled(tokens, functions, inputs, states)
+    alone = Tokens([(3, 20)])
+    alone.read, alone.write = tokens.read[:1], tokens.write[:1]
+    expected, others = ruled(alone, functions, [one[:20] for one in inputs], states)
+    assert torch.equal(found[:20], expected)
+    assert torch.equal(left[:, tokens.write[0]], others[:, tokens.write[0]])
+
+
+@pytest.mark.parametrize(("read", "write"), [(STATES, 0), (-1, 0), (0, STATES), (0, -1)])
+def test_states_that_do_not_exist(read: int, write: int) -> None:
+    tokens = Tokens([(3, 1)])
+    tokens.read, tokens.write = torch.tensor([read]), torch.tensor([write])
+    inputs, states = inputs_of(1, SHAPES[0])
+    with pytest.raises(IndexError, match="9 states do not contain those of"):
+        ruled(tokens, functions, inputs, states)
+    weight, tails = random(20, 1, 4), random(LAYERS, STATES, 3, 20)
+    with pytest.raises(IndexError, match="9 states do not contain those of"):
+        convolved(tokens, functions, random(1, 20), weight, None, tails)
+
+
+def test_other_dtypes_and_widths_run_on_torch() -> None:
+    tokens = Tokens([(0, 5)])
+    inputs, states = inputs_of(5, (1, 1, 8, 8))
+    assert not delta.takes_heads(*inputs[:3])
+    wide = [one.float() for one in inputs]
+    for own in (inputs, wide):
+        found, expected = (ruled(tokens, how, own, states) for how in (functions, torchs))
+        assert all(map(torch.equal, found, expected))

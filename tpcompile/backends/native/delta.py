@@ -1,0 +1,121 @@
+"""Linear attention of many tokens in bf16, by kernels of the native library."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tpcompile.backends.native.build import library
+from tpcompile.backends.native.many import (
+    ADDRESS,
+    NUMBER,
+    Heads,
+    Operation,
+    each,
+    run,
+    structure,
+    takes,
+)
+from tpcompile.ir.ops.groups import heads_read
+
+_CHANNELS = 256
+"""The channels of an item of a convolution: `kChannels` of prompts_delta.h."""
+_COLUMNS = 32
+"""The columns of a state in an item of the delta rule: `kStateColumns` of prompts_delta.h."""
+_LANES = 16
+"""The delta rule takes values whose width is a multiple of this."""
+
+
+class Sequences(NamedTuple):
+    """The tokens of each sequence, its length with them, and the states that it has."""
+
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    read: torch.Tensor
+    write: torch.Tensor
+
+    def of(self, states: torch.Tensor) -> Any:
+        """Return them as an argument. Raise an error if `states` lacks one that they have."""
+        own = _Sequences(*(one.data_ptr() for one in self), len(self.lengths))
+        if not library().tpc_has_states(ctypes.byref(own), ctypes.c_int64(len(states))):
+            read, write = self.read.tolist(), self.write.tolist()
+            raise IndexError(f"{len(states)} states do not contain those of {read} and {write}")
+        return own
+
+    @property
+    def mean_tokens(self) -> int:
+        """The number of tokens of a sequence, on average."""
+        return int(self.starts[-1]) // max(1, len(self.lengths))
+
+
+_Sequences = structure(*each(ADDRESS, *Sequences._fields), ("count", NUMBER))
+_ConvolutionOf = structure(
+    ("x", Heads), *each(ADDRESS, "weight", "bias", "tails", "out"),
+    *each(NUMBER, "channels", "taps", "tail_stride"), ("sequences", _Sequences),
+)  # fmt: skip
+_DeltaRuleOf = structure(
+    *each(Heads, "q", "k", "v"), *each(ADDRESS, "decay", "share", "states", "out", "k_heads"),
+    *each(NUMBER, "heads", "key_width", "width", "state_stride"), ("sequences", _Sequences),
+)  # fmt: skip
+
+
+def takes_channels(x: torch.Tensor, weight: torch.Tensor, tails: torch.Tensor) -> bool:
+    """Return whether the kernels take the channels of a convolution."""
+    return takes(x, weight, tails) and weight.is_contiguous() and tails[0].is_contiguous()
+
+
+def takes_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Return whether the kernels take the heads of a delta rule."""
+    return takes(q, k, v) and v.shape[-1] % _LANES == 0
+
+
+def convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tails: torch.Tensor,
+    sequences: Sequences,
+) -> torch.Tensor:
+    """Compute `resumed_conv` of one layer's `tails[states, taps - 1, channels]`."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    own = _ConvolutionOf(
+        *(Heads.of(x), weight.data_ptr(), None if bias is None else bias.data_ptr()),
+        *(tails.data_ptr(), out.data_ptr()),
+        *(x.shape[1], weight.shape[-1], tails.stride(0), sequences.of(tails)),
+    )
+    parts = -(-x.shape[1] // _CHANNELS)
+    values = min(_CHANNELS, x.shape[1]) * weight.shape[-1]
+    run(Operation.CONVOLUTION, own, len(sequences.lengths) * parts, sequences.mean_tokens * values)
+    return out
+
+
+def rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    sequences: Sequences,
+    k_heads: Sequence[int] | None,
+) -> torch.Tensor:
+    """Compute `resumed_delta_rule` of one layer's `states[states, heads, key width, width]`.
+
+    Each token is a step of the recurrence.
+    """
+    heads, width = v.shape[1:]
+    out = torch.empty(v.shape, dtype=v.dtype)
+    factors, shares = decay.exp().contiguous(), beta.float().contiguous()
+    read = torch.tensor(list(heads_read(heads, k.shape[1], k_heads)))
+    own = _DeltaRuleOf(
+        *map(Heads.of, (q, k, v)),
+        *(one.data_ptr() for one in (factors, shares, states, out, read)),
+        *(heads, k.shape[-1], width, states.stride(0), sequences.of(states)),
+    )
+    parts = -(-width // _COLUMNS)
+    values = sequences.mean_tokens * k.shape[-1] * min(width, _COLUMNS)
+    run(Operation.DELTA_RULE, own, len(sequences.lengths) * heads * parts, values)
+    return out

@@ -1,0 +1,108 @@
+"""Calls of the native library's operations on many tokens in bf16 (see sources/prompts.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from tpcompile.backends.native.build import kernels, library, paths
+
+PATHS = {
+    "amx_bf16": torch.bfloat16,
+    "avx512_bf16": torch.bfloat16,
+    "avx512_vnni": torch.float32,
+    "avx2": torch.float32,
+}
+"""The vector paths that have the kernels, and the dtype of packed tokens in their products."""
+
+
+class Operation(IntEnum):
+    """The operations, in the order of a path's table."""
+
+    NORM = 0
+    ADD_NORM = 1
+    SWIGLU = 2
+    ROPE = 3
+    APPEND = 4
+    ATTENTION = 5
+    PACK = 6
+    LINEAR = 7
+    PACK_ROUNDED = 8
+    LINEAR_ROUNDED = 9
+    GATE = 10
+    GATED_NORM = 11
+    CONVOLUTION = 12
+    DELTA_RULE = 13
+
+
+GRAIN = 1 << 14
+"""The values that one thread computes at a time, at least."""
+ADDRESS, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+"""The types of arguments."""
+
+
+@functools.cache
+def _path() -> str | None:
+    """Return the fastest vector path of this CPU that has the kernels, or None."""
+    return next((path for path in paths() if path in PATHS), None)
+
+
+def chosen_path() -> str:
+    """Return the path of a CPU that has the kernels."""
+    path = _path()
+    assert path is not None  # callers ask `takes` first
+    return path
+
+
+def available() -> bool:
+    """Return whether this CPU has the kernels."""
+    return _path() is not None
+
+
+def takes(*tensors: torch.Tensor) -> bool:
+    """Return whether the kernels take these tensors: bf16 on the CPU, with adjacent values."""
+    return available() and all(
+        one.dtype == torch.bfloat16 and one.device.type == "cpu" and one.stride(-1) == 1
+        for one in tensors
+    )
+
+
+class Heads(ctypes.Structure):
+    """`tpc::Heads` of the library."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("token_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> Heads:
+        """Describe `values[tokens, width]` or `values[tokens, heads, width]`."""
+        return cls(values.data_ptr(), values.stride(0), values.stride(-2))
+
+
+def structure(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
+    """Return the arguments of an operation: a structure of prompts.h."""
+    return type("_Arguments", (ctypes.Structure,), {"_fields_": fields})
+
+
+def each(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    """Return several fields of one type."""
+    return [(name, kind) for name in names]
+
+
+def run(operation: Operation, arguments: ctypes.Structure, items: int, values: int) -> None:
+    """Run an operation; each item computes so many values."""
+    library().tpc_many(
+        kernels(chosen_path()),
+        ctypes.c_int32(operation),
+        ctypes.byref(arguments),
+        ctypes.c_int64(items),
+        ctypes.c_int64(max(1, GRAIN // max(1, values))),
+        ctypes.c_int32(torch.get_num_threads()),
+    )
