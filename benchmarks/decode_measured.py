@@ -48,10 +48,11 @@ class Loaded:
     sizes: Sizes | None = None
 
     def step_bytes(self, case: Case) -> int | None:
-        """Return the bytes that a decode step reads; None for prompts."""
+        """Return the bytes that a decode step reads, and of states writes; None for prompts."""
         if case.prompt or self.sizes is None:
             return None
-        return self.sizes.read + case.batch * case.tokens * self.sizes.token
+        sequence = case.tokens * self.sizes.token + 2 * self.sizes.states
+        return self.sizes.read + case.batch * sequence
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     help = "GGUF files to measure, instead of a preset with random weights"
     add("files", type=gguf_file, nargs="*", metavar="FILE", help=help)
-    help = f"model to measure, a preset of Qwen3; targets apply to {MODEL}"
+    help = f"model to measure, a preset of Qwen3 or Qwen3.5; targets apply to {MODEL}"
     add("--model", default=MODEL, metavar="PRESET", help=help)
     help = "numbers of tokens before the first step"
     add("--contexts", type=positive, nargs="+", default=[64, 1024, 4096], metavar="N", help=help)

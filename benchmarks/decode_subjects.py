@@ -38,6 +38,8 @@ class Subject:
     read: Weights
     preset: str = ""
     """The preset of a checkpoint; empty for a file."""
+    linear: bool = False
+    """Whether some layers have linear attention."""
     integers: str = ""
     """The integers to which peers round: "int8" for activations that meet a file's integers."""
 
@@ -87,6 +89,7 @@ def of_checkpoint(dtype: str, preset: str, checkpoint: RandomCheckpoint) -> Subj
         checkpoint.weight_bytes,
         Weights(count, count * checkpoint.dtype.itemsize),
         preset,
+        "linear_attention" in (getattr(config_of(f"preset:{preset}"), "layer_types", None) or ()),
     )
 
 

@@ -2,14 +2,15 @@
 
 With a large batch, a step may take longer to multiply than to read. Its limit is then the rate of
 its own kernels on weights that need not be read from memory. The kernels are those of the
-instructions of a program with one layer and a small head, whose other shapes are those of the
-model. Each thread repeats an instruction whose weights fit into its second-level cache.
+instructions of a program with one layer of each kind and a small head, whose other shapes are those
+of the model. Each thread repeats an instruction whose weights fit into its second-level cache.
 """
 
 from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from tpcompile.vm.program.instruction import WeightInstruction, unseen
 
 _VOCABULARY = 2048
 _CONTEXT = 64
+_HEAD = -1
+"""The layer of the instructions outside of layers."""
 _REPEATS = 20
 _SECOND_LEVEL = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 _DEFAULT = 1 << 19
@@ -48,11 +51,13 @@ class CachedProducts(Closing):
         activations: str = "16",
     ) -> None:
         config = copy.deepcopy(config_of(f"preset:{model}"))
-        self._times_layers = config.num_hidden_layers
-        self._times_head = config.vocab_size / _VOCABULARY
-        config.num_hidden_layers, config.vocab_size = 1, _VOCABULARY
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[:1]
+        kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+        counts = Counter(kinds)
+        self._times: dict[int, float] = dict(enumerate(counts.values()))
+        self._times[_HEAD] = config.vocab_size / _VOCABULARY
+        config.num_hidden_layers, config.vocab_size = len(counts), _VOCABULARY
+        if any(kinds):
+            config.layer_types = list(counts)
         program = schedule(
             config,
             target=replace(machine_of(CPU), workers=threads),
@@ -76,18 +81,16 @@ class CachedProducts(Closing):
 
     def seconds(self) -> float:
         """Return the time of the products of a step: those of the layers, and those of the head."""
-        return self._seconds(head=False) * self._times_layers + (
-            self._seconds(head=True) * self._times_head
-        )
+        return sum(self._seconds(layer) * times for layer, times in self._times.items())
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
         self._executor.close()
 
-    def _seconds(self, head: bool) -> float:
-        """Return the time of the products of the layer or of the head, at their best rate."""
-        chosen = {n: one for n, one in self._products.items() if (one.layer < 0) == head}
+    def _seconds(self, layer: int) -> float:
+        """Return the time of the products of a layer or of the head, at their best rate."""
+        chosen = {n: one for n, one in self._products.items() if max(one.layer, _HEAD) == layer}
         alike: dict[tuple[str, int, int], list[int]] = {}
         for number, one in chosen.items():
             alike.setdefault((one.name, one.traffic, one.work), []).append(number)

@@ -1,7 +1,9 @@
-"""Conversion of a Qwen3 checkpoint to a GGUF file, with the same weights.
+"""Conversion of a Qwen3 or Qwen3.5 checkpoint to a GGUF file, with the same weights.
 
-Matrices stay in the dtype of the checkpoint and vectors are fp32, as llama.cpp requires. Rotation
-in pairs of halves (NEOX) is that of Hugging Face, so the rows of Q and K stay in their order.
+Matrices stay in the dtype of the checkpoint; vectors and the taps of convolutions are fp32, as
+llama.cpp requires. Rotation in pairs of halves (NEOX) is that of Hugging Face, so the rows of Q and
+K stay in their order. Linear attention must have as many value heads as key heads, whose order is
+then the same in both.
 """
 
 from __future__ import annotations
@@ -33,7 +35,23 @@ LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
 }
+LINEAR_NAMES = {
+    **LAYER_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+}
+"""Names of models with layers of linear attention."""
+ARCHITECTURES = {"qwen3": "qwen3", "qwen3_5_text": "qwen35"}
+"""llama.cpp's names of model types."""
 TYPES = {"BF16": gguf.GGMLQuantizationType.BF16, "F32": gguf.GGMLQuantizationType.F32}
 
 
@@ -50,15 +68,20 @@ def shared_gguf(directory: Path) -> Path:
 def write_gguf(directory: Path, file: Path) -> None:
     """Write the safetensors files of `directory`, and what its configuration says."""
     config = json.loads((directory / "config.json").read_text())
-    if config["model_type"] != "qwen3":
-        raise ValueError(f"the GGUF writer supports qwen3 models, got {config['model_type']}")
-    writer = gguf.GGUFWriter(file, "qwen3", use_temp_file=False)
+    kind = config["model_type"]
+    if kind not in ARCHITECTURES:
+        raise ValueError(f"the GGUF writer supports {', '.join(ARCHITECTURES)}, got {kind}")
+    writer = gguf.GGUFWriter(file, ARCHITECTURES[kind], use_temp_file=False)
     _describe(writer, config)
+    is_linear = "linear_num_key_heads" in config
+    if is_linear:
+        _describe_linear(writer, config)
     for path in sorted(directory.glob("*.safetensors")):
         for name, (dtype, array) in _tensors(path):
             if name == "lm_head.weight" and config["tie_word_embeddings"]:
                 continue
-            _add(writer, _name(name), dtype, array)
+            own = _linear(name, dtype, array) if is_linear else (dtype, array)
+            _add(writer, _name(name, LINEAR_NAMES if is_linear else LAYER_NAMES), *own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -80,6 +103,36 @@ def _describe(writer: Any, config: Mapping[str, Any]) -> None:
     _add_words(writer, config["vocab_size"])
 
 
+def _describe_linear(writer: Any, config: Mapping[str, Any]) -> None:
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if keys != values:
+        raise ValueError(f"expected as many value heads as key heads, got {values} and {keys}")
+    kinds, rope = config["layer_types"], config["rope_parameters"]
+    writer.add_full_attention_interval(1 + kinds.index("full_attention"))
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(keys)
+    writer.add_ssm_time_step_rank(values)
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * values)
+    writer.add_rope_dimension_count(int(config["head_dim"] * rope["partial_rotary_factor"]))
+    writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+
+
+def _linear(name: str, dtype: str, array: Any) -> tuple[str, Any]:
+    """Return a tensor of a model with linear attention as llama.cpp wants it."""
+    if name.endswith("conv1d.weight"):
+        return "F32", _wide(dtype, array)[:, 0]
+    if name.endswith("A_log"):
+        return "F32", -np.exp(_wide(dtype, array))
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return "F32", 1 + _wide(dtype, array)  # norms are zero-centred
+    return dtype, array
+
+
+def _wide(dtype: str, array: Any) -> Any:
+    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else array
+
+
 def _add_words(writer: Any, vocabulary: int) -> None:
     """Add a word for each token, because a server makes text of tokens."""
     writer.add_tokenizer_model("gpt2")
@@ -92,17 +145,16 @@ def _add_words(writer: Any, vocabulary: int) -> None:
 def _add(writer: Any, name: str, dtype: str, array: Any) -> None:
     if array.ndim > 1:
         writer.add_tensor(name, array.view(np.uint8), raw_dtype=TYPES[dtype])
-    elif dtype == "BF16":
-        writer.add_tensor(name, (array.astype(np.uint32) << 16).view(np.float32))
     else:
-        writer.add_tensor(name, array)
+        writer.add_tensor(name, _wide(dtype, array))
 
 
-def _name(name: str) -> str:
+def _name(name: str, names: Mapping[str, str]) -> str:
     if name in NAMES:
         return NAMES[name]
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{LAYER_NAMES[rest.removesuffix('.weight')]}.weight"
+    stem = rest.removesuffix(".weight")
+    return f"blk.{layer}.{names[stem]}{rest[len(stem) :]}"
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, tuple[str, Any]]]:

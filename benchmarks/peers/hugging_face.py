@@ -38,16 +38,27 @@ def parallel(settings: Settings) -> Loaded:
 
 
 def sizes_of(model: Any) -> Sizes:
-    """Return the bytes of the parameters, of all ranks, and of the cache."""
+    """Return the bytes of the parameters, of all ranks, of the cache and of states."""
     tensors = {id(one): one.numel() * one.element_size() for one in model.parameters()}
     held = sum(tensors.values())
     table, head = (
         id(each().weight) for each in (model.get_input_embeddings, model.get_output_embeddings)
     )
-    config = model.config
-    values = config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    config, itemsize = model.config, model.dtype.itemsize
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    linear = kinds.count("linear_attention")
+    values = (len(kinds) - linear) * config.num_key_value_heads * config.head_dim
     read = held if table == head else held - tensors[table]
-    return Sizes(held, read, 2 * values * model.dtype.itemsize)
+    states = linear * _state_bytes(config, itemsize) if linear else 0
+    return Sizes(held, read, 2 * values * itemsize, states)
+
+
+def _state_bytes(config: Any, itemsize: int) -> int:
+    """Return the bytes that a layer of linear attention keeps of a sequence."""
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    tail = (2 * keys + values) * config.linear_conv_kernel_dim * itemsize
+    return int(tail + values * config.linear_key_head_dim * torch.float32.itemsize)
 
 
 class CompiledDecoder(TorchDecoder):

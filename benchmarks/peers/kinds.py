@@ -77,6 +77,8 @@ class Sizes:
     """The bytes of the weights that a decode step reads. A table of embeddings is not read."""
     token: int
     """The bytes of the KV cache per token of a sequence."""
+    states: int = 0
+    """The bytes of a sequence's states of linear attention, which a step reads and writes."""
 
 
 class Decoder(Protocol):

@@ -79,7 +79,7 @@ class LlamaDecoder:
         self._past = 0
 
     def sizes(self, path: Path) -> Sizes:
-        """Return the bytes of the tensors of the model's file, and of its cache."""
+        """Return the bytes of the tensors of the model's file, of its cache and of states."""
         reader = gguf.GGUFReader(path)
         held = {tensor.name: int(tensor.n_bytes) for tensor in reader.tensors}
         total = sum(held.values())
@@ -88,16 +88,28 @@ class LlamaDecoder:
             ask(self._model)
             for ask in (llama_cpp.llama_model_n_layer, llama_cpp.llama_model_n_head_kv)
         )
-        values = 2 * layers * heads * self._width(reader)
         read = total if tied else total - held["token_embd.weight"]
-        return Sizes(total, read, values * (4 if self._exact else 2))
+        every = self._told(reader, "full_attention_interval") or 1  # others have linear attention
+        values = 2 * (layers // every) * heads * self._width(reader)
+        states = (layers - layers // every) * self._state_bytes(reader) if every > 1 else 0
+        return Sizes(total, read, values * (4 if self._exact else 2), states)
+
+    def _state_bytes(self, reader: Any) -> int:
+        """Return the bytes that a layer of linear attention keeps of a sequence, in fp32."""
+        names = ("ssm.inner_size", "ssm.state_size", "ssm.group_count", "ssm.conv_kernel")
+        values, width, heads, taps = (self._told(reader, name) for name in names)
+        return 4 * (values * width + (taps - 1) * (values + 2 * heads * width))
+
+    def _told(self, reader: Any, name: str) -> int:
+        """Return a number of the file; 0 if it has none of this name."""
+        architecture = reader.fields["general.architecture"].contents()
+        told = reader.fields.get(f"{architecture}.{name}")
+        return 0 if told is None else int(told.contents())
 
     def _width(self, reader: Any) -> int:
         """Return the width of a head. Files need not tell it."""
-        architecture = reader.fields["general.architecture"].contents()
-        told = reader.fields.get(f"{architecture}.attention.key_length")
-        if told is not None:
-            return int(told.contents())
+        if told := self._told(reader, "attention.key_length"):
+            return told
         hidden = llama_cpp.llama_model_n_embd(self._model)
         return int(hidden // llama_cpp.llama_model_n_head(self._model))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -104,16 +105,23 @@ def _integers(settings: Settings) -> list[str]:
 
 
 def sizes_of(model: Any, cached: int) -> Sizes:
-    """Return the bytes of the constants of a model, and of a cache with values of so many bytes."""
-    held = read = values = 0
+    """Return the bytes of the constants of a model, and of a cache with values of so many bytes.
+
+    States of linear attention have all dimensions but the batch.
+    """
+    held = read = values = states = 0
     for node in model.get_ops():
         if node.get_type_name() == "Constant":
             held += node.get_byte_size()
             read += node.get_byte_size() * (_users(node) != {"Gather"})
         elif node.get_type_name() == "ReadValue":  # keys or values: batch, heads, tokens, width
-            _, heads, _, width = node.get_output_partial_shape(0)
-            values += heads.get_length() * width.get_length()
-    return Sizes(held, read, values * cached)
+            _, *shape = node.get_output_partial_shape(0)
+            known = math.prod(one.get_length() for one in shape if one.is_static)
+            if all(one.is_static for one in shape):
+                states += known * node.get_output_element_type(0).size
+            else:
+                values += known
+    return Sizes(held, read, values * cached, states)
 
 
 def _users(node: Any) -> set[str]:

@@ -153,12 +153,17 @@ def _load(settings: Settings, backend: str) -> Loaded:
 
 
 def sizes_of(model: Any) -> Sizes:
-    """Return the bytes of the weights of all ranks, and of the cache."""
+    """Return the bytes of the weights of all ranks, of the cache and of states."""
     shares = model.plan.ranks
     held = sum(share.weight_bytes for share in shares)
     tables = [node for node in parameters(model.graph.graph) if {*_targets(node)} <= {*_EMBEDDINGS}]
     rows = sum(local_bytes(value_type(n), share.rank) for n in tables for share in shares)
-    return Sizes(held, held - rows, sum(share.kv_bytes_per_token for share in shares))
+    return Sizes(
+        held,
+        held - rows,
+        sum(share.kv_bytes_per_token for share in shares),
+        sum(share.state_bytes_per_sequence for share in shares),
+    )
 
 
 def _targets(node: fx.Node) -> Iterator[Any]:
