@@ -72,18 +72,9 @@ class CacheShape:
     block: int
 
     def allocate(self, blocks: int, device: torch.device) -> torch.Tensor:
-        """Allocate a cache of `blocks` blocks; on the CPU it is zero, and in huge pages.
-
-        All pages are there from the start. So steps do not wait for them, and the memory that was
-        free when the cache was allocated cannot be missing later.
-        """
+        """Allocate a cache of `blocks` blocks."""
         shape = (self.layers, 2, self.heads, blocks * self.block, self.row)
-        size = math.prod(shape) * self.dtype.itemsize
-        if device.type != "cpu" or not size:
-            return torch.empty(shape, dtype=self.dtype, device=device).transpose(2, 3)
-        memory = torch.frombuffer(zeros(size), dtype=torch.uint8)
-        memory[:: mmap.PAGESIZE] = 0
-        return memory.view(self.dtype).view(shape).transpose(2, 3)
+        return _allocated(shape, self.dtype, device).transpose(2, 3)
 
 
 @dataclass(frozen=True)
@@ -97,9 +88,22 @@ class StatesShape:
     dtype: torch.dtype
 
     def allocate(self, count: int, device: torch.device) -> torch.Tensor:
-        """Allocate so many states of each layer, which are zero."""
-        shape = (self.layers, count, *self.shape)
-        return torch.zeros(shape, dtype=self.dtype, device=device)
+        """Allocate so many states of each layer."""
+        return _allocated((self.layers, count, *self.shape), self.dtype, device)
+
+
+def _allocated(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocate what sequences leave behind; on the CPU it is zero, and in huge pages.
+
+    All pages are there from the start. So steps do not wait for them, and the memory that was free
+    when it was allocated cannot be missing later.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size:
+        return torch.empty(shape, dtype=dtype, device=device)
+    memory = torch.frombuffer(zeros(size), dtype=torch.uint8)
+    memory[:: mmap.PAGESIZE] = 0
+    return memory.view(dtype).view(shape)
 
 
 class Ranks(Protocol):

@@ -156,7 +156,8 @@ struct Operand {
 };
 
 // Prefetches of the rows after a block of rows, a few lines at a time. They come in the order of
-// memory, so that the prefetchers of the CPU follow them.
+// memory, so that the prefetchers of the CPU follow them. They go into the second-level cache: in the
+// first, which holds this block and values, they would wait for each other.
 class NextRows {
  public:
   // `from` is the first of the rows, of `bytes` bytes each and `stride` bytes apart.
@@ -165,7 +166,7 @@ class NextRows {
 
   TPC_INLINE void fetch(int64_t lines) {
     for (int64_t line = 0; line < lines; ++line) {
-      __builtin_prefetch(row_ + at_);
+      __builtin_prefetch(row_ + at_, 0, 2);
       at_ += 64;
       if (at_ < bytes_) continue;
       at_ = 0, row_ += stride_;
