@@ -65,7 +65,7 @@ def test_convolutions(sizes: list[tuple[int, int]], channels: int, taps: int, bi
     x = random(len(tokens), channels + 24)[:, 8 : channels + 8]
     weight, bias = random(channels, 1, taps), random(channels) if biased else None
     tails = random(LAYERS, STATES, taps - 1, channels)
-    assert delta.takes_channels(x, weight, tails)
+    assert delta.takes_channels(x, weight, bias, tails)
     (found, left), (expected, others) = (
         convolved(tokens, how, x, weight, bias, tails) for how in (functions, torchs)
     )

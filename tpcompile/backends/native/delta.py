@@ -62,9 +62,12 @@ _DeltaRuleOf = structure(
 )  # fmt: skip
 
 
-def takes_channels(x: torch.Tensor, weight: torch.Tensor, tails: torch.Tensor) -> bool:
+def takes_channels(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tails: torch.Tensor
+) -> bool:
     """Return whether the kernels take the channels of a convolution."""
-    return takes(x, weight, tails) and weight.is_contiguous() and tails[0].is_contiguous()
+    whole = weight.is_contiguous() and tails[0].is_contiguous()
+    return whole and takes(x, weight, tails) and (bias is None or takes(bias))
 
 
 def takes_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:

@@ -164,7 +164,7 @@ def resumed_conv(
 ) -> torch.Tensor:
     """See `tpcompile.ir.ops.resumed`."""
     sequences = delta.Sequences(starts, lengths, read, write)
-    if delta.takes_channels(x, weight, tails):
+    if delta.takes_channels(x, weight, bias, tails):
         return delta.convolution(x, weight, bias, tails[layer], sequences)
     return torchs.resumed_conv(x, weight, bias, tails, *sequences, layer)
 

@@ -57,8 +57,9 @@ function axisWords(axis) {
   return axis.parts.map((part, rank) => `rank ${rank} holds ${part.map(([a, b]) => unitWords(a, b)).join(" and ")}`);
 }
 
-// Say which units several ranks hold, and why: the query heads that read them.
+// Say which units several ranks hold, and why: the heads that read them.
 function repeatWords(axis, queries) {
+  const { one } = about(axis);
   const lines = [];
   axis.parts.forEach((part, rank) => {
     for (const [start, stop] of part)
@@ -68,8 +69,8 @@ function repeatWords(axis, queries) {
         const group = queries && queries.units / axis.units;
         const readers = queries ? queries.parts[rank].flatMap(([a, b]) => Array.from({ length: b - a }, (_, n) => a + n))
           .filter((head) => Math.floor(head / group) === unit) : [];
-        lines.push(`Rank ${rank} holds ${axis.axis === "kv_heads" ? "KV head" : axis.axis} ${unit}, which ${othersOf(axis, unit, rank)} also ${others.length > 1 ? "hold" : "holds"}`
-          + (readers.length ? `: its query head${readers.length > 1 ? "s" : ""} ${readers.join(", ")} read${readers.length > 1 ? "" : "s"} it.` : "."));
+        lines.push(`Rank ${rank} holds ${one} ${unit}, which ${othersOf(axis, unit, rank)} also ${others.length > 1 ? "hold" : "holds"}`
+          + (readers.length ? `: its ${about(queries).one}${readers.length > 1 ? "s" : ""} ${readers.join(", ")} read${readers.length > 1 ? "" : "s"} it.` : "."));
       }
   });
   return lines;
@@ -82,25 +83,41 @@ function uneven(axis) {
     : `uneven: from ${least.toLocaleString("en")} to ${most.toLocaleString("en")} per rank`;
 }
 
-const AXES = { q_heads: "Query heads", kv_heads: "KV heads", ffn: "MLP features (ffn)", vocab: "Vocabulary" };
+// The titles of axes, what one unit is, and the axis of the heads that read it.
+const AXES = {
+  q_heads: { title: "Query heads", one: "query head" },
+  kv_heads: { title: "KV heads", one: "KV head", readers: "q_heads" },
+  linear_v_heads: { title: "Value heads of linear attention", one: "value head" },
+  linear_k_heads: { title: "Key heads of linear attention", one: "key head", readers: "linear_v_heads" },
+  ffn: { title: "MLP features (ffn)", one: "ffn" },
+  vocab: { title: "Vocabulary", one: "vocab" },
+};
+
+function about(axis) {
+  return AXES[axis.axis] || { title: axis.axis, one: axis.axis };
+}
 
 function axesOf(axes) {
   return axes.map((axis) => {
-    const queries = axis.axis === "kv_heads" ? axes.find((one) => one.axis === "q_heads" && one.layers === axis.layers) : null;
+    const { title, one, readers } = about(axis);
+    const queries = readers ? axes.find((other) => other.axis === readers && other.layers === axis.layers) : null;
     const repeated = repeatWords(axis, queries);
     return element("section", { class: "axis" },
-      element("h3", {}, `${AXES[axis.axis] || axis.axis}: ${(axis.units * axis.grain).toLocaleString("en")}`,
+      element("h3", {}, `${title}: ${(axis.units * axis.grain).toLocaleString("en")}`,
         element("span", { class: "quiet" }, ` ${axis.grain > 1 ? `in units of ${axis.grain}, ` : ""}${uneven(axis)}${axis.layers ? `, ${axis.layers}` : ""}`)),
       axisStrip(axis),
-      queries ? element("p", { class: "quiet" }, `${queries.units / axis.units} query heads read each KV head, and a rank holds every KV head that its query heads read.`) : null,
+      queries ? element("p", { class: "quiet" }, `${count(queries.units / axis.units, about(queries).one)} ${queries.units > axis.units ? "read" : "reads"} each ${one}, and a rank holds every ${one} that its ${about(queries).one}s read.`) : null,
       repeated.length ? element("ul", { class: "repeats" }, repeated.map((line) => element("li", {}, line))) : null);
   });
 }
 
 function rankBytes(plan) {
+  const hasStates = plan.ranks.some((rank) => rank.state_bytes_per_sequence);
   const rows = plan.ranks.map((rank) => [`rank ${rank.rank}`, rank.q_heads, rank.kv_heads, rank.ffn.toLocaleString("en"),
-    rank.vocab.toLocaleString("en"), formatBytes(rank.weight_bytes), formatBytes(rank.kv_bytes_per_token)]);
-  return table(["", "query heads", "KV heads", "ffn", "vocabulary", "weights", "KV cache per token"], rows);
+    rank.vocab.toLocaleString("en"), formatBytes(rank.weight_bytes), formatBytes(rank.kv_bytes_per_token),
+    ...(hasStates ? [formatBytes(rank.state_bytes_per_sequence)] : [])]);
+  return table(["", "query heads", "KV heads", "ffn", "vocabulary", "weights", "KV cache per token",
+    ...(hasStates ? ["states per sequence"] : [])], rows);
 }
 
 // Return the bytes of each format of weights, if there are several.
