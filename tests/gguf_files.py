@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests import gguf_hybrids
 from tpcompile.presets import preset
 
 SMALL = {"vocab_size": 101, "num_hidden_layers": 2}
@@ -21,6 +22,7 @@ ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
 }
 LLAMA = {
     "model_type": "llama",
@@ -60,18 +62,22 @@ def write_gguf(
     *,
     kinds: Mapping[str, Kind] | None = None,
     more: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, tuple[np.ndarray[Any, Any], Kind]] | None = None,
     parts: int = 1,
 ) -> Any:
     """Write a model as a GGUF file; put the values that the library reads back into the model.
 
     `kinds` are those of tensors by the end of their names in the file. `more` are further
-    properties of the file, such as the tokens of a tokenizer. With several `parts`, the result is
-    that many files, of which the first is `path`.
+    properties of the file, such as the tokens of a tokenizer, or others than those of the model;
+    `tensors` are further ones. With several `parts`, the result is that many files, of which the
+    first is `path`.
     """
     config = model.config
-    names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
+    architecture = ARCHITECTURES[config.model_type]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     limit = -(-len(model.state_dict()) // parts) if parts > 1 else 0
-    writer = gguf.GGUFWriter(path, config.model_type, split_max_tensors=limit)
+    name_of = gguf.MODEL_ARCH_NAMES[architecture]
+    writer = gguf.GGUFWriter(path, name_of, split_max_tensors=limit)
     _describe(writer, config)
     for key, value in (more or {}).items():
         _add(writer, key, value)
@@ -80,19 +86,19 @@ def write_gguf(
         for name, tensor in state.items():
             if config.tie_word_embeddings and name == "lm_head.weight":
                 continue
-            stem, _, end = name.rpartition(".")
-            own = f"{names.get_name(stem)}.{end}"
+            own = _name(names, name)
+            rows = _stored(config, own, tensor)
             chosen = next((k for e, k in (kinds or {}).items() if own.endswith(e)), kind)
-            if tensor.dim() == 1:
+            if rows.dim() == 1 or "conv1d" in own:
                 chosen = Kind.F32
-            elif tensor.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
+            elif rows.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
                 chosen = Kind.F16  # as llama.cpp does
-            heads = _paired_heads(config, own)
-            rows = _paired(tensor, heads)
             data = blocks(rows, chosen) if chosen in _WITHOUT else quantize(rows.numpy(), chosen)
-            values = torch.from_numpy(np.array(dequantize(data, chosen))).view(tensor.shape)
-            tensor.copy_(_halves(values, heads))
+            values = torch.from_numpy(np.array(dequantize(data, chosen))).view(rows.shape)
+            tensor.copy_(_restored(config, own, values).view(tensor.shape))
             writer.add_tensor(own, data, raw_dtype=chosen)
+        for name, (stored, kind) in (tensors or {}).items():
+            writer.add_tensor(name, stored, raw_dtype=kind)
         if config.rope_parameters["rope_type"] == "llama3":
             writer.add_tensor("rope_freqs.weight", rotary_factors(config))
     writer.write_header_to_file()
@@ -100,6 +106,27 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def _name(names: Any, name: str) -> str:
+    """Return the name of a tensor in the file."""
+    stem, _, end = name.replace(".dt_bias", ".dt_proj.bias").rpartition(".")
+    found: str | None = names.get_name(name)
+    return found if found is not None else f"{names.get_name(stem)}.{end}"
+
+
+def _stored(config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as llama.cpp's scripts convert it."""
+    if config.model_type == "qwen3_5_text":
+        return gguf_hybrids.stored(config, name, tensor)
+    return _paired(tensor, _paired_heads(config, name))
+
+
+def _restored(config: Any, name: str, values: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as transformers has it."""
+    if config.model_type == "qwen3_5_text":
+        return gguf_hybrids.restored(config, name, values)
+    return _halves(values, _paired_heads(config, name))
 
 
 def _paired_heads(config: Any, name: str) -> int:
@@ -167,6 +194,8 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     width = getattr(config, "head_dim", None)
     if config.model_type == "llama":
         writer.add_rope_dimension_count(config.head_dim)
+    if config.model_type == "qwen3_5_text":
+        gguf_hybrids.describe(writer, config)
     if width is not None:
         writer.add_key_length(width)
         writer.add_value_length(width)

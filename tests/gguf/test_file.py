@@ -20,6 +20,16 @@ from tpcompile.ir.simulate import whole_value
 from tpcompile.runtime.weights import opened, weights_of
 
 COPIES, FEW = 500, 30
+MODELS: dict[str, dict[str, Any]] = {
+    "tiny-qwen3": {},
+    "tiny-llama": {},
+    "tiny-qwen3.5": {
+        "num_hidden_layers": 2,
+        "full_attention_interval": 2,
+        "linear_value_head_dim": 32,
+    },
+}
+"""The presets, and what differs from them."""
 VALUES: dict[str, Any] = {
     "test.text": "a ü",
     "test.list": ["a", "", "c"],
@@ -48,11 +58,12 @@ def values(path: Path) -> dict[str, torch.Tensor]:
         }
 
 
-@pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-llama"])
+@pytest.fixture(scope="module", params=MODELS)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
     changes = {"intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 33}
-    write_gguf(path, model_of(request.param, **changes), more=VALUES)
+    model = model_of(request.param, **{**changes, **MODELS[request.param]})
+    write_gguf(path, model, more=VALUES)
     return Written(path, path.read_bytes(), values(path))
 
 

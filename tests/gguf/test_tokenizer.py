@@ -17,7 +17,13 @@ from tokenizers import (
     pre_tokenizers,
     trainers,
 )
-from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers import (
+    AutoTokenizer,
+    LlamaTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+    Qwen3_5Tokenizer,
+)
 from transformers.integrations import ggml
 
 from tests.gguf_files import model_of, write_gguf
@@ -39,20 +45,35 @@ LLAMA3_SPLIT = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """As in the tokenizer.json of Llama 3."""
+MARKS = "\u0915\u094d\u0937"
+"""Two letters of Devanagari, and a mark after the first one."""
+BYTEWISE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+SPLITS = {Qwen2Tokenizer: "qwen2", Qwen3_5Tokenizer: "qwen35"}
+"""How classes split texts, by the names of llama.cpp."""
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-@pytest.fixture(scope="module")
-def original() -> Any:
-    """Return a tokenizer of Qwen's class with the pairs of the demo model."""
+def of_qwen(make: Any) -> Any:
+    """Return a tokenizer of a class of Qwen with the pairs of the demo model.
+
+    One more pair is merged only within a word with its marks.
+    """
     state = demo_tokenizer().backend_tokenizer
     model = json.loads(state.to_str())["model"]
-    make: Any = Qwen2Tokenizer
-    found = make(model["vocab"], [tuple(one) for one in model["merges"]], eos_token="<|im_end|>")
+    (octets, _), *_ = BYTEWISE.pre_tokenize_str(MARKS)
+    pair = octets[2], octets[3]
+    vocabulary = {**model["vocab"], "".join(pair): len(model["vocab"])}
+    merges = [*(tuple(one) for one in model["merges"]), pair]
+    found = make(vocabulary, merges, eos_token="<|im_end|>")
     found.add_tokens([AddedToken(one, special=True, normalized=False) for one in CONTROL])
     found.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
     found.chat_template = TEMPLATE
     return found
+
+
+@pytest.fixture(scope="module")
+def original() -> Any:
+    return of_qwen(Qwen2Tokenizer)
 
 
 def properties(tokenizer: Any) -> dict[str, Any]:
@@ -66,7 +87,7 @@ def properties(tokenizer: Any) -> dict[str, Any]:
     tokens += [f"[PAD{len(tokens)}]", f"[PAD{len(tokens) + 1}]"]
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.pre": SPLITS[type(tokenizer)],
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [*types, 5, 5],
         "tokenizer.ggml.merges": [" ".join(one) for one in merges],
@@ -84,9 +105,11 @@ def written(path: Path, original: Any, **changes: Any) -> str:
     return str(path / "model.gguf")
 
 
-def test_the_same_ids(original: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", SPLITS)
+def test_the_same_ids(make: Any, tmp_path: Path) -> None:
+    original = of_qwen(make)
     found = tokenizer_of(written(tmp_path, original))
-    for text in TEXTS:
+    for text in (*TEXTS, MARKS):
         ids = original(text)["input_ids"]
         assert found(text)["input_ids"] == ids
         for skip in (False, True):
@@ -97,6 +120,16 @@ def test_the_same_ids(original: Any, tmp_path: Path) -> None:
     assert encode_chat(found, messages) == encode_chat(original, messages)
     assert found.eos_token == "<|im_end|>" and found.pad_token == "<|endoftext|>"
     assert found.get_vocab() == original.get_vocab()
+
+
+def test_marks_are_parts_of_words(tmp_path: Path) -> None:
+    """The tokenizer of Qwen3.5 merges letters and their marks, and that of Qwen2 does not."""
+    counts = []
+    for make in SPLITS:
+        (tmp_path / make.__name__).mkdir()
+        found = tokenizer_of(written(tmp_path / make.__name__, of_qwen(make)))
+        counts.append(len(found(MARKS)["input_ids"]))
+    assert counts == [9, 8]
 
 
 @pytest.mark.parametrize(

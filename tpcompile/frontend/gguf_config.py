@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from tpcompile.errors import CheckpointError
 from tpcompile.frontend.stored.gguf import METHOD
 from tpcompile.gguf import open_gguf
 from tpcompile.gguf.kinds import PLAIN
-from tpcompile.gguf.models import EMBEDDING, configuration, tensors_of
+from tpcompile.gguf.models import EMBEDDING, LEFT_OUT, configuration, tensors_of
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_DTYPE = torch.bfloat16
 """The dtype of models whose embedding is not stored as values; of others it is that of these."""
@@ -27,6 +30,9 @@ def gguf_config(path: str) -> Any:
     values = configuration(file)
     tensors = tensors_of(file)
     quantized = {name: one.kind.name for name, one in tensors.items() if one.kind not in PLAIN}
+    left_out = sum(name.startswith(LEFT_OUT) for name in tensors)
+    if left_out:
+        log.info("%d tensors that predict further tokens are not read", left_out)
     model_type = values.pop("model_type")
     dtype = PLAIN.get(tensors[EMBEDDING].kind, _DEFAULT_DTYPE)
     try:

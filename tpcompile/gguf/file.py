@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import CheckpointError
+from tpcompile.gguf.conversions import Made, Order
 from tpcompile.gguf.kinds import GgufKind
 from tpcompile.json_files import shortened
 
@@ -46,8 +47,10 @@ class GgufTensor:
     """The extents in the order of torch: rows first."""
     start: int
     """The byte of the file at which it begins."""
-    paired_heads: int = 0
-    """The heads of which row i of either half are stored as rows 2i and 2i + 1; 0 for others."""
+    order: Order | None = None
+    """The order along an axis, if it is not that of transformers."""
+    made: Made | None = None
+    """How its values are made from the stored ones, if they are others."""
 
     @property
     def size(self) -> int:

@@ -6,11 +6,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers import (
+    LlamaTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+    Qwen3_5Tokenizer,
+)
 from transformers.tokenization_utils_base import generate_merges
 
 from tpcompile.errors import CheckpointError, UnsupportedError
@@ -97,8 +103,9 @@ def _maker(file: GgufFile) -> _Maker:
     return found
 
 
-def _qwen2(file: GgufFile, vocabulary: dict[str, int], special: dict[str, str | None]) -> Any:
-    make: Any = Qwen2Tokenizer
+def _qwen(
+    file: GgufFile, vocabulary: dict[str, int], special: dict[str, str | None], make: Any
+) -> Any:
     return make(vocabulary, _merges(file), **special)
 
 
@@ -134,7 +141,8 @@ _SPECIAL = {"unk": "unknown", "bos": "bos", "eos": "eos", "pad": "padding"}
 """The words of special tokens in files, by those in transformers."""
 _BYTES_OF_LLAMA = _Maker(_llama3, begins=True)
 _MAKERS = {
-    ("gpt2", "qwen2"): _Maker(_qwen2, begins=False),
+    ("gpt2", "qwen2"): _Maker(partial(_qwen, make=Qwen2Tokenizer), begins=False),
+    ("gpt2", "qwen35"): _Maker(partial(_qwen, make=Qwen3_5Tokenizer), begins=False),
     ("gpt2", "llama-bpe"): _BYTES_OF_LLAMA,
     ("gpt2", "llama3"): _BYTES_OF_LLAMA,
     ("gpt2", "llama-v3"): _BYTES_OF_LLAMA,

@@ -13,7 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from tpcompile.checkpoint_files import changed, files_of, size_of, text_names, unreadable
 from tpcompile.closing import Closing
+from tpcompile.errors import CheckpointError
 from tpcompile.gguf import open_gguf
+from tpcompile.gguf.conversions import Made, Order
 from tpcompile.gguf.kinds import PLAIN
 from tpcompile.gguf.models import tensors_of
 
@@ -110,15 +112,31 @@ class GgufFiles(TensorFiles):
         whole = self._mapped[path][tensor.start : tensor.start + tensor.size]
         dtype = PLAIN.get(tensor.kind, torch.uint8)
         stored = whole.view(dtype).view(self.shapes[name])
-        if not tensor.paired_heads:
-            return stored[index]
-        rows, *columns = index
-        return stored[:, *columns][_in_halves(tensor.shape[0], tensor.paired_heads)[rows]]
+        found = stored[index] if tensor.order is None else _ordered(stored, index, tensor.order)
+        return found if tensor.made is None else _made(name, tensor.path, found, tensor.made)
 
     def close(self) -> None:
         self._mapped.clear()
 
 
-def _in_halves(rows: int, heads: int) -> torch.Tensor:
-    """Return the stored row of each row of a tensor whose heads have their halves in pairs."""
-    return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
+def _ordered(stored: torch.Tensor, index: Index, order: Order) -> torch.Tensor:
+    """Return a part of a tensor whose elements along an axis are stored in another order."""
+    axis = order.axis % stored.dim()
+    places = order.places(stored.shape[axis])[index[axis]]
+    others = (*index[:axis], slice(None), *index[axis + 1 :])
+    return stored[others].index_select(axis, places)
+
+
+def _made(name: str, path: Path, stored: torch.Tensor, made: Made) -> torch.Tensor:
+    """Return the values that are made from the stored ones."""
+    found = made.function(stored)
+    wrong = stored[~found.isfinite()]
+    if len(wrong):
+        raise CheckpointError(
+            f"The tensor {name} is not valid",
+            where=str(path),
+            got=str(wrong[0].item()),
+            expected=made.expected,
+            hint="The file may be damaged: download it again",
+        )
+    return found

@@ -1,0 +1,152 @@
+"""The architectures of GGUF files: their names in transformers, and what llama.cpp converts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from tpcompile.errors import CheckpointError
+from tpcompile.gguf import linear_attention
+from tpcompile.gguf.conversions import CENTRED, Order
+from tpcompile.gguf.file import GgufTensor
+from tpcompile.gguf.linear_attention import decay, made, of_value_heads, taps
+from tpcompile.gguf.metadata import HEADS, KV_HEADS, PREDICTED, ROTATED, Told
+
+Conversion = Callable[[Told, str, GgufTensor], GgufTensor]
+"""A function of the metadata, a name and a tensor that returns the tensor as it must be read."""
+
+
+def _names(stems: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of weights and biases."""
+    ends = ("weight", "bias")
+    return {f"{stem}.{end}": f"{own}.{end}" for stem, own in stems.items() for end in ends}
+
+
+_COMMON = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER = _names({**_COMMON, "ffn_norm": "post_attention_layernorm"})
+_HYBRID_LAYER = {
+    **_names(
+        {
+            **_COMMON,
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_qkv": "linear_attn.in_proj_qkv",
+            "attn_gate": "linear_attn.in_proj_z",
+            "ssm_beta": "linear_attn.in_proj_b",
+            "ssm_alpha": "linear_attn.in_proj_a",
+            "ssm_conv1d": "linear_attn.conv1d",
+            "ssm_norm": "linear_attn.norm",
+            "ssm_out": "linear_attn.out_proj",
+        }
+    ),
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+
+
+def _whole_heads(told: Told, width: int) -> dict[str, Any]:
+    """Return no parameters of rotary tables; refuse rotation of a part of a head."""
+    if told.count(ROTATED, width) != width:
+        told.refuse(ROTATED, f"the width of a head, {width}")
+    return {}
+
+
+def _no_more(told: Told) -> dict[str, Any]:
+    return {}
+
+
+def _in_pairs(told: Told, name: str, tensor: GgufTensor, heads: str) -> GgufTensor:
+    """Return a tensor with the order of its rows.
+
+    llama.cpp rotates neighbours of a head, and transformers its halves.
+    """
+    count, rows = told.count(heads), tensor.shape[0]
+    if rows % (2 * count):
+        raise CheckpointError(
+            f"The tensor {name} must have an even number of rows per head",
+            where=str(tensor.path),
+            got=f"{rows} rows",
+            expected=f"a multiple of {2 * count}",
+        )
+    return replace(tensor, order=Order(0, count, rows // count // 2, 2))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How the metadata and the tensors of an architecture become those of transformers."""
+
+    model_type: str
+    names: Mapping[str, str] = field(default_factory=lambda: _LAYER)
+    """The names of the tensors of a layer, by those in the file."""
+    heads_have_widths: bool = False
+    """Whether heads have a width of their own, `head_dim`."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further properties of the configuration."""
+    told_by: Mapping[str, str] = field(default_factory=dict)
+    """Properties of the configuration that say whether the model has a tensor."""
+    properties: Callable[[Told], dict[str, Any]] = _no_more
+    """The further properties that the metadata tells."""
+    rotation: Callable[[Told, int], dict[str, Any]] = _whole_heads
+    """The further parameters of rotary tables, given the width of a head."""
+    conversions: Mapping[str, Conversion] = field(default_factory=dict)
+    """The conversions of tensors, by the first parts of their names."""
+    rotary_factors: bool = False
+    """Whether a file may have factors of rotary tables."""
+    words: tuple[str, ...] = ()
+    """The properties that are read of this architecture only."""
+
+
+_ZERO_CENTRED = partial(made, how=CENTRED)
+ARCHITECTURES = {
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3", heads_have_widths=True, more={"attention_bias": False}),
+    "llama": Architecture(
+        "llama",
+        heads_have_widths=True,
+        told_by={
+            "attention_bias": "model.layers.0.self_attn.q_proj.bias",
+            "mlp_bias": "model.layers.0.mlp.gate_proj.bias",
+        },
+        conversions={
+            "attn_q": partial(_in_pairs, heads=HEADS),
+            "attn_k": partial(_in_pairs, heads=KV_HEADS),
+        },
+        rotary_factors=True,
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text",
+        names=_HYBRID_LAYER,
+        heads_have_widths=True,
+        more={"attention_bias": False},
+        properties=linear_attention.properties,
+        rotation=linear_attention.rotation,
+        conversions={
+            "output_norm": _ZERO_CENTRED,
+            "attn_norm": _ZERO_CENTRED,
+            "attn_q_norm": _ZERO_CENTRED,
+            "attn_k_norm": _ZERO_CENTRED,
+            "post_attention_norm": _ZERO_CENTRED,
+            "attn_qkv": partial(of_value_heads, after_keys=True),
+            "attn_gate": of_value_heads,
+            "ssm_beta": of_value_heads,
+            "ssm_alpha": of_value_heads,
+            "ssm_dt": of_value_heads,
+            "ssm_out": partial(of_value_heads, axis=-1),
+            "ssm_conv1d": taps,
+            "ssm_a": decay,
+        },
+        words=(*linear_attention.WORDS, PREDICTED),
+    ),
+}

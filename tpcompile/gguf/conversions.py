@@ -1,0 +1,51 @@
+"""Conversions of llama.cpp that are undone when a tensor is read: other orders, other values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which a file stores the elements along an axis.
+
+    It stores them as `[groups, outer, inner, …]`; transformers has `[groups, inner, outer, …]`.
+    """
+
+    axis: int
+    groups: int
+    outer: int
+    inner: int
+    first: int = 0
+    """The elements before them, which are in the same order in both."""
+
+    def places(self, extent: int) -> torch.Tensor:
+        """Return the stored place of each element along an axis of this extent."""
+        stored = torch.arange(self.first, extent).view(self.groups, self.outer, self.inner, -1)
+        return torch.cat((torch.arange(self.first), stored.transpose(1, 2).flatten()))
+
+
+@dataclass(frozen=True)
+class Made:
+    """The function that makes the values of a tensor from the stored ones, both in fp32."""
+
+    function: Callable[[torch.Tensor], torch.Tensor]
+    expected: str
+    """The stored values of which it makes finite ones."""
+
+
+def _one_less(stored: torch.Tensor) -> torch.Tensor:
+    return stored - 1
+
+
+def _logarithm(stored: torch.Tensor) -> torch.Tensor:
+    return stored.double().neg().log().to(stored.dtype)
+
+
+CENTRED = Made(_one_less, "finite numbers")
+"""Scales of norms that are stored with 1 added."""
+LOGARITHM = Made(_logarithm, "negative numbers")
+"""Logarithms of which the negative exponentials are stored."""

@@ -1,0 +1,130 @@
+"""Linear attention in GGUF files: its properties, and the conversions of its tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from tpcompile.errors import CheckpointError, UnsupportedError
+from tpcompile.gguf.conversions import LOGARITHM, Made, Order
+from tpcompile.gguf.file import GgufTensor
+from tpcompile.gguf.kinds import GgufKind
+from tpcompile.gguf.metadata import BLOCKS, ROTATED, Told
+
+_INTERVAL, _RECURRENT = "full_attention_interval", "attention.recurrent_layers"
+_SECTIONS = "rope.dimension_sections"
+_TAPS, _KEY_WIDTH = "ssm.conv_kernel", "ssm.state_size"
+_KEYS, _VALUES = "ssm.group_count", "ssm.time_step_rank"
+_VALUE_WIDTHS = "ssm.inner_size"
+WORDS = (_INTERVAL, _RECURRENT, _SECTIONS, _TAPS, _KEY_WIDTH, _KEYS, _VALUES, _VALUE_WIDTHS)
+"""The properties that are read here."""
+_DEFAULT_INTERVAL = 4
+
+
+def properties(told: Told) -> dict[str, Any]:
+    """Return the properties of the layers in the configuration of transformers."""
+    keys, values = _heads(told)
+    widths = told.count(_VALUE_WIDTHS)
+    if widths % values:
+        told.refuse(_VALUE_WIDTHS, f"a multiple of {values}, the value heads")
+    return {
+        "layer_types": _layer_types(told),
+        "linear_conv_kernel_dim": told.count(_TAPS),
+        "linear_key_head_dim": told.count(_KEY_WIDTH),
+        "linear_value_head_dim": widths // values,
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+    }
+
+
+def _heads(told: Told) -> tuple[int, int]:
+    """Return the numbers of key heads and of value heads."""
+    keys, values = told.count(_KEYS), told.count(_VALUES)
+    if values % keys:
+        told.refuse(_VALUES, f"a multiple of {keys}, the key heads")
+    return keys, values
+
+
+def _layer_types(told: Told) -> list[str]:
+    linear = told.array(_RECURRENT, bool)
+    if linear is None:
+        interval = told.count(_INTERVAL, _DEFAULT_INTERVAL)
+        linear = [bool((layer + 1) % interval) for layer in range(told.layers())]
+    elif len(linear) != told.count(BLOCKS):
+        told.refuse(_RECURRENT, f"one for each of {told.count(BLOCKS)} blocks")
+    return ["linear_attention" if one else "full_attention" for one in linear[: told.layers()]]
+
+
+def rotation(told: Told, width: int) -> dict[str, Any]:
+    """Return the parameters of rotary tables for a part of a head."""
+    rotated = told.count(ROTATED, width)
+    if rotated > width or rotated % 2:
+        told.refuse(ROTATED, f"an even number up to the width of a head, {width}")
+    share = rotated / width
+    if int(width * share) < rotated:  # as transformers computes it
+        share = math.nextafter(share, 1.0)
+    found: dict[str, Any] = {"partial_rotary_factor": share, "mrope_interleaved": True}
+    sections = told.array(_SECTIONS, int)
+    if sections is not None:
+        if len(sections) not in (3, 4) or min(sections) < 0 or any(sections[3:]):
+            told.refuse(_SECTIONS, "three numbers, of which none is negative, and perhaps a 0")
+        found["mrope_section"] = sections[:3]
+    return found
+
+
+def of_value_heads(
+    told: Told, name: str, tensor: GgufTensor, axis: int = 0, *, after_keys: bool = False
+) -> GgufTensor:
+    """Return a tensor with the order of its value heads along an axis.
+
+    Value heads of one key head are neighbours in transformers. llama.cpp stores the first value
+    head of each key head, then the second of each, and so on. With `after_keys`, queries and keys
+    are before the values.
+    """
+    keys, values = _heads(told)
+    if keys == values:
+        return tensor
+    first = 2 * keys * told.count(_KEY_WIDTH) if after_keys else 0
+    extent = tensor.shape[axis] - first
+    if extent < 1 or extent % values:
+        raise CheckpointError(
+            f"The tensor {name} must have whole value heads",
+            where=str(tensor.path),
+            got=f"the shape {list(tensor.shape)}",
+            expected=f"{first} and a multiple of {values} along axis {axis}",
+        )
+    columns = tensor.kind.block.columns
+    if axis == -1 and extent // values % columns:
+        raise UnsupportedError(
+            f"The value heads of {name} cannot be read in the order of transformers",
+            where=str(tensor.path),
+            got=f"blocks of {columns} columns ({tensor.kind.name}), and {extent // values} columns "
+            "of a head",
+            expected="whole blocks in each head",
+            hint="Use a checkpoint of Hugging Face, or a file with this tensor in Q8_0 or F32",
+        )
+    return replace(tensor, order=Order(axis, 1, values // keys, keys, first))
+
+
+def taps(told: Told, name: str, tensor: GgufTensor) -> GgufTensor:
+    """Return the taps of a convolution with the dimension that llama.cpp leaves out."""
+    found = of_value_heads(told, name, tensor, after_keys=True)
+    return replace(found, shape=(found.shape[0], 1, *found.shape[1:]))
+
+
+def decay(told: Told, name: str, tensor: GgufTensor) -> GgufTensor:
+    """Return the logarithms of the decay of each value head."""
+    return made(told, name, of_value_heads(told, name, tensor), LOGARITHM)
+
+
+def made(told: Told, name: str, tensor: GgufTensor, how: Made) -> GgufTensor:
+    """Return a tensor whose values are made from the stored ones."""
+    if tensor.kind != GgufKind.F32:
+        raise CheckpointError(
+            f"The tensor {name} must be in fp32",
+            where=str(tensor.path),
+            got=tensor.kind.name,
+            expected=GgufKind.F32.name,
+        )
+    return replace(tensor, made=how)
