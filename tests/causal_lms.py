@@ -193,7 +193,7 @@ REASONS: dict[str, str] = {
     "layers called otherwise": r"does not call layer|does not call each of its layers once",
     "between layers": r"computes something between its layers",
     "buffer": r"reads the buffer",
-    "fused channels or heads": r"the projection of its (channels|heads) must be a separate linear",
+    "fused heads": r"the projection of its heads must be a separate linear",
     "op without a rule": r"uses an op that tpcompile cannot type \(rule (known-op|slice)\)",
     "another MLP": r"There is no SwiGLU in the graph",
     "transposed norm": r"transposes heads before it normalises them",

@@ -6,12 +6,22 @@ import random
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCABULARY = 101
 
+FAMILIES: dict[str, list[dict[str, Any]]] = {
+    "qwen3_5_text": [{}],
+    "qwen3_next": [
+        {"num_experts": 0},
+        {"mlp_only_layers": [0, 1, 2, 3]},
+        {"decoder_sparse_step": 5},
+    ],
+}
+"""Classes with linear attention, each with all ways to have no experts in up to four layers."""
 
-def random_config(seed: int, **changes: Any) -> Any:
+
+def random_config(seed: int, family: str = "qwen3_5_text", **changes: Any) -> Any:
     """Return a configuration with head counts from 1 to 8, of any shape that the class has."""
     dice = random.Random(seed)
     keys = dice.randint(1, 4)
@@ -40,7 +50,8 @@ def random_config(seed: int, **changes: Any) -> Any:
         "bos_token_id": 0,
         "eos_token_id": 0,
     }
-    return Qwen3_5TextConfig(**{**drawn, **changes})
+    dense = FAMILIES[family][seed % len(FAMILIES[family])]
+    return AutoConfig.for_model(family, **{**drawn, **dense, **changes})
 
 
 def most_ranks(config: Any) -> int:

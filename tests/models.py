@@ -27,6 +27,21 @@ TOLERANCE = 1e-5
 Both sides add the same products in different orders.
 """
 
+NEXT = "tiny-qwen3-next"
+"""The name of a tiny Qwen3-Next without experts, which is not a preset."""
+
+NEXT_CONFIG = {
+    **preset("tiny-qwen3.5"),
+    "model_type": "qwen3_next",
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000.0,
+        "partial_rotary_factor": 0.25,
+    },
+    "num_experts": 0,
+}
+"""The sizes of `tiny-qwen3.5`."""
+
 VOCABULARY = 1009
 """A prime, so that no tp from 2 to 8 divides it."""
 
@@ -99,7 +114,9 @@ def few_bits_pair(config: Any, seed: int = 0) -> Pair:
 
 @lru_cache(maxsize=32)
 def preset_pair(name: str) -> Pair:
-    """Return a scaled preset (`qwen3-8b`) or an unscaled tiny one (`tiny-qwen3`)."""
+    """Return a scaled preset (`qwen3-8b`), an unscaled tiny one (`tiny-qwen3`), or `NEXT`."""
+    if name == NEXT:
+        return pair_of(AutoConfig.for_model(**NEXT_CONFIG))
     if name.startswith("tiny"):
         return pair_of(AutoConfig.for_model(**preset(name)))
     return pair_of(scaled_config(name))

@@ -13,7 +13,15 @@ from tests.hybrids import VOCABULARY, lively_hybrid, most_ranks, random_config
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import ShardingError
 
-CONFIGS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 40))]
+CONFIGS = [
+    *(("qwen3_5_text", seed) for seed in range(8)),
+    *(("qwen3_next", seed) for seed in (5, 10, 15)),
+    *(pytest.param("qwen3_5_text", seed, marks=pytest.mark.slow) for seed in range(8, 40)),
+]
+"""Those of Qwen3-Next have one, two or three key heads, with one or several value heads each."""
+
+NEXT_SEED = 5
+"""A configuration with 3 key heads, 6 value heads and 8 query heads."""
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,9 +47,9 @@ def answers(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Ten
     return logits
 
 
-@pytest.mark.parametrize("seed", CONFIGS)
-def test_any_configuration_at_any_tp(seed: int) -> None:
-    config = random_config(seed)
+@pytest.mark.parametrize(("family", "seed"), CONFIGS)
+def test_any_configuration_at_any_tp(family: str, seed: int) -> None:
+    config = random_config(seed, family)
     eager = lively_hybrid(config, seed)
     given = batch(seed)
     expected = answers(eager, *given)
@@ -49,6 +57,27 @@ def test_any_configuration_at_any_tp(seed: int) -> None:
         with tpcompile.compile(eager, tp=tp, simulate=True, backend="torch") as compiled:
             for found, wanted in zip(answers(compiled, *given), expected, strict=True):
                 assert relative_error(found, wanted) < TOLERANCE, tp
+
+
+def test_a_fused_projection_is_whole_again() -> None:
+    """Each of four ranks has parts of some of the three key heads."""
+    eager = lively_hybrid(random_config(NEXT_SEED, "qwen3_next"))
+    with tpcompile.compile(eager, tp=4, simulate=True, backend="torch") as compiled:
+        for name in ("in_proj_qkvz", "in_proj_ba", "conv1d"):
+            name = f"model.layers.0.linear_attn.{name}.weight"
+            assert torch.equal(compiled.gather_weight(name), eager.get_parameter(name))
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("tp", [1, 4])
+def test_programs_continue_prompts_of_qwen3_next(tp: int, backend: str) -> None:
+    eager = lively_hybrid(random_config(NEXT_SEED, "qwen3_next"))
+    given = batch(NEXT_SEED)
+    expected = answers(eager, *given)
+    with tpcompile.compile(eager, tp=tp, simulate=True, backend=backend) as compiled:
+        for found, wanted in zip(answers(compiled, *given), expected, strict=True):
+            assert relative_error(found, wanted) < TOLERANCE
+        assert compiled.steps == (3, 1)
 
 
 def test_more_ranks_than_heads_are_refused() -> None:

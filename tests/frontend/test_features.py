@@ -91,10 +91,12 @@ def _llama(**changes: Any) -> Any:
     return tiny_model(tiny_config("llama", **changes))
 
 
-def test_dense_layers_of_a_class_with_experts_compile() -> None:
+@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen3_next"])
+def test_dense_layers_of_a_class_with_experts_compile(kind: str) -> None:
     """A class that can have experts compiles if all its layers are dense: the modules decide."""
-    model = tiny_model(tiny_config("qwen3_moe", mlp_only_layers=[0, 1]), on_meta=True)
-    refuse_features(model)
+    refuse_features(tiny_model(tiny_config(kind, mlp_only_layers=[0, 1]), on_meta=True))
+    with pytest.raises(UnsupportedError, match=r"mixture of 4 experts \(model\.layers\.1\.mlp"):
+        refuse_features(tiny_model(tiny_config(kind, mlp_only_layers=[0]), on_meta=True))
 
 
 def test_listed_experts_are_found_and_are_not_the_layers() -> None:

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from tests.hybrids import lively_hybrid, random_config
+from tests.hybrids import FAMILIES, lively_hybrid, random_config
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.mixers import is_linear_attention, with_ops
 
 
-@pytest.fixture(scope="module")
-def net() -> Any:
+@pytest.fixture(scope="module", params=FAMILIES)
+def net(request: pytest.FixtureRequest) -> Any:
     linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     layers = {"num_hidden_layers": 2, "full_attention_interval": 2}
-    return lively_hybrid(random_config(0, **linear, **layers)).model.layers[0].linear_attn
+    config = random_config(0, request.param, **linear, **layers)
+    return lively_hybrid(config).model.layers[0].linear_attn
 
 
 def traced(net: Any) -> Any:
@@ -41,10 +41,11 @@ def test_the_ops_give_the_results_of_the_functions(net: Any) -> None:
 
 
 def test_nothing_of_hugging_face_is_changed(net: Any) -> None:
-    module: Any = sys.modules[Qwen3_5GatedDeltaNet.__module__]
-    before = dict(vars(module)), Qwen3_5GatedDeltaNet.forward
+    kind = type(net)
+    module = sys.modules[kind.__module__]
+    before = dict(vars(module)), kind.forward
     copied = traced(net)
-    assert (dict(vars(module)), Qwen3_5GatedDeltaNet.forward) == before
+    assert (dict(vars(module)), kind.forward) == before
     assert "forward" in vars(copied) and "forward" not in vars(net)
 
 

@@ -154,6 +154,22 @@ def test_near_misses_of_a_gated_norm(changes: dict[str, Any], said: str) -> None
     assert said in str(report.nearest)
 
 
+@pytest.mark.parametrize("heads", [HEADS, 1])
+def test_heads_that_are_merged_with_tokens_and_split_again(heads: int) -> None:
+    """Qwen3-Next splits them before it merges the heads of a token. Other heads are left."""
+    made = GraphBuilder()
+    x = made.input("x", "T", HEADS, WIDTH)
+    tokens = made.call(aten.sym_size.int, x, 0)
+    merged = made.call(aten.reshape.default, x, [-1, WIDTH])
+    split = [tokens, HEADS, WIDTH] if heads == HEADS else [tokens, 1, HEADS * WIDTH]
+    again = made.call(aten.reshape.default, merged, split)
+    gm = made.done(made.call(aten.neg.default, again))
+    report = RaiseGates().apply(gm)
+    assert check_graph(gm) == []
+    assert report.matches == (heads == HEADS)
+    assert len(calls(gm, aten.reshape.default)) == (0 if heads == HEADS else 2)
+
+
 def test_the_activation_of_an_mlp_is_no_output_gate() -> None:
     """`up * sigmoid(gate)` between linears is an MLP."""
     for x_is_linear in (False, True):

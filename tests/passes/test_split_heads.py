@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.models import NEXT
 from tests.passes.graphs import GraphBuilder, nearest
 from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import parameter_of, set_parameter
 from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.recipe import Concat
 from tpcompile.ir.roles import HeadParts
 from tpcompile.ir.simulate import materialise
 from tpcompile.passes.split_heads import SplitHeads
@@ -23,23 +25,29 @@ from tpcompile.rewriting.structure import weight_of
 aten = torch.ops.aten
 MODEL, NAME = "tiny-qwen3.5", "split-heads"
 HEADS, WIDTH = 6, 16
+KEYS, VALUES = 3, 6
+"""The heads of linear attention, which are as wide as those of attention."""
 
 
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/split_heads.txt", step(NAME, MODEL).diff("layer 1"))
+@pytest.mark.parametrize(("model", "file"), [(MODEL, "split_heads"), (NEXT, "split_heads_next")])
+def test_golden(model: str, file: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"passes/{file}.txt", step(NAME, model).diff("layer 1"))
 
 
-def test_matches_every_layer_of_attention_with_gates() -> None:
-    assert step(NAME, MODEL).matches == 1
-    assert step(NAME, "tiny-qwen3").matches == 0
+def test_matches_every_split_of_heads() -> None:
+    """Qwen3-Next has two in each layer of linear attention, and as Qwen3.5 one in attention."""
+    matches = [step(NAME, model).matches for model in (MODEL, NEXT, "tiny-qwen3")]
+    assert matches == [1, 2 * 3 + 1, 0]
 
 
-def test_numbers() -> None:
-    step(NAME, MODEL).assert_near()
+@pytest.mark.parametrize("model", [MODEL, NEXT])
+def test_numbers(model: str) -> None:
+    step(NAME, model).assert_near()
 
 
-def test_again() -> None:
-    assert step(NAME, MODEL).again().matches == 0
+@pytest.mark.parametrize("model", [MODEL, NEXT])
+def test_again(model: str) -> None:
+    assert step(NAME, model).again().matches == 0
 
 
 def test_rows_of_queries_and_of_gates() -> None:
@@ -54,6 +62,32 @@ def test_rows_of_queries_and_of_gates() -> None:
         assert torch.equal(part, whole[:, place].flatten(0, 1))
 
 
+def test_rows_of_linear_attention() -> None:
+    """A key head of the checkpoint is its query, its key, and the values and gates of its heads."""
+    current = step(NAME, NEXT)
+    before, after = (
+        materialise(s.graph, current.pair.read) for s in (current.before, current.after)
+    )
+    values = VALUES // KEYS
+    for name, sizes, joined in (
+        ("qkvz", (WIDTH, WIDTH, values * WIDTH, values * WIDTH), ((0, 1, 2), (3,))),
+        ("ba", (values, values), ((0,), (1,))),
+    ):
+        whole = before[f"l2_in_proj_{name}_weight"][0].unflatten(0, (KEYS, -1))
+        parts = [part.flatten(0, 1) for part in whole.split(sizes, 1)]
+        for places in joined:
+            numbers = "_".join(map(str, places))
+            found = after[f"l2_in_proj_{name}_{numbers}_weight"][0]
+            assert torch.equal(found, torch.cat([parts[place] for place in places]))
+
+
+def test_the_layers_of_qwen3_next_become_those_of_qwen35() -> None:
+    """After the passes that recognise ops, both graphs have the same ops in the same order."""
+    both = [step("raise-attention", model).after.graph.graph.nodes for model in (MODEL, NEXT)]
+    ops, others = ([str(n.target) for n in nodes if n.op == "call_function"] for nodes in both)
+    assert sorted(ops) == sorted(others)
+
+
 def test_a_gate_in_place_of_its_query_does_not_pass_the_checker() -> None:
     """The type of a parameter says which rows it has: another recipe of the same shape is seen."""
     gm = clone(step(NAME, MODEL).after.graph)
@@ -65,6 +99,22 @@ def test_a_gate_in_place_of_its_query_does_not_pass_the_checker() -> None:
     one, other = (parameter_of(weight) for weight in parts)
     set_parameter(parts[0], replace(one, whole=other.whole, shards=other.shards))
     assert "recipe" in {problem.rule for problem in check_graph(gm)}
+
+
+def test_keys_in_place_of_queries_do_not_pass_the_checker() -> None:
+    """One tensor gives several runs of rows, and the type says which comes first."""
+    gm = clone(step(NAME, NEXT).after.graph)
+    weight = next(w for w in map(weight_of, calls(gm, LINEAR)) if str(w.target) == JOINED)
+    parameter = parameter_of(weight)
+    assert isinstance(parameter.whole, Concat) and isinstance(parameter.type.role, HeadParts)
+    assert len(parameter.type.role.runs) == 3
+    query, key, value = parameter.whole.sources
+    swapped = Concat((key, query, value), 0)
+    set_parameter(weight, replace(parameter, whole=swapped, shards=(swapped,) * 4))
+    assert {problem.rule for problem in check_graph(gm)} == {"recipe"}
+
+
+JOINED = "l0_in_proj_qkvz_0_1_2_weight"
 
 
 @pytest.mark.parametrize(
@@ -90,3 +140,29 @@ def test_near_misses(read_twice: bool, dim: int, said: str) -> None:
     report = SplitHeads().apply(made.done(result))
     assert report.matches == 0
     assert said in nearest(report)
+
+
+@pytest.mark.parametrize(
+    ("read", "dim", "said"),
+    [
+        ("once", 1, None),
+        ("twice", 1, "a node other than %cat reads it"),
+        ("by the tokens", 0, None),
+    ],
+)
+def test_parts_that_are_concatenated(read: str, dim: int, said: str | None) -> None:
+    """They come from one linear, unless another node needs one of them."""
+    made = GraphBuilder()
+    features = made.linear(made.input("x", 4, 8), "w", 24, 8)
+    heads = made.call(aten.unflatten.int, features, 1, [-1, 6])
+    parts = made.call(aten.split_with_sizes.default, heads, [3, 3], -1)
+    merged = [made.call(aten.flatten.using_ints, made.part(parts, n), 1, 2) for n in range(2)]
+    result = made.call(aten.cat.default, merged, dim)
+    if read == "twice":
+        result = made.call(aten.cat.default, [result, made.call(aten.neg.default, merged[0])], 1)
+    gm = made.done(result)
+    report = SplitHeads().apply(gm)
+    assert report.matches == 1
+    assert check_graph(gm) == []
+    assert len(calls(gm, LINEAR)) == (1 if read == "once" else 2)
+    assert (said is None and report.nearest is None) or said in str(report.nearest)

@@ -12,7 +12,8 @@ from tpcompile.ir.layout import FusedLayout
 from tpcompile.ir.meta import parameter_of, value_type
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.recipe import describe, shape_of
-from tpcompile.rewriting.linears import fuse_linears, joined_name
+from tpcompile.rewriting.linears import fuse_linears, join_linears, joined_name
+from tpcompile.rewriting.pattern import MissError
 from tpcompile.rewriting.rewrite import calls, drop_dead, drop_unused_parameters
 from tpcompile.rewriting.structure import attention_blocks, weight_of
 
@@ -52,6 +53,51 @@ def test_fused_linears_give_what_they_gave() -> None:
     }
     found = torch.func.functional_call(gm, joined, (value,))
     assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_concatenation_of_linears_is_one_linear() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 4)
+    linears = [made.linear(x, name, rows, 4, bias=True) for name, rows in (("a", 3), ("b", 5))]
+    whole = made.call(aten.cat.default, linears, 1)
+    gm = made.done(made.call(aten.neg.default, whole))
+    weights = {name: torch.randn(p.shape) for name, p in gm.named_parameters()}
+    value = torch.randn(6, 4)
+    expected = torch.func.functional_call(gm, weights, (value,))
+    join_linears(gm, whole)
+    drop_dead(gm.graph)
+    drop_unused_parameters(gm)
+    assert check_graph(gm) == []
+    assert len(calls(gm, LINEAR)) == 1 and not calls(gm, aten.cat.default)
+    gm.recompile()
+    joined = {
+        f"a_b_{kind}": torch.cat([weights[f"a_{kind}"], weights[f"b_{kind}"]])
+        for kind in ("weight", "bias")
+    }
+    found = torch.func.functional_call(gm, joined, (value,))
+    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("one twice", "it has the same linear twice"),
+        ("read elsewhere", "a node other than %cat reads it"),
+        ("another input", "its input differs from that of %linear"),
+    ],
+)
+def test_linears_that_cannot_be_joined(case: str, said: str) -> None:
+    made = GraphBuilder()
+    x, y = (made.input(name, "T", 4) for name in "xy")
+    a = made.linear(x, "a", 3, 4)
+    b = made.linear(y if case == "another input" else x, "b", 3, 4)
+    whole = made.call(aten.cat.default, [a, a if case == "one twice" else b], 1)
+    other = made.call(aten.neg.default, a) if case == "read elsewhere" else x
+    gm = made.done(made.call(aten.cat.default, [whole, other], 1))
+    before = str(gm.graph)
+    with pytest.raises(MissError, match=said):
+        join_linears(gm, whole)
+    assert str(gm.graph) == before
 
 
 def test_each_rank_joins_its_own_parts() -> None:

@@ -7,6 +7,7 @@ by piece, with the part of the whole parameter that the layout assigns to the ra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from torch import fx
@@ -184,10 +185,10 @@ def check_whole(parameter: Parameter) -> None:
     Only interleaved heads have a different row order, which the type records.
     """
     whole, kind = parameter.whole, parameter.type
-    tensors = list(dict.fromkeys(tensors_of(whole)))
     found = pieces(whole)
     try:
-        right = concat([_rows_in_order(t, found, run) for t, run in _runs_of(tensors, kind)], 0)
+        runs = _runs_of(whole, found, kind)
+        right = concat([_rows_in_order(tensor, found, run) for tensor, run in runs], 0)
     except _DisorderError as disorder:
         raise RuleError("recipe", f"{parameter.describe()}: {disorder}", _IN_ORDER) from disorder
     plain = kind.placed(REPLICATE)
@@ -203,17 +204,20 @@ class _DisorderError(Exception):
 
 
 def _runs_of(
-    tensors: list[Tensor], kind: ValueType
+    whole: Recipe, found: tuple[Piece, ...], kind: ValueType
 ) -> list[tuple[Tensor, tuple[int, int] | Run | None]]:
-    """Pair each tensor with the run of rows that the type's role assigns to it, if any."""
+    """Pair the runs of rows of the type's role, if it has one, with the tensors that have them."""
+    tensors = {tensor.name: tensor for tensor in tensors_of(whole)}
     if kind.role is None:
-        return [(tensor, None) for tensor in tensors]
+        return [(tensor, None) for tensor in tensors.values()]
     runs: tuple[Any, ...] = ()
     if isinstance(kind.role, Interleaved | HeadParts):
         runs = kind.role.runs
-    if len(runs) != len(tensors):
+    names = {piece.target[0][0]: piece.tensor for piece in found}
+    firsts = list(accumulate((run[0] for run in runs), initial=0))[:-1]
+    if not runs or not names.keys() >= set(firsts):
         raise _DisorderError(f"{len(tensors)} tensors for {kind}")
-    return list(zip(tensors, runs, strict=True))
+    return [(tensors[names[first]], run) for first, run in zip(firsts, runs, strict=True)]
 
 
 def _rows_in_order(

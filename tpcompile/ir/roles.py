@@ -83,7 +83,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadParts:
-    """Rows of a parameter that are parts of the heads of its tensors, as runs, one per tensor.
+    """Rows of a parameter that are parts of the heads of its tensors, as runs of a tensor each.
 
     Only parameters have this role: the rows that they compute are whole heads of their own.
     """

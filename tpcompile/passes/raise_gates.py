@@ -75,8 +75,11 @@ def _before_merge(merged: fx.Node) -> fx.Node:
     return heads
 
 
-def _merged_features(node: fx.Node, found: Bindings) -> fx.Node:
-    heads = found["x"]
+def _after_merge(node: fx.Node, found: Bindings) -> fx.Node:
+    """Undo the merging of tokens and heads: return the heads, or the features of a token."""
+    heads: fx.Node = found["x"]
+    if value_type(node) == value_type(heads):
+        return heads
     shape = value_type(heads).shape
     check(
         value_type(node).shape == (shape[0], _product(shape)) and len(shape) == 3,
@@ -103,6 +106,6 @@ _RULES = (
     (_DECAY, _decay),
     (_ROUNDED, _gated_norm),
     (_GATED_NORM, _gated_norm),
-    (_MERGED, _merged_features),
+    (_MERGED, _after_merge),
     (SPECS[SIGMOID_GATE].pattern, _sigmoid_gate),
 )

@@ -14,6 +14,7 @@ from tpcompile.ir.ops import LINEAR, arguments_of
 from tpcompile.ir.recipe import head_parts, shape_of
 from tpcompile.ir.roles import HeadParts, Run
 from tpcompile.ir.types import REPLICATE
+from tpcompile.rewriting.linears import join_linears
 from tpcompile.rewriting.pattern import MissError, check
 from tpcompile.rewriting.rewrite import (
     Report,
@@ -27,6 +28,8 @@ from tpcompile.rewriting.structure import bias_of, weight_of
 
 aten = torch.ops.aten
 
+_VIEWS = (aten.view.default, aten.reshape.default, aten.flatten.using_ints)
+
 
 @dataclass(frozen=True)
 class SplitHeads:
@@ -36,6 +39,10 @@ class SplitHeads:
     %h = unflatten(%f, 1, [-1, 32])       →    %g = linear(%n, %wg)    rows 16:32, 48:64, … of %w
     %q, %g = split_with_sizes(%h, [16, 16])    %q = unflatten(%q, 1, [-1, 16])
                                                %g = unflatten(%g, 1, [-1, 16])
+
+    One linear computes parts that are concatenated:
+
+    %x = cat([%q, %k, %v], 1)             →    %x = linear(%n, %wx)    wx = wq ++ wk ++ wv
     """
 
     name: ClassVar[str] = "split-heads"
@@ -48,6 +55,12 @@ class SplitHeads:
             try:
                 _split(gm, split)
                 report.matches += 1
+            except MissError as miss:
+                report.miss(miss)
+        drop_dead(gm.graph)  # so that only readers of a part are left
+        for parts in calls(gm, aten.cat.default):
+            try:
+                _join(gm, parts)
             except MissError as miss:
                 report.miss(miss)
         drop_dead(gm.graph)
@@ -74,7 +87,7 @@ def _split(gm: fx.GraphModule, split: fx.Node) -> None:
             part = _part(gm, linear, Run(0, size, first, width), place)
             whole = insert(heads, aten.unflatten.int, part, last - 1, [-1, size])
         for item in own:
-            _merge_again(item, part)
+            _view_again(item, part)
             replace(item, whole)
         first += size
 
@@ -102,9 +115,31 @@ def _rows(gm: fx.GraphModule, node: fx.Node, run: Run, place: int) -> fx.Node:
     return new_parameter(gm.graph, f"{name}_{place}_{what}", made, origin_of(node), gm)
 
 
-def _merge_again(item: fx.Node, part: fx.Node) -> None:
-    """Let readers of a part that merge its heads again read the linear itself."""
-    last = value_type(item).dims - 1
+def _view_again(item: fx.Node, part: fx.Node) -> None:
+    """Let readers that merge or regroup the heads of a part read the part's linear instead."""
+    tokens = value_type(item).shape[:-2]
+    place = len(tokens)
     for user in list(item.users):
-        if user.target is aten.flatten.using_ints and user.args[1:] == (last - 1, last):
+        if user.target not in _VIEWS:
+            continue
+        shape = value_type(user).shape
+        if shape[:place] != tokens:
+            continue
+        if len(shape) == place + 1:
             replace(user, part)
+        elif len(shape) == place + 2:
+            _view_again(user, part)
+            with part.graph.inserting_before(user):
+                heads = insert(user, aten.unflatten.int, part, place, [-1, shape[-1]])
+            replace(user, heads)
+
+
+def _join(gm: fx.GraphModule, parts: fx.Node) -> None:
+    """Compute parts that are concatenated, such as the inputs of a convolution, by one linear."""
+    dim, last = arguments_of(parts)["dim"], value_type(parts).dims - 1
+    if dim in (last, -1) and all(map(_is_part, parts.all_input_nodes)):
+        join_linears(gm, parts)
+
+
+def _is_part(node: fx.Node) -> bool:
+    return node.target is LINEAR and isinstance(value_type(weight_of(node)).role, HeadParts)

@@ -11,7 +11,7 @@ from torch import fx
 
 from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout
 from tpcompile.ir.meta import Parameter, new_parameter, origin_of, parameter_of, value_type
-from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.ops import LINEAR, arguments_of
 from tpcompile.ir.recipe import Concat
 from tpcompile.ir.roles import joined_roles
 from tpcompile.ir.types import Shard, ValueType
@@ -31,12 +31,7 @@ def fuse_linears(gm: fx.GraphModule, linears: list[fx.Node]) -> None:
     first = linears[0]
     _check_fusable(linears)
     with gm.graph.inserting_before(min(linears)):  # the first in graph order
-        weight = _joined_parameter(gm, [weight_of(linear) for linear in linears])
-        biases = [bias for linear in linears if (bias := bias_of(linear)) is not None]
-        operands = [first.args[0], weight]
-        if biases:
-            operands.append(_joined_parameter(gm, biases))
-        fused = insert(first, LINEAR, *operands)
+        fused = _joined_linear(gm, linears)
         sizes = [value_type(linear).shape[-1] for linear in linears]
         dim = value_type(first).dims - 1
         split = insert(first, aten.split_with_sizes.default, fused, sizes, dim)
@@ -47,6 +42,29 @@ def fuse_linears(gm: fx.GraphModule, linears: list[fx.Node]) -> None:
     for linear, part in zip(linears, parts, strict=True):
         replace(linear, part)
         gm.graph.erase_node(linear)
+
+
+def join_linears(gm: fx.GraphModule, concatenation: fx.Node) -> None:
+    """Replace a concatenation of the results of linears with the result of one linear."""
+    linears: list[fx.Node] = arguments_of(concatenation)["tensors"]
+    check(len(set(linears)) == len(linears), concatenation, "it has the same linear twice")
+    for linear in linears:
+        check(len(linear.users) == 1, linear, f"a node other than %{concatenation.name} reads it")
+    _check_fusable(linears)
+    with gm.graph.inserting_before(concatenation):
+        replace(concatenation, _joined_linear(gm, linears))
+    for node in (concatenation, *linears):
+        gm.graph.erase_node(node)
+
+
+def _joined_linear(gm: fx.GraphModule, linears: list[fx.Node]) -> fx.Node:
+    """Insert one linear with the rows of several."""
+    first = linears[0]
+    operands = [first.args[0], _joined_parameter(gm, [weight_of(linear) for linear in linears])]
+    biases = [bias for linear in linears if (bias := bias_of(linear)) is not None]
+    if biases:
+        operands.append(_joined_parameter(gm, biases))
+    return insert(first, LINEAR, *operands)
 
 
 def _check_fusable(linears: list[fx.Node]) -> None:

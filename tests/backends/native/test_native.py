@@ -26,7 +26,7 @@ from tests.backends.reference.stepping import (
     steps_on,
     worst_error,
 )
-from tests.models import TOLERANCE, relative_error
+from tests.models import NEXT, TOLERANCE, relative_error
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native, checks, executor
@@ -52,7 +52,9 @@ def _steps(case: Case, path: str | None = None, steps: int = STEPS) -> list[torc
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5", EVEN, BIASED, APART])
+@pytest.mark.parametrize(
+    "model", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5", NEXT, EVEN, BIASED, APART]
+)
 def test_steps_are_eager_s(model: str, path: str) -> None:
     for lowering, interleaved in product(("heads", "rows"), (False, rotated_whole(model))):
         case = Case(model, tp=2, spans=3, lowering=lowering, interleaved=interleaved)

@@ -23,7 +23,7 @@ from tests.backends.reference.stepping import (
     texts,
     worst_error,
 )
-from tests.models import TOLERANCE, relative_error
+from tests.models import NEXT, TOLERANCE, relative_error
 from tpcompile.backends.reference import Machine, held_back, shuffled
 from tpcompile.errors import UsageError
 from tpcompile.presets import PRESETS
@@ -42,6 +42,7 @@ SEVERAL_RANKS = (
     "qwen3-32b",
     "qwen3.5-0.8b",  # 8 heads, 2 KV heads, 16 heads of linear attention
     "qwen3.5-4b",  # 16 heads, 4 KV heads, 16 and 32 heads of linear attention
+    NEXT,  # 6 heads, 2 KV heads, 3 and 6 heads of linear attention
 )
 FEW_STEPS = 5
 """Enough steps to cross a block boundary from any position, for sweeps over many cases."""
