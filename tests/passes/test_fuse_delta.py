@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.models import NEXT
 from tests.passes.graphs import nearest
 from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
@@ -29,9 +30,11 @@ def test_matches_twice_a_layer() -> None:
     assert step(NAME, "tiny-qwen3").matches == 0
 
 
+@pytest.mark.parametrize("model", [MODEL, NEXT])
 @pytest.mark.parametrize("tp", [1, 2, 3, 5])
-def test_numbers(tp: int) -> None:
-    step(NAME, MODEL, tp).assert_near()
+def test_numbers(tp: int, model: str) -> None:
+    assert step(NAME, model, tp).matches == 6
+    step(NAME, model, tp).assert_near()
 
 
 def test_again() -> None:
