@@ -30,13 +30,23 @@ def frequencies_of(part: nn.Module) -> list[str]:
     return [name for name in per_type if not name.endswith(f"original_{_FREQUENCIES}")]
 
 
+def _tables(module: Any, like: torch.Tensor, positions: torch.Tensor) -> Any:
+    """Return the tables of `positions[batch, tokens]`.
+
+    A module with sections rotates by three positions of a token, which are the same in a text.
+    """
+    if hasattr(module, "mrope_section"):
+        positions = positions.expand(3, -1, -1)
+    return module(like, positions)
+
+
 def table_feature(source: nn.Module, config: Any) -> str:
     """Return the unsupported feature of the tables of a rotary module, or ""."""
     try:
         made: Any = RotaryTables(source, config).made()
         frequencies = made.inv_freq
         positions = torch.arange(2, device=frequencies.device).unsqueeze(0)
-        found = made(torch.empty(0, device=frequencies.device), positions)
+        found = _tables(made, torch.empty(0, device=frequencies.device), positions)
     except Exception as error:  # Hugging Face's code may raise anything
         return f"rotary tables that depend on more than positions ({type(error).__name__})"
     tables = found if isinstance(found, tuple) else (found,)
@@ -73,7 +83,7 @@ class RotaryTables(nn.Module):
             self._own = self.made().to(positions.device)
         like = torch.empty(0, dtype=dtype, device=positions.device)
         batch = positions if positions.dim() == 2 else positions.unsqueeze(0)
-        cos, sin = self._own(like, batch)
+        cos, sin = _tables(self._own, like, batch)
         if cos.shape[-1] != width:
             raise ValueError(f"Rotary tables must have width {width}, got {cos.shape[-1]}")
         shape = (*positions.shape, width)
