@@ -110,6 +110,14 @@ def test_programs_agree(cli: Cli, options: str) -> None:
     assert re.search(r"│ token +│ program step 2\b", ran.out)
 
 
+def test_programs_with_linear_attention_agree(cli: Cli) -> None:
+    line = "compare preset:tiny-qwen3.5 --tp 2 --random-weights 0 --backend native --steps 1 --json"
+    ran = cli(line)
+    assert ran.status == 0
+    nodes = {(row["node"], row["side"]) for row in json.loads(ran.out)["rows"]}
+    assert {("v_conv", "program"), ("state", "native"), ("mixed", "native")} <= nodes
+
+
 def test_native_code_is_compared_with_the_reference_machine(cli: Cli) -> None:
     found = json.loads(cli(f"{PROGRAM.replace('reference', 'native')} --lengths 9,1 --json").out)
     assert found["ok"]

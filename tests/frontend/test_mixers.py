@@ -12,7 +12,7 @@ import torch
 from tests.hybrids import FAMILIES, lively_hybrid, random_config
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import UnsupportedError
-from tpcompile.frontend.mixers import is_linear_attention, with_ops
+from tpcompile.frontend.mixers import CONV, forward_with, function_of, is_linear_attention, with_ops
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -47,6 +47,22 @@ def test_nothing_of_hugging_face_is_changed(net: Any) -> None:
     copied = traced(net)
     assert (dict(vars(module)), kind.forward) == before
     assert "forward" in vars(copied) and "forward" not in vars(net)
+
+
+def test_a_forward_with_another_function(net: Any) -> None:
+    """A function that is wrapped sees the calls of the forward, which returns the same."""
+    seen = []
+    own = function_of(net, CONV)
+
+    def shown(*args: Any, **options: Any) -> Any:
+        seen.append(args[0].shape)
+        return own(*args, **options)
+
+    x = torch.randn(1, 5, 32)
+    with torch.inference_mode():
+        assert torch.equal(forward_with(net, {CONV: shown})(x), net(x))
+    assert seen == [(1, net.conv_dim, 5)]
+    assert "forward" not in vars(net) and function_of(net, CONV) is own
 
 
 def test_only_gated_delta_nets_are_found(net: Any) -> None:

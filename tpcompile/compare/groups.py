@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tpcompile.ir.layout import Interval, Layout
+from tpcompile.ir.layout import FusedLayout, Interval, Layout
 from tpcompile.ir.ops.rotary import split_halves
 
 Key = tuple[str, int | None]
@@ -29,10 +29,10 @@ class Group:
     rows: int
     """The number of sequences, or of tokens in all sequences."""
     columns: int
-    layout: Layout | None = None
+    layout: Layout | FusedLayout | None = None
     """The columns of each rank, in elements; None if every rank has all of them."""
     head: str = ""
-    """The unit of the columns, "head" or "kv head"; empty if they are rows of a weight."""
+    """The unit of the columns, such as "kv head"; empty if they are rows of a weight."""
     width: int = 1
     """The number of columns of one head."""
     spans: int = 1

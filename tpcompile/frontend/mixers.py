@@ -8,7 +8,7 @@ traced runs the code of its forward with other globals. Hugging Face's module st
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -18,15 +18,20 @@ from torch import nn
 
 from tpcompile.errors import UnsupportedError
 
-_CHUNK = "torch_chunk_gated_delta_rule"
-_RECURRENT = "torch_recurrent_gated_delta_rule"
-_CONV = "causal_conv1d_fn"
-_UPDATE = "causal_conv1d_update"
+CHUNK = "torch_chunk_gated_delta_rule"
+"""The delta rule of several tokens, and of a new sequence."""
+RECURRENT = "torch_recurrent_gated_delta_rule"
+"""The delta rule of one more token."""
+CONV = "causal_conv1d_fn"
+"""The convolution of several tokens, and of a new sequence. It is given the inputs."""
+UPDATE = "causal_conv1d_update"
+"""The convolution of one more token. It is given the token and the earlier inputs, which it
+updates."""
 
 
 def is_linear_attention(module: nn.Module) -> bool:
     """Return whether a module is a gated delta net: its forward calls its functions by name."""
-    return looks_up(module, _CHUNK, _CONV)
+    return looks_up(module, CHUNK, CONV)
 
 
 def looks_up(module: nn.Module, *names: str) -> bool:
@@ -39,17 +44,28 @@ def with_ops(module: nn.Module) -> None:
     """Make every gated delta net in a module of a shell call ops."""
     for part in module.modules():
         if is_linear_attention(part):
-            forward = _forward(part)
-            given = {name: partial(made, part) for name, made in _INSTEAD.items()}
-            own = FunctionType(
-                forward.__code__,
-                forward.__globals__ | given,
-                forward.__name__,
-                forward.__defaults__,
-                forward.__closure__,
+            vars(part)["forward"] = forward_with(
+                part, {name: partial(made, part) for name, made in _INSTEAD.items()}
             )
-            own.__kwdefaults__ = forward.__kwdefaults__
-            vars(part)["forward"] = MethodType(own, part)
+
+
+def forward_with(module: nn.Module, given: Mapping[str, Any]) -> MethodType:
+    """Return the forward of a module, with other functions under these names."""
+    forward = _forward(module)
+    own = FunctionType(
+        forward.__code__,
+        forward.__globals__ | given,
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    own.__kwdefaults__ = forward.__kwdefaults__
+    return MethodType(own, module)
+
+
+def function_of(module: nn.Module, name: str) -> Any:
+    """Return the function that the forward of a module looks up under this name."""
+    return _forward(module).__globals__[name]
 
 
 def _forward(module: nn.Module) -> Any:
@@ -103,8 +119,8 @@ def _no_step(module: nn.Module, *_: Any, **__: Any) -> Any:
 
 
 _INSTEAD: dict[str, Callable[..., Any]] = {
-    _CONV: _causal_conv,
-    _CHUNK: _delta_rule,
-    _UPDATE: _no_step,
-    _RECURRENT: _no_step,
+    CONV: _causal_conv,
+    CHUNK: _delta_rule,
+    UPDATE: _no_step,
+    RECURRENT: _no_step,
 }

@@ -19,6 +19,8 @@ from tpcompile.vm.lowering import Lowered, lower
 from tpcompile.vm.program import Program
 
 QWEN2, QWEN3 = "preset:tiny-qwen2", "preset:tiny-qwen3"
+HYBRID = "qwen3.5 in turns"
+"""A model with linear attention in layers 0 and 2, and gated attention in layers 1 and 3."""
 BLOCK = 4
 BATCH = Batch((9, 6, 1))
 """The last sequence has empty spans and no history."""
@@ -79,6 +81,10 @@ def _with_a_tie() -> Any:
     return model
 
 
+def _in_turns() -> Any:
+    return tiny("qwen3.5", full_attention_interval=2)
+
+
 def tiny(kind: str, **changes: Any) -> Any:
     """Return a tiny preset in eager with a changed configuration and weights from seed 0."""
     return copy.deepcopy(_tiny(kind, **changes))
@@ -89,4 +95,8 @@ def _tiny(kind: str, **changes: Any) -> Any:
     return pair_of(AutoConfig.for_model(**{**preset(f"tiny-{kind}"), **changes})).eager
 
 
-_MADE = {"qwen3 with biases": _with_biases, "qwen3 with a tie": _with_a_tie}
+_MADE = {
+    "qwen3 with biases": _with_biases,
+    "qwen3 with a tie": _with_a_tie,
+    HYBRID: _in_turns,
+}

@@ -56,6 +56,9 @@ from tpcompile.vm.lowering import lower
 PROJECTED = ["norm", "q", "k", "v", "q_normed", "k_normed", "q_rotated", "k_rotated"]
 ATTENDED = ["k_cached", "v_cached", "partial_lse", "partial_values", "attention"]
 LAYER = [*PROJECTED, *ATTENDED, "attention_residual", "mlp_norm", "swiglu", "mlp_residual"]
+CONVOLVED = ["norm", "projected", "gates", "tail", "q_conv", "k_conv", "v_conv"]
+LINEAR = [*CONVOLVED, "decay", "beta", "state", "delta_rule", "mixed", *LAYER[-4:]]
+GATED = [*LAYER[:4], "attention_gate", *LAYER[4:12], "ungated", *LAYER[12:]]
 ENDS = ["final_norm", "logits", "token"]
 LENGTHS = (9, 17, 1)
 
@@ -79,6 +82,18 @@ def test_all_sides_have_the_same_groups_once() -> None:
     assert groups_of(found, "torch module") == groups_of(found, "program") == names
     assert found.ok, found.table()
     assert list(found.top5) == ["eager", "torch module", "program"]
+    assert max(row.rel for row in found.rows) < 1e-5
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_linear_attention_has_groups_of_its_own(tp: int) -> None:
+    found = compared(tiny("qwen3.5", full_attention_interval=2), tp, 2)
+    names = [("embedding", None)]
+    for layer in range(4):
+        names += [(name, layer) for name in (GATED if layer % 2 else LINEAR)]
+    names += [(name, None) for name in ENDS]
+    assert groups_of(found, "torch module") == groups_of(found, "program") == 2 * names
+    assert found.ok, found.table()
     assert max(row.rel for row in found.rows) < 1e-5
 
 
@@ -111,7 +126,7 @@ def test_layers_that_see_a_window(setting: str) -> None:
     assert model.config._attn_implementation == setting
 
 
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5"])
 def test_rounding_is_no_divergence(model: str) -> None:
     """Rounding in bf16 is not reported, although these weights amplify it beyond the tolerances."""
     found = compared(lively(model).to(torch.bfloat16), 3, 2)

@@ -8,12 +8,13 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tests.compare.program.cases import BLOCK, case_of, tiny
+from tests.compare.program.cases import BLOCK, HYBRID, case_of, tiny
 from tpcompile.compare.program import Batch, prepare
 from tpcompile.compare.program import eager as eager_side
-from tpcompile.compare.program.eager import Eager, spots
+from tpcompile.compare.program.eager import Eager, Spot, spots
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.meta import Origin
+from tpcompile.ir.roles import Run
 from tpcompile.passes.pipeline import decode_pipeline
 
 PASSES = decode_pipeline(1, 1, BLOCK)
@@ -81,13 +82,57 @@ def test_what_it_is_asked_in_pieces_is_what_it_says_at_once() -> None:
 
 def test_residuals_are_what_norms_are_given() -> None:
     found = spots(case_of("preset:tiny-qwen3").structure)
-    last = found["mlp_residual", 1]
-    assert (last.module, last.given) == ("model.norm", True)
-    assert (found["norm", 1].module, found["norm", 1].given) == (
-        "model.layers.1.input_layernorm",
-        False,
+    assert found["mlp_residual", 1] == (Spot("model.norm", given=True),)
+    assert found["norm", 1] == (Spot("model.layers.1.input_layernorm"),)
+    assert found["swiglu", 0] == (Spot("model.layers.0.mlp.down_proj", given=True),)
+
+
+def test_values_of_gated_attention_and_linear_attention() -> None:
+    """A projection may compute two values per head, and a value may come from two projections."""
+    found = spots(case_of(HYBRID, 2).structure)
+    queries, gates = (Run(96, 16, first, 32) for first in (0, 16))
+    projection = "model.layers.1.self_attn.q_proj"
+    assert found["q", 1] == (Spot(projection, run=queries),)
+    assert found["attention_gate", 1] == (Spot(projection, run=gates),)
+    assert found["k", 1] == (Spot("model.layers.1.self_attn.k_proj"),)
+    assert found["attention", 1] == (Spot("model.layers.1.self_attn.o_proj", given=True),)
+    net = "model.layers.2.linear_attn"
+    assert found["projected", 2] == (
+        Spot(f"{net}.in_proj_qkv", columns=(0, 192)),
+        Spot(f"{net}.in_proj_z", columns=(192, 288)),
     )
-    assert found["swiglu", 0].module == "model.layers.0.mlp.down_proj"
+    assert found["gates", 2] == (
+        Spot(f"{net}.in_proj_b", columns=(0, 6)),
+        Spot(f"{net}.in_proj_a", columns=(6, 12)),
+    )
+    assert found["mixed", 2] == (Spot(f"{net}.out_proj", given=True),)
+
+
+def test_a_part_of_each_head() -> None:
+    values = torch.arange(12.0).view(1, 1, 12)
+    spot = Spot("", run=Run(6, 2, 1, 4))
+    assert spot.part(values).tolist() == [[1.0, 2.0, 5.0, 6.0, 9.0, 10.0]]
+    assert Spot("").part(values).shape == (1, 12)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["of its class", "its own"])
+def test_linear_attention_is_left_as_it_was(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer has the forward that it had, also if the step fails."""
+    model = tiny("qwen3.5")
+    net = model.model.layers[1].linear_attn
+    if own:
+        net.forward = net.forward
+    before = dict(vars(net))
+    prepare(model, PASSES, Batch((3,)))
+    assert vars(net) == before
+
+    def failing(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("no attention today")
+
+    monkeypatch.setattr(eager_side._Watch, "put_attention", failing)
+    with pytest.raises(RuntimeError, match="no attention today"):
+        prepare(model, PASSES, Batch((3,)))
+    assert vars(net) == before
 
 
 def test_a_value_of_no_module_is_refused() -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.compare.program.cases import QWEN3, case_of
+from tests.compare.program.cases import HYBRID, QWEN3, case_of
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.native import Native
 from tpcompile.backends.reference import Machine
@@ -15,22 +15,26 @@ from tpcompile.compare.comparison import Comparison
 from tpcompile.compare.group_rows import GroupRow
 from tpcompile.compare.program import plan_for
 from tpcompile.errors import UnsupportedError
-from tpcompile.vm.groups import LinearResidual, NormQkvRopeAppend
+from tpcompile.vm.groups import DeltaStep, LinearResidual, NormQkvRopeAppend
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.instruction import Probe
 from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import target_of
 
 STORED = ["q_rotated", "k_cached", "v_cached", "partial_lse", "partial_values"]
-STORED += ["attention", "attention_residual", "swiglu", "mlp_residual"]
+REST = ["attention_residual", "swiglu", "mlp_residual"]
+STORED += ["attention", *REST]
+LINEAR = ["projected", "gates", "tail", "state", "mixed", *REST]
 
 
 def rows_of(found: Comparison, side: str) -> list[GroupRow]:
     return [row for row in found.rows if isinstance(row, GroupRow) and row.side == side]
 
 
-def on(backend: type[Executor], tp: int = 1, lowering: str = "heads") -> Comparison:
-    case = case_of(QWEN3, tp)
+def on(
+    backend: type[Executor], tp: int = 1, lowering: str = "heads", model: str = QWEN3
+) -> Comparison:
+    case = case_of(model, tp)
     plan = plan_for(case, 3, lowering)
     program = scheduled(case.graph, target_of("cpu", 3), plan).proved
     return case.against(program, backend=backend)
@@ -44,6 +48,19 @@ def test_native_code_reports_every_stored_value(tp: int, lowering: str) -> None:
     assert [row.node for row in rows_of(found, "native")] == names
     assert found.ok, found.table()
     assert list(found.top5) == ["eager", "torch module", "program", "native"]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_native_code_with_linear_attention(tp: int) -> None:
+    found = on(Native, tp, model=HYBRID)
+    layers = [*LINEAR, "attention_gate", *STORED] * 2
+    assert [row.node for row in rows_of(found, "native")] == [
+        "embedding",
+        *layers,
+        "logits",
+        "token",
+    ]
+    assert found.ok, found.table()
 
 
 def spoils(kind: type[Any], change: Callable[[Any, Any], None]) -> type[Executor]:
@@ -83,6 +100,20 @@ def test_the_first_wrong_kernel_is_named(
     assert (first.side, first.node, first.layer) == ("native", node, 1)
     assert first.by[0].startswith(kind.name)
     assert all(row.ok for row in rows_of(found, "program"))
+
+
+def test_a_wrong_state_is_named() -> None:
+    """The state of one head is wrong after the instruction that writes it."""
+
+    def change(instruction: Any, memory: Any) -> None:
+        sequence = int(memory[instruction.at.write][instruction.sequence])
+        memory[instruction.at.states][1, sequence, instruction.heads.start, 0, 0] += 1e-2
+
+    first = on(spoils(DeltaStep, change), model=HYBRID).first_divergence
+    assert isinstance(first, GroupRow)
+    assert (first.side, first.node, first.layer) == ("native", "state", 2)
+    assert (first.heads, first.rows) == ((0, 2, 4), (0, 1))
+    assert first.by == ("the states of rank 0",)
 
 
 def test_a_launch_with_other_bits_is_reported() -> None:

@@ -29,6 +29,8 @@ def test_inputs_of_the_prompt_and_of_the_step() -> None:
     assert new["positions"].tolist() == [4, 0]
     assert new["starts"].tolist() == [0, 1, 2]
     assert new["lengths"].tolist() == [5, 1]
+    for inputs in (before, new):
+        assert inputs["read"].tolist() == inputs["write"].tolist() == [0, 1]
     assert new["logit_rows"].tolist() == [0, 1]
     assert torch.equal(torch.cat([before["input_ids"], new["input_ids"][:1]]), TEXTS.tokens[0])
     third = int(TEXTS.tables[0, 2])

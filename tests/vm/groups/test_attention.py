@@ -124,6 +124,17 @@ def test_windows(spans: int, window: int) -> None:
     assert near(work.ran(), work.expected())
 
 
+def test_gates_multiply_what_is_merged() -> None:
+    """The value before the gate is not stored, and goes to the probe."""
+    work = Work()
+    gate = random(*work.q.flatten(1).shape, seed=9)
+    work.merged = replace(work.merged, gate=work.desk.put(gate))
+    found, merged = work.ran().flatten(1), work.expected().flatten(1)
+    assert near(work.desk.seen("ungated", *gate.shape), merged)
+    assert torch.equal(work.desk.seen("attention", *gate.shape), found)
+    assert near(found, merged * gate.sigmoid())
+
+
 @pytest.mark.parametrize("spans", [2, 7])
 def test_each_span_as_the_op(spans: int) -> None:
     """Empty spans give zeros and minus infinity."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import pytest
 import torch
 
 from tests.vm.groups.desk import Desk, near, random, unknown, whole_numbers
-from tpcompile.ir.ops import DELTA_STEP
+from tpcompile.ir.ops import DELTA_DECAY, DELTA_STEP, RESUMED_CONV, RESUMED_DELTA_RULE
 from tpcompile.vm.groups import DeltaStep
 from tpcompile.vm.groups.delta import DeltaOperands
 from tpcompile.vm.program.instruction import Range, to_fp32
@@ -121,6 +122,30 @@ def test_as_the_op(readers: tuple[int, ...], biased: bool) -> None:
         written = torch.zeros(LAYERS, HELD, dtype=torch.bool)
         written[LAYER, list(WRITE)] = True
         assert torch.equal(old[~written], new[~written])
+
+
+@pytest.mark.parametrize("readers", [EVEN, UNEVEN], ids=["even", "uneven"])
+def test_values_on_the_way(readers: tuple[int, ...]) -> None:
+    """Values that are not stored are those of the ops, at the columns of their heads."""
+    work = Work(readers)
+    work.ran()
+    given: dict[str, Any] = {name: one for name, one in work.values.items() if one is not None}
+    v_heads, channels = len(readers), work.at.channels
+    numbers = [torch.tensor(one) for one in (LENGTHS, READ, WRITE)]
+    starts = torch.arange(BATCH + 1)
+    tails, states = given["tails"].clone(), given["states"].clone()
+    x = given["projected"][:, :channels].contiguous()
+    conv = RESUMED_CONV(x, given["weight"], None, tails, starts, *numbers, LAYER)
+    share, a = given["gates"].split(v_heads, 1)
+    keys = channels - v_heads * VALUE
+    parts = conv.split([keys // 2, keys // 2, v_heads * VALUE], 1)
+    decay, beta = DELTA_DECAY(a, given["rate"], given["offset"]), share.sigmoid()
+    widths = (KEY, KEY, VALUE)
+    q, k, v = (part.unflatten(1, (-1, width)) for part, width in zip(parts, widths, strict=True))
+    mixed = RESUMED_DELTA_RULE(q, k, v, decay, beta, states, starts, *numbers, LAYER, list(readers))
+    names = ("q_conv", "k_conv", "v_conv", "decay", "beta", "delta_rule")
+    for name, wanted in zip(names, (*parts, decay, beta, mixed.flatten(1)), strict=True):
+        assert near(work.desk.seen(name, *wanted.shape), wanted), name
 
 
 def test_later_steps_of_a_launch_read_what_the_step_before_has_written() -> None:

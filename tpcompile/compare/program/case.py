@@ -31,6 +31,7 @@ from tpcompile.ir.scheme import Scheme
 from tpcompile.ir.simulate import components, materialise
 from tpcompile.passes import Pass, Stage, run_passes
 from tpcompile.passes.cache_kv import CacheKv, stored_format
+from tpcompile.passes.keep_states import KeepStates
 from tpcompile.rewriting.reproducer import write_reproducer
 from tpcompile.runtime.weights import opened, weights_of
 from tpcompile.vm.program import Program
@@ -65,6 +66,8 @@ class Case:
     rotary: Callable[..., Any]
     caches: tuple[torch.Tensor, ...]
     """The cache of each rank before the first step."""
+    states: tuple[dict[str, torch.Tensor], ...]
+    """The states of linear attention of each rank before the first step, by name."""
     taken: tuple[Taken, ...]
     tolerance: float | None
 
@@ -84,7 +87,8 @@ class Case:
 
         The program runs on the reference machine, and on `backend` if that is another one.
         """
-        start = Start(program, self.structure, self._parameter, self.rotary, self.caches)
+        kept = self.caches, self.states
+        start = Start(program, self.structure, self._parameter, self.rotary, *kept)
         rows: list[GroupRow] = []
         equal = True
         with ExitStack() as stack:
@@ -141,12 +145,14 @@ def prepare(
         for side in sides:
             side.fill(texts)
         caches = tuple(cache.clone() for cache in module.caches)
+        states = tuple({name: one.clone() for name, one in own.items()} for own in module.states)
         taken = tuple(_steps(texts, structure, theirs, module, batch.steps))
         names = {str(node.target) for node in parameters(graph.graph)}
         alike = names <= module.weights.keys()  # the later fusions leave weights unchanged
         weights_of_module = module.weights if alike else materialise(graph, read)
         held: dict[str, list[Any]] = {**weights_of_module, **components(graph, read)}
-    return Case(graph, structure, held, captured.rotary.fresh(), caches, taken, tolerance)
+    rotary = captured.rotary.fresh()
+    return Case(graph, structure, held, rotary, caches, states, taken, tolerance)
 
 
 def _check_room(batch: Batch, most: int) -> None:
@@ -171,16 +177,16 @@ def _steps(
 
 
 def _before_fusion(stages: Sequence[Stage]) -> fx.GraphModule:
-    """Return the torch module's graph, which stores K and V and has no fused values yet."""
-    found = next((stage for stage in stages if stage.name == CacheKv.name), None)
-    if found is None:
+    """Return the torch module's graph, which keeps K, V and states, and has no fused values yet."""
+    found = [stage for stage in stages if stage.name in (CacheKv.name, KeepStates.name)]
+    if not found:
         raise UsageError(
             "The pipeline does not produce a program",
             got="no cache-kv pass",
             expected="the decode pipeline",
             hint='Leave out -p, or write -p "decode{spans=2}"',
         )
-    return found.graph
+    return found[-1].graph
 
 
 def _spans(graph: fx.GraphModule) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,29 +15,54 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tpcompile.compare.group_rows import LOGITS, TOKEN, best_tokens
 from tpcompile.compare.groups import Group, Key, Pieces, Side
+from tpcompile.compare.program.layers import AttentionLayer, DeltaLayer
 from tpcompile.compare.program.spans import Seen, put_spans
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
 from tpcompile.compare.rounded_cache import empty_cache
 from tpcompile.errors import UnsupportedError
+from tpcompile.frontend.mixers import (
+    CHUNK,
+    CONV,
+    RECURRENT,
+    UPDATE,
+    forward_with,
+    function_of,
+)
 from tpcompile.ir.format import Format
-from tpcompile.ir.meta import origin_of
+from tpcompile.ir.layout import Interval
+from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.roles import HeadParts, Run
+from tpcompile.rewriting.structure import weight_of
 from tpcompile.runtime.cache_name import CACHE
 
 _OUTPUTS = (
-    *("norm", "q", "k", "v", "q_normed", "k_normed", "mlp_norm", "gate"),
+    *("norm", "q", "k", "v", "q_normed", "k_normed", "attention_gate", "mlp_norm", "gate"),
     *("embedding", "final_norm"),
 )
 """The values that modules of the model return. Residuals are the inputs of its norms."""
+_INPUTS = ("attention", "mixed", "swiglu", "activated")
+"""The values that are inputs of a linear, if they are not the results of a function."""
 
 
 @dataclass(frozen=True)
 class Spot:
-    """The place where a value is observed: the output of a module, or its input."""
+    """The place where a value, or some of its columns, is observed."""
 
     module: str
     given: bool = False
+    """Whether it is the module's input, and not its output."""
+    run: Run | None = None
+    """The part of each head of the module's output that it is, if it is not the whole output."""
+    columns: Interval | None = None
+
+    def part(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the value, as one row, given the module's input or output for one token."""
+        if self.run is None:
+            return values.reshape(1, -1)
+        last = self.run.first + self.run.width
+        return values.reshape(-1, self.run.of)[:, self.run.first : last].reshape(1, -1)
 
 
 @dataclass
@@ -49,18 +75,23 @@ class _Watch:
     row: int
     seen: dict[int, Seen] = field(default_factory=dict)
 
-    def put(self, key: Key, values: torch.Tensor) -> None:
-        """Record a value of one token, which may have any shape."""
-        row = (self.row, self.row + 1)
-        self.pieces.put(key, values.detach().reshape(1, -1), "Hugging Face", rows=row)
+    def put(
+        self, key: Key, values: torch.Tensor, columns: Interval | None = None, rows: int = 1
+    ) -> None:
+        """Record a value of the sequence, which may have any shape, or some of its columns."""
+        own = (self.row * rows, (self.row + 1) * rows)
+        found = values.detach().reshape(rows, -1)
+        self.pieces.put(key, found, "Hugging Face", rows=own, columns=columns)
 
     def put_attention(self, layer: int, seen: Seen, mixed: torch.Tensor) -> None:
         """Record the query, the visible keys and values, and the output of attention."""
         self.seen[layer] = seen
-        found = {"q_rotated": seen.q, "k_rotated": seen.k[-1], "attention": mixed}
+        kind = self.structure.layers[layer]
+        assert isinstance(kind, AttentionLayer)
+        found = {"q_rotated": seen.q, "k_rotated": seen.k[-1], kind.result: mixed}
         for name, values in found.items():
             self.put((name, layer), values)
-        kept = self.texts.seen(self.structure.layers[layer].window)
+        kept = self.texts.seen(kind.window)
         rows = sum(kept[: self.row]), sum(kept[: self.row + 1])
         for name, side in (("k_cached", seen.k), ("v_cached", seen.v)):
             self.pieces.put((name, layer), side.flatten(1), "Hugging Face", rows=rows)
@@ -93,7 +124,7 @@ class Eager:
             watch.put(LOGITS, logits)
             watch.put(TOKEN, best_tokens(logits))
             seen.append(watch.seen)
-        for layer in self._structure.layers:
+        for layer in self._structure.attention:
             parts = [own[layer.number] for own in seen]
             spans, block = self._structure.spans, self._structure.block
             put_spans(pieces, layer.number, parts, texts.lengths, spans, block)
@@ -116,36 +147,69 @@ class Eager:
     def _watching(self, watch: _Watch) -> Iterator[None]:
         """Install hooks on the modules and the attention function, and remove them afterwards."""
         with ExitStack() as stack:
-            for key, spot in self._spots.items():
-                module = self._model.get_submodule(spot.module)
-                hook = _hook(watch, key)
-                handle = (
-                    module.register_forward_pre_hook(lambda _, args, hook=hook: hook(args[0]))
-                    if spot.given
-                    else module.register_forward_hook(lambda *args, hook=hook: hook(args[-1]))
-                )
-                stack.callback(handle.remove)
+            for key, places in self._spots.items():
+                for spot in places:
+                    self._hook(stack, spot, _hook(watch, key, spot))
             stack.enter_context(_attention_shown(self._model, watch))
+            for layer in self._structure.deltas:
+                stack.enter_context(_delta_shown(self._model, layer, watch))
             yield
 
+    def _hook(self, stack: ExitStack, spot: Spot, hook: Callable[[torch.Tensor], None]) -> None:
+        module = self._model.get_submodule(spot.module)
+        handle = (
+            module.register_forward_pre_hook(lambda _, args: hook(args[0]))
+            if spot.given
+            else module.register_forward_hook(lambda *args: hook(args[-1]))
+        )
+        stack.callback(handle.remove)
 
-def spots(structure: Structure) -> dict[Key, Spot]:
-    """Return the place where the model computes each value, derived from the node's origin."""
-    found: dict[Key, Spot] = {}
+
+def spots(structure: Structure) -> dict[Key, tuple[Spot, ...]]:
+    """Return the places where the model computes each value, derived from the nodes' origins."""
+    found: dict[Key, tuple[Spot, ...]] = {}
     nodes = dict(structure.named())
     for key, node in nodes.items():
+        readers = [user for user in node.users if user.target is LINEAR]
         if key[0] in _OUTPUTS:
-            found[key] = Spot(_module(node))
+            found[key] = (Spot(_module(node), run=_run_of(node)),)
+        elif key[0] in ("projected", "gates"):
+            found[key] = tuple(_parts(node))
         elif key[0] == "attention_residual":
-            found[key] = Spot(_module(nodes["mlp_norm", key[1]]), given=True)
+            found[key] = (Spot(_module(nodes["mlp_norm", key[1]]), given=True),)
         elif key[0] == "mlp_residual":
             norms = [n for (name, _), n in nodes.items() if name in ("norm", "final_norm")]
             after = next(norm for norm in norms if norm.args[0] is node)
-            found[key] = Spot(_module(after), given=True)
-        elif key[0] in ("swiglu", "activated"):
-            down = next(user for user in node.users if user.target is LINEAR)
-            found[key] = Spot(_module(down), given=True)
+            found[key] = (Spot(_module(after), given=True),)
+        elif key[0] in _INPUTS and readers:
+            found[key] = (Spot(_module(readers[0]), given=True),)
     return found
+
+
+def _run_of(node: fx.Node) -> Run | None:
+    """Return the part of each head that a linear, or an item of its result, computes."""
+    is_item = node.target is operator.getitem
+    linear, place = (operand(operand(node)), _place(node)) if is_item else (node, 0)
+    role = value_type(weight_of(linear)).role if linear.target is LINEAR else None
+    run = role.runs[place] if isinstance(role, HeadParts) else None
+    return run if run is not None and run.of else None
+
+
+def _parts(linear: fx.Node) -> Iterator[Spot]:
+    """Yield the places of the parts of a fused linear."""
+    (split,) = linear.users
+    stop = 0
+    for item in sorted(split.users, key=_place):
+        extent = value_type(item).shape[-1]
+        assert isinstance(extent, int)
+        start, stop = stop, stop + extent
+        yield Spot(_module(item), columns=(start, stop))
+
+
+def _place(item: fx.Node) -> int:
+    place = item.args[1]
+    assert isinstance(place, int)
+    return place
 
 
 def _module(node: fx.Node) -> str:
@@ -158,8 +222,8 @@ def _module(node: fx.Node) -> str:
     return found
 
 
-def _hook(watch: _Watch, key: Key) -> Callable[[torch.Tensor], None]:
-    return lambda values: watch.put(key, values)
+def _hook(watch: _Watch, key: Key, spot: Spot) -> Callable[[torch.Tensor], None]:
+    return lambda values: watch.put(key, spot.part(values), spot.columns)
 
 
 @contextmanager
@@ -188,6 +252,47 @@ def _attention_shown(model: Any, watch: _Watch) -> Iterator[None]:
         ALL_ATTENTION_FUNCTIONS.pop(setting)
         if before is not None and ALL_ATTENTION_FUNCTIONS.get(setting) is not before:
             ALL_ATTENTION_FUNCTIONS[setting] = before
+
+
+@contextmanager
+def _delta_shown(model: Any, layer: DeltaLayer, watch: _Watch) -> Iterator[None]:
+    """Let a layer of linear attention call functions that record their arguments and results."""
+    net = model.get_submodule(_module(layer.nodes["delta_rule"]))
+    given = {name: _rule_shown(function_of(net, name), layer, watch) for name in (CHUNK, RECURRENT)}
+    for name, place in ((CONV, 0), (UPDATE, 1)):
+        given[name] = _conv_shown(function_of(net, name), place, layer, watch)
+    before = {"forward": net.forward} if "forward" in vars(net) else {}
+    net.forward = forward_with(net, given)
+    try:
+        yield
+    finally:
+        del net.forward
+        vars(net).update(before)
+
+
+def _rule_shown(own: Any, layer: DeltaLayer, watch: _Watch) -> Any:
+    """Wrap a function of the delta rule."""
+
+    def shown(query: Any, key: Any, value: Any, g: Any, beta: Any, **options: Any) -> Any:
+        mixed, state = own(query, key, value, g=g, beta=beta, **options)
+        found = {"q_conv": query, "k_conv": key, "v_conv": value, "decay": g, "beta": beta}
+        for name, values in {**found, "state": state, "delta_rule": mixed}.items():
+            watch.put((name, layer.number), values)
+        return mixed, state
+
+    return shown
+
+
+def _conv_shown(own: Any, place: int, layer: DeltaLayer, watch: _Watch) -> Any:
+    """Wrap a function of the convolution. The argument at `place` ends with the last inputs."""
+
+    def shown(*args: Any, **options: Any) -> Any:
+        result = own(*args, **options)
+        tail = args[place][0, :, -layer.kept :].t()
+        watch.put(("tail", layer.number), tail, rows=layer.kept)
+        return result
+
+    return shown
 
 
 def _modules_own(model: Any) -> Any:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
 
 from tpcompile.compare.groups import Group, Pieces, Side
+from tpcompile.compare.program.layers import AttentionLayer, DeltaLayer
 from tpcompile.compare.program.spans import Seen, put_spans
-from tpcompile.compare.program.structure import Layer, Structure
+from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
 from tpcompile.compare.source import Source
 from tpcompile.ir.info import info_of
 from tpcompile.ir.kv import loaded_rows, nan_element
 from tpcompile.ir.simulate import Values, materialise, run_ranks
 from tpcompile.passes.cache_kv import CACHE
+from tpcompile.passes.keep_states import STATES, TAILS
 from tpcompile.rewriting.manager import clone
-from tpcompile.runtime.ranks.rank import cache_shape
+from tpcompile.runtime.ranks.rank import cache_shape, states_shapes
+
+CPU = torch.device("cpu")
 
 
 class Module:
-    """A graph that stores K and V, its weights, and one cache per rank."""
+    """A graph that stores K and V, its weights, and the cache and the states of each rank."""
 
     def __init__(self, gm: fx.GraphModule, structure: Structure, source: Source) -> None:
         self._structure, self._source = structure, source
@@ -29,20 +33,32 @@ class Module:
         self._nodes = {node.name: node for node in self._gm.graph.nodes}
         self.weights = materialise(self._gm, source.read)
         self.caches: list[torch.Tensor] = []
+        self.states: list[dict[str, torch.Tensor]] = []
 
     def fill(self, texts: Texts) -> None:
-        """Run all tokens but the new ones. Fill unused slots with NaN."""
-        node = self._nodes[CACHE]
+        """Run all tokens but the new ones. Fill unused slots and states with NaN."""
         for rank in range(info_of(self._gm).tp):
             shape = cache_shape(self._gm, rank)
             assert shape is not None
-            cache = shape.allocate(texts.slots // shape.block, torch.device("cpu"))
+            cache = shape.allocate(texts.slots // shape.block, CPU)
             self.caches.append(cache.fill_(nan_element(cache)))
-        node.op = "get_attr"  # each rank holds its own cache, like a weight
-        self.weights[str(node.target)] = [*self.caches]
+            kept = {
+                one.name: one.allocate(len(texts.tokens), CPU).fill_(torch.nan)
+                for one in states_shapes(self._gm, rank)
+            }
+            self.states.append(kept)
+        self._hold(CACHE, self.caches)
+        for name in self.states[0]:
+            self._hold(name, [own[name] for own in self.states])
         before = texts.before()
         if len(before["input_ids"]):
             self._run(before)
+
+    def _hold(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Make an input a tensor that each rank holds, like a weight."""
+        node = self._nodes[name]
+        node.op = "get_attr"
+        self.weights[str(node.target)] = [*tensors]
 
     def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
         """Run the new tokens, and collect all values of all ranks."""
@@ -52,12 +68,12 @@ class Module:
             for rank, found in enumerate(values[self._nodes[node.name]]):
                 flat = found.flatten(1) if found.dim() > 1 else found[:, None]
                 pieces.put(key, flat, f"%{node.name} rank {rank}", rank=rank)
-        for layer in self._structure.layers:
-            put_cached(pieces, layer, self.caches, texts)
+        put_kept(pieces, self._structure, self.caches, self.states, texts)
+        for layer in self._structure.attention:
             self._put_spans(pieces, layer, texts)
         return pieces.side()
 
-    def _put_spans(self, pieces: Pieces, layer: Layer, texts: Texts) -> None:
+    def _put_spans(self, pieces: Pieces, layer: AttentionLayer, texts: Texts) -> None:
         """Compute spans from the queries and the cache: the graph attends to all spans at once."""
         q, k, v = (
             pieces.whole((name, layer.number)).unfold(1, layer.width, layer.width)
@@ -75,11 +91,41 @@ class Module:
             return run_ranks(self._gm, inputs, self.weights, rotary)
 
 
-def put_cached(pieces: Pieces, layer: Layer, caches: Sequence[torch.Tensor], texts: Texts) -> None:
+def put_kept(
+    pieces: Pieces,
+    structure: Structure,
+    caches: Sequence[torch.Tensor],
+    states: Sequence[Mapping[str, torch.Tensor]],
+    texts: Texts,
+) -> None:
+    """Add what sequences keep after the step, from the cache and the states of each rank."""
+    for attention in structure.attention:
+        _put_cached(pieces, attention, caches, texts)
+    for delta in structure.deltas:
+        _put_states(pieces, delta, states, texts)
+
+
+def _put_cached(
+    pieces: Pieces, layer: AttentionLayer, caches: Sequence[torch.Tensor], texts: Texts
+) -> None:
     """Add the cached keys and values of the tokens that are visible to the layer."""
     runs = zip(texts.seen(layer.window), texts.lengths, strict=True)
     places = [texts.places(row, n - kept, n) for row, (kept, n) in enumerate(runs)]
     for rank, cache in enumerate(caches):
         for side, name in enumerate(("k_cached", "v_cached")):
-            found = loaded_rows(cache[layer.number, side, torch.cat(places)]).flatten(1)
+            found = loaded_rows(cache[layer.place, side, torch.cat(places)]).flatten(1)
             pieces.put((name, layer.number), found, f"the cache of rank {rank}", rank=rank)
+
+
+def _put_states(
+    pieces: Pieces,
+    layer: DeltaLayer,
+    states: Sequence[Mapping[str, torch.Tensor]],
+    texts: Texts,
+) -> None:
+    """Add the last inputs of the convolution and the matrices of heads."""
+    for rank, own in enumerate(states):
+        tails, matrices = (own[name][layer.place, texts.states] for name in (TAILS, STATES))
+        source = f"the states of rank {rank}"
+        pieces.put(("tail", layer.number), tails.flatten(0, 1), source, rank=rank)
+        pieces.put(("state", layer.number), matrices.flatten(1), source, rank=rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,33 +14,48 @@ from tpcompile.backends.reference.orders import Order
 from tpcompile.backends.rotation import rotation_of
 from tpcompile.compare.group_rows import LOGITS
 from tpcompile.compare.groups import Group, Pieces, Side
-from tpcompile.compare.program.module import put_cached
+from tpcompile.compare.program.layers import AttentionLayer, DeltaLayer
+from tpcompile.compare.program.module import put_kept
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
+from tpcompile.vm.groups import (
+    AttentionReduce,
+    DeltaStep,
+    NormQkvRopeAppend,
+    NormQkvRows,
+    PartialAttention,
+)
 from tpcompile.vm.program import Program, Role
+from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.program.instruction import NONE, Probe, Range, StepInstruction
 
 _NOT_STORED = frozenset(
-    {"norm", "q", "k", "v", "q_normed", "k_normed", "k_rotated", "mlp_norm", "final_norm"}
+    (
+        *("norm", "q", "k", "v", "q_normed", "k_normed", "k_rotated", "ungated"),
+        *("q_conv", "k_conv", "v_conv", "decay", "beta", "delta_rule"),
+        *("mlp_norm", "final_norm"),
+    )
 )
 """The values that instructions compute and do not store."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A program, its weights, and the caches that another side has filled."""
+    """A program, its weights, and the caches and states that another side has filled."""
 
     program: Program
     structure: Structure
     parameter: Callable[[int, str], torch.Tensor]
     rotary: Callable[..., Any]
     caches: Sequence[torch.Tensor]
+    states: Sequence[Mapping[str, torch.Tensor]]
 
     def memory(self) -> StepMemory:
-        """Return memory with copies of the caches."""
+        """Return memory with copies of the caches and states."""
         rotation = rotation_of(self.program, self.rotary)
         caches = [cache.clone() for cache in self.caches]
-        return StepMemory(self.program, self.parameter, rotation, caches)
+        states = [{name: one.clone() for name, one in own.items()} for own in self.states]
+        return StepMemory(self.program, self.parameter, rotation, caches, states)
 
 
 class ProgramSide:
@@ -59,10 +74,34 @@ class ProgramSide:
         program = self._start.program
         pieces = Pieces(self.name, groups, program.ranks)
         _place(self._executor, texts)
-        self._executor.observe(self._order(program), lambda one: _probe(pieces, one))
-        for layer in self._start.structure.layers:
-            put_cached(pieces, layer, self._memory.values(Role.CACHE), texts)
+        self._executor.observe(self._order(program), lambda one: self._probe(pieces, one))
+        caches, states = self._memory.values(Role.CACHE), self._states
+        put_kept(pieces, self._start.structure, caches, states, texts)
         return pieces
+
+    @property
+    def _states(self) -> list[dict[str, torch.Tensor]]:
+        """The states of each rank by name, if the program has any."""
+        roles = self._start.program.roles.intersection(LINEAR_STATES)
+        return [
+            {role.word: self._memory.values(role)[rank] for role in roles}
+            for rank in range(self._start.program.ranks)
+        ]
+
+    def _probe(self, pieces: Pieces, instruction: StepInstruction) -> Probe:
+        layer = _layer_of(self._start.structure, instruction)
+
+        def show(name: str, sequences: Range, columns: Range, values: torch.Tensor) -> None:
+            pieces.put(
+                (name, layer),
+                values,
+                instruction.label,
+                rank=instruction.rank,
+                rows=sequences,
+                columns=columns,
+            )
+
+        return show
 
     def close(self) -> None:
         """Release the executor."""
@@ -103,17 +142,20 @@ def _place(executor: Executor, texts: Texts) -> None:
     executor.place(new["input_ids"], new["lengths"], texts.tables)
 
 
-def _probe(pieces: Pieces, instruction: StepInstruction) -> Probe:
-    layer = None if instruction.layer == NONE else instruction.layer
+_KEEPING = {
+    **{
+        kind.name: AttentionLayer
+        for kind in (NormQkvRopeAppend, NormQkvRows, PartialAttention, AttentionReduce)
+    },
+    DeltaStep.name: DeltaLayer,
+}
+"""The instructions whose layers are those of the cache or of the states, and these layers."""
 
-    def show(name: str, sequences: Range, columns: Range, values: torch.Tensor) -> None:
-        pieces.put(
-            (name, layer),
-            values,
-            instruction.label,
-            rank=instruction.rank,
-            rows=sequences,
-            columns=columns,
-        )
 
-    return show
+def _layer_of(structure: Structure, instruction: StepInstruction) -> int | None:
+    """Return the layer of the model that an instruction belongs to, or None outside the layers."""
+    place, kind = instruction.layer, _KEEPING.get(instruction.name)
+    if kind is None:
+        return None if place == NONE else place
+    layers = (one for one in structure.layers if isinstance(one, kind) and one.place == place)
+    return next(layers).number

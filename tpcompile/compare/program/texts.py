@@ -27,6 +27,11 @@ class Texts:
         """The number of slots of the cache."""
         return self.tables.numel() * self.block
 
+    @property
+    def states(self) -> torch.Tensor:
+        """The state of linear attention of each sequence, which it reads and writes."""
+        return torch.arange(len(self.tokens))
+
     def seen(self, window: int | None) -> tuple[int, ...]:
         """Return the number of tokens per sequence that the new one sees, including itself."""
         return tuple(n if window is None else min(n, window) for n in self.lengths)
@@ -61,6 +66,8 @@ class Texts:
             "slots": torch.cat(places),
             "tables": self.tables,
             "lengths": torch.tensor([last for _, last in runs]),
+            "read": self.states,
+            "write": self.states,
         }
 
 

@@ -203,6 +203,7 @@ class AttentionReduce(StepInstruction):
         out = memory[self.at.out]
         found = mixed.flatten().to(out.dtype)
         if self.at.gate != NONE:
+            probe("ungated", Range(self.sequence, self.sequence + 1), self.columns, found[None])
             gate = memory[self.at.gate][self.sequence, self.columns.slice]
             found = found * sigmoid(gate.float()).to(out.dtype)
         out[self.sequence, self.columns.slice] = found

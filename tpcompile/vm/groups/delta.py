@@ -34,6 +34,12 @@ from tpcompile.vm.program.instruction_set import instruction
 
 _EPSILON = 1e-6
 _CHANNELS = ("q_columns", "k_columns", "v_columns")
+_COLUMNS_OF = {
+    **dict.fromkeys(("q_conv", "k_conv"), "q_columns"),
+    **dict.fromkeys(("v_conv", "delta_rule"), "out_columns"),
+    **dict.fromkeys(("decay", "beta"), "heads"),
+}
+"""The columns of each value that is not stored, among those of its kind."""
 
 
 def _each(rule: rules.Held, *ways: str, ahead: tuple[str, ...] = ()) -> rules.Held:
@@ -131,21 +137,29 @@ class DeltaStep(StepInstruction):
             return
         inputs, gates = memory[at.projected][row], memory[at.gates][row].float()
         q, k, v = (self._convolved(memory, inputs, columns) for columns in self._channels)
-        q, k = _normalized(q) * self.at.key**-0.5, _normalized(k)
         share = sigmoid(gates[self.heads.slice])
         changed = gates[self.decay_columns.slice] + memory[at.offset][self.heads.slice].float()
         rates = exp(memory[at.rate][self.heads.slice].float())
-        decay = exp(-rates * _softplus(changed))
+        decay = -rates * _softplus(changed)
+        self._show(probe, q_conv=q, k_conv=k, v_conv=v, decay=decay, beta=share)
+        q, k = _normalized(q) * self.at.key**-0.5, _normalized(k)
         state = self._old(memory, memory[at.states][at.layer])[self.heads.slice]
-        state = state * decay[:, None, None]
+        state = state * exp(decay)[:, None, None]
         delta = v.view(-1, at.value) - total(state * k[:, None], 1)
         state = state + k[:, None] * (delta * share[:, None])[:, None]
         memory[at.states][at.layer, self._new(memory), self.heads.slice] = state
         mixed = total(state * q[:, None], 1).to(inputs.dtype)
+        self._show(probe, delta_rule=mixed.flatten())
         normed = rms_norm(mixed, memory[at.norm], at.eps).float()
         z = inputs[self.z_columns.slice].view(-1, at.value).float()
         found = normed * (z * sigmoid(z))
         memory[at.out][row, self.out_columns.slice] = found.flatten().to(inputs.dtype)
+
+    def _show(self, probe: Probe, **values: torch.Tensor) -> None:
+        """Send values of the sequence that are not stored to a probe."""
+        row = Range(self.sequence, self.sequence + 1)
+        for name, found in values.items():
+            probe(name, row, getattr(self, _COLUMNS_OF[name]), found[None])
 
     @property
     def _channels(self) -> tuple[Range, ...]:

@@ -24,6 +24,11 @@ class Wanted(IntEnum):
     GATES = 1
     GATE = 2
 
+    @property
+    def group(self) -> str:
+        """The name of the values in comparisons. The gate of an MLP is another value."""
+        return "attention_gate" if self == Wanted.GATE else self.name.lower()
+
 
 @dataclass(frozen=True)
 class RowsOperands:
@@ -62,7 +67,7 @@ class NormRows(WeightInstruction):
 
     def report(self, memory: Memory, probe: Probe) -> None:
         found = memory[self.at.out][:, self.rows.slice]
-        probe(self.at.wanted.name.lower(), Range(0, self.at.batch), self.rows, found)
+        probe(self.at.wanted.group, Range(0, self.at.batch), self.rows, found)
 
 
 def norm_rows(to: Building, node: fx.Node) -> None:
