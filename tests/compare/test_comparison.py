@@ -22,10 +22,12 @@ UNFUSED = [current.name for current in default_pipeline(3)].index("fuse-qkv")
 """Omit the fusions at the end of the pipeline, so that all nodes are separate."""
 
 
-def compared(change: Callable[[fx.GraphModule], object] | None = None) -> Comparison:
-    """Compare tiny-qwen3 on three ranks, after an optional change."""
-    pair, packed = preset_pair("tiny-qwen3"), batch((4, 9), 1013)
-    gm = graph_after(pair, default_pipeline(3)[:UNFUSED])
+def compared(
+    change: Callable[[fx.GraphModule], object] | None = None, model: str = "tiny-qwen3", tp: int = 3
+) -> Comparison:
+    """Compare a preset on some ranks, after an optional change."""
+    pair, packed = preset_pair(model), batch((4, 9), 1013)
+    gm = graph_after(pair, default_pipeline(tp)[:UNFUSED])
     if change is not None:
         change(gm)
     captured = run(pair.captured.graph, pair, packed)
@@ -96,6 +98,33 @@ def test_a_mistake_is_found_where_it_was_made(name: str) -> None:
     assert all(row.ok for row in before)
     assert f"FIRST DIVERGENCE at %{first.node}" in found.table()
     assert found.to_json()["first_divergence"]["node"] == first.node
+
+
+def swapped_channels(gm: fx.GraphModule) -> None:
+    node = _weight(gm, "layers.1.linear_attn.conv1d")
+    wrong = dataclasses.replace(parameter_of(node), shards=parameter_of(node).shards[::-1])
+    set_parameter(node, wrong)
+
+
+def test_a_mistake_in_linear_attention_is_found_by_the_name_of_its_value() -> None:
+    found = compared(swapped_channels, "tiny-qwen3.5", 2)
+    first = found.first_divergence
+    assert first is not None
+    assert (first.node, first.layer) == ("l1_conv", 1)
+    assert first.source.startswith("model.layers.1.linear_attn ")
+    names = {row.node for row in found.rows}
+    parts = (
+        "in_proj_qkv",
+        "in_proj_z",
+        "q_conv",
+        "k_conv",
+        "v_conv",
+        "beta",
+        "decay",
+        "delta_rule",
+    )
+    assert {f"l2_{part}" for part in parts} | {"l3_gated", "l3_q_proj_1"} <= names
+    assert compared(None, "tiny-qwen3.5", 2).ok
 
 
 def test_all_values_can_be_shown() -> None:
