@@ -11,6 +11,8 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.cli.test_main import HEAVY, python
+from tpcompile.cli.make_demo import _NAMES
+from tpcompile.demo.model import ARCHITECTURES
 
 
 def test_stdout_is_the_directory_and_the_loss(cli: Cli, tmp_path: Path) -> None:
@@ -22,6 +24,17 @@ def test_stdout_is_the_directory_and_the_loss(cli: Cli, tmp_path: Path) -> None:
     )
     assert {path.name for path in tmp_path.iterdir()} == {"demo"}
     assert (tmp_path / "demo" / "model.safetensors").is_file()
+
+
+def test_a_model_with_linear_attention(cli: Cli, tmp_path: Path) -> None:
+    ran = cli(f"make-demo {tmp_path}/demo --steps 1 --arch qwen3.5")
+    assert (ran.status, ran.err) == (0, "")
+    assert "a Qwen3.5 trained for 1 steps" in ran.out
+    assert '"qwen3_5_text"' in (tmp_path / "demo" / "config.json").read_text()
+
+
+def test_every_model_has_a_name() -> None:
+    assert list(_NAMES) == list(ARCHITECTURES)
 
 
 def test_an_empty_directory_may_be_the_current_one(
@@ -56,6 +69,7 @@ def test_a_bar_on_a_terminal(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
         ("{0}/new --steps 0", "the number of steps must be an integer of at least 1, got '0'"),
         ("{0}/new --seed -1", "the seed must be an integer of at least 0, got '-1'"),
         ("{0}/new --sed 1", "Did you mean --seed"),
+        ("{0}/new --arch qwen35", "Did you mean qwen3.5"),
     ],
 )
 def test_refusals(cli: Cli, tmp_path: Path, line: str, said: str) -> None:

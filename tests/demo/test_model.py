@@ -11,11 +11,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen3_5ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
 import tpcompile
 from tests.models import TOLERANCE, relative_error
-from tpcompile.demo.model import VOCABULARY, demo_tokenizer, make_demo
+from tpcompile.demo import model as module
+from tpcompile.demo.model import ARCHITECTURES, VOCABULARY, demo_tokenizer, make_demo
 from tpcompile.demo.text import PEOPLE, all_sentences, documents, friend_of
 from tpcompile.errors import UsageError
 
@@ -132,6 +138,22 @@ def test_compiled_equals_eager(few: Path, tp: int) -> None:
             assert relative_error(torch.stack(logits), torch.stack(eager_logits)) < TOLERANCE
 
 
+def test_a_demo_with_linear_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(module, "SHAPES", ((4, 64),))  # short rows are enough
+    make_demo(tmp_path, 3, 5, lambda _, loss: told.append(loss), "qwen3.5")
+    assert told[-1] < told[0]
+    tokenizer, eager = _loaded(tmp_path)
+    assert type(eager) is Qwen3_5ForCausalLM
+    assert eager.config.layer_types == ["linear_attention"] * 3 + ["full_attention"]
+    ids = tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
+    expected, eager_logits = _greedy(eager, ids, 6)
+    with tpcompile.compile(str(tmp_path), tp=2, simulate=True) as model:
+        found, logits = _greedy(model, ids, 6)
+    assert found == expected
+    assert relative_error(torch.stack(logits), torch.stack(eager_logits)) < TOLERANCE
+
+
 def _check_quantized(directory: Path, made: Path, weights: str) -> None:
     """Compare the native tokens of the quantized checkpoint with those of transformers."""
     tpcompile.quantize(str(directory), weights, made)
@@ -186,6 +208,8 @@ def test_refusals_come_before_training(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="steps must be at least 1, got 0"):
         make_demo(tmp_path / "new", steps=0, follow=trained)
+    with pytest.raises(UsageError, match=r"arch must be one of qwen3, qwen3\.5, got 'qwen4'"):
+        make_demo(tmp_path / "new", follow=trained, arch="qwen4")
     (tmp_path / "mine").write_text("mine")
     for directory, said in ((tmp_path, "is not empty"), (tmp_path / "mine", "Found a file")):
         with pytest.raises(UsageError, match=said):
@@ -235,9 +259,10 @@ def test_interrupted_while_files_are_placed(
 
 
 @pytest.mark.slow
-def test_greedy_text_is_sentences_of_the_grammar(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_greedy_text_is_sentences_of_the_grammar(tmp_path: Path, arch: str) -> None:
     """Greedy text consists of sentences of the grammar, and equals that of two compiled ranks."""
-    make_demo(tmp_path / "demo")
+    make_demo(tmp_path / "demo", arch=arch)
     tokenizer, eager = _loaded(tmp_path / "demo")
     known = set(all_sentences())
     with tpcompile.compile(str(tmp_path / "demo"), tp=2, simulate=True) as model:

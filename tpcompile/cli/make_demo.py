@@ -7,18 +7,29 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from tpcompile.cli.command import Command, Parser, Result, number
+from tpcompile.cli.command import Command, Parser, Result, choice, number
 from tpcompile.runtime.new_directory import check_new_directory
 
 _EXAMPLES = """\
   tpcompile make-demo demo                 a minute on two cores
   tpcompile make-demo demo-7 --seed 7      different weights
-  tpcompile make-demo rough --steps 50     faster, with worse text"""
+  tpcompile make-demo rough --steps 50     faster, with worse text
+  tpcompile make-demo linear --arch qwen3.5   with linear attention"""
+
+_NAMES = {"qwen3": "Qwen3", "qwen3.5": "Qwen3.5"}
+"""The models by the value of --arch."""
 
 
 def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "directory", metavar="DIR", help="directory of the checkpoint, new or empty"
+    )
+    parser.add_argument(
+        "--arch",
+        metavar="A",
+        type=choice(*_NAMES),
+        default="qwen3",
+        help="qwen3, or qwen3.5 with three layers of linear attention; default: qwen3",
     )
     parser.add_argument(
         "--seed",
@@ -31,18 +42,20 @@ def _add_arguments(parser: Parser) -> None:
         "--steps",
         metavar="K",
         type=number(1, "the number of steps"),
-        help="number of training steps; default: enough for faultless text, about a minute",
+        help="number of training steps; default: enough for faultless text, "
+        "one minute for qwen3 and two for qwen3.5",
     )
 
 
 def _run(args: argparse.Namespace) -> Result:
     check_new_directory(args.directory)  # before torch is imported
-    from tpcompile.demo.model import STEPS, make_demo
+    from tpcompile.demo.model import ARCHITECTURES, make_demo
 
-    steps = STEPS if args.steps is None else args.steps
+    steps = args.steps or ARCHITECTURES[args.arch].steps
     with _bar(steps) as follow:
-        loss = make_demo(args.directory, seed=args.seed, steps=steps, follow=follow)
-    return Result(f"{args.directory}: a Qwen3 trained for {steps} steps, final loss {loss:.4f}\n")
+        loss = make_demo(args.directory, args.seed, steps, follow, args.arch)
+    trained = f"a {_NAMES[args.arch]} trained for {steps} steps, final loss {loss:.4f}"
+    return Result(f"{args.directory}: {trained}\n")
 
 
 @contextlib.contextmanager
@@ -69,7 +82,7 @@ def _bar(steps: int) -> Iterator[Callable[[int, float], None] | None]:
 
 
 COMMAND = Command(
-    "train a tiny Qwen3 and save it as a checkpoint",
+    "train a tiny Qwen3 or Qwen3.5 and save it as a checkpoint",
     _EXAMPLES,
     _add_arguments,
     _run,

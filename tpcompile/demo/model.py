@@ -1,29 +1,24 @@
-"""`make_demo`: a tiny Qwen3, trained on the spot, that writes sensible text."""
+"""`make_demo`: a tiny Qwen3 or Qwen3.5, trained on the spot, that writes sensible text."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count, cycle, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from tpcompile.demo.text import all_sentences, documents
-from tpcompile.errors import UsageError
+from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.runtime.new_directory import check_new_directory, new_directory
-
-STEPS = 350
-"""Enough for text without mistakes; about a minute on two cores."""
 
 VOCABULARY = 947
 """The vocabulary of the text with one token per word. It is prime, so no tp divides it."""
@@ -41,21 +36,65 @@ Follow = Callable[[int, float], None]
 """Callback that receives the number of finished steps and the loss of the last one."""
 
 
+@dataclass(frozen=True)
+class Architecture:
+    """A kind of demo model."""
+
+    model_type: str
+    """The name of its configuration in transformers."""
+    sizes: dict[str, Any]
+    """The sizes that other kinds do not have."""
+    steps: int
+    """Enough steps for text without mistakes."""
+
+
+_LINEAR = {
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 24,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1_000_000.0,
+        "partial_rotary_factor": 0.5,
+    },
+}
+ARCHITECTURES = {
+    "qwen3": Architecture("qwen3", {}, 350),
+    "qwen3.5": Architecture("qwen3_5_text", _LINEAR, 350),
+}
+"""The demo models by name. They take about one and two minutes on two cores."""
+DEFAULT = "qwen3"
+
+
 def make_demo(
-    directory: str | Path, seed: int = 0, steps: int = STEPS, follow: Follow | None = None
+    directory: str | Path,
+    seed: int = 0,
+    steps: int | None = None,
+    follow: Follow | None = None,
+    arch: str = DEFAULT,
 ) -> float:
     """Train the demo model, save it as a Hugging Face checkpoint and return the final loss.
 
-    `directory` must be new or empty. The same seed and steps give the same weights on the same
-    machine with the same number of threads.
+    `directory` must be new or empty. `steps` is by default enough for text without mistakes. The
+    same seed and steps give the same weights on the same machine with the same number of threads.
     """
+    if arch not in ARCHITECTURES:
+        raise UsageError(
+            f"arch must be one of {', '.join(ARCHITECTURES)}, got {arch!r}",
+            hint=did_you_mean(arch, ARCHITECTURES),
+        )
+    kind = ARCHITECTURES[arch]
+    steps = kind.steps if steps is None else steps
     if steps < 1:
         raise UsageError(f"steps must be at least 1, got {steps!r}")
     check_new_directory(directory)  # now, not after a minute of training
     tokenizer = demo_tokenizer()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(demo_config(tokenizer))
+        make: Any = AutoModelForCausalLM.from_config
+        model = make(demo_config(tokenizer, arch))
         loss = _train(model, _batches(tokenizer, seed), steps, follow)
     try:
         with new_directory(directory) as made, _no_bars():
@@ -97,9 +136,11 @@ def demo_tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def demo_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+def demo_config(tokenizer: PreTrainedTokenizerFast, arch: str = DEFAULT) -> Any:
     """Return a configuration with sizes that few tp divide, to exercise uneven splits."""
-    return Qwen3Config(
+    kind = ARCHITECTURES[arch]
+    return AutoConfig.for_model(
+        kind.model_type,
         vocab_size=len(tokenizer),
         hidden_size=120,
         intermediate_size=328,
@@ -113,6 +154,7 @@ def demo_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype=torch.float32,
+        **kind.sizes,
     )
 
 
@@ -130,9 +172,7 @@ def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[torch.Te
         yield torch.tensor([row.ids[:length] for row in found])
 
 
-def _train(
-    model: Qwen3ForCausalLM, batches: Iterator[torch.Tensor], steps: int, follow: Follow | None
-) -> float:
+def _train(model: Any, batches: Iterator[torch.Tensor], steps: int, follow: Follow | None) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     model.train()
     loss = math.inf
