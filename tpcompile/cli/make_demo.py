@@ -11,9 +11,9 @@ from tpcompile.cli.command import Command, Parser, Result, choice, number
 from tpcompile.runtime.new_directory import check_new_directory
 
 _EXAMPLES = """\
-  tpcompile make-demo demo                 a minute on two cores
-  tpcompile make-demo demo-7 --seed 7      different weights
-  tpcompile make-demo rough --steps 50     faster, with worse text
+  tpcompile make-demo demo                    a minute on two cores
+  tpcompile make-demo demo-7 --seed 7         different weights
+  tpcompile make-demo rough --steps 50        faster, with worse text
   tpcompile make-demo linear --arch qwen3.5   with linear attention"""
 
 _NAMES = {"qwen3": "Qwen3", "qwen3.5": "Qwen3.5"}

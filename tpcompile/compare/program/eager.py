@@ -275,8 +275,8 @@ def _rule_shown(own: Any, layer: DeltaLayer, watch: _Watch) -> Any:
 
     def shown(query: Any, key: Any, value: Any, g: Any, beta: Any, **options: Any) -> Any:
         mixed, state = own(query, key, value, g=g, beta=beta, **options)
-        found = {"q_conv": query, "k_conv": key, "v_conv": value, "decay": g, "beta": beta}
-        for name, values in {**found, "state": state, "delta_rule": mixed}.items():
+        found = {"decay": g, "beta": beta, "state": state, "delta_rule": mixed}
+        for name, values in found.items():
             watch.put((name, layer.number), values)
         return mixed, state
 
@@ -290,6 +290,9 @@ def _conv_shown(own: Any, place: int, layer: DeltaLayer, watch: _Watch) -> Any:
         result = own(*args, **options)
         tail = args[place][0, :, -layer.kept :].t()
         watch.put(("tail", layer.number), tail, rows=layer.kept)
+        parts = result[0, :, -1].split(list(layer.channels.values()))
+        for name, values in zip(layer.channels, parts, strict=True):
+            watch.put((name, layer.number), values)
         return result
 
     return shown

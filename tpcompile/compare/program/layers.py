@@ -124,6 +124,12 @@ class DeltaLayer(Layer):
         return _extent(arguments_of(self.conv)["weight"], -1) - 1
 
     @property
+    def channels(self) -> dict[str, int]:
+        """The number of channels of each part of the convolution's result, in order."""
+        parts = {name: self.nodes[name] for name in ("q_conv", "k_conv", "v_conv")}
+        return {name: _extent(node, 1) * _extent(node, 2) for name, node in parts.items()}
+
+    @property
     def heads(self) -> dict[str, int]:
         """The number of key heads and of value heads."""
         rule = arguments_of(self.nodes["delta_rule"])
