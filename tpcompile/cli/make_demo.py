@@ -42,8 +42,7 @@ def _add_arguments(parser: Parser) -> None:
         "--steps",
         metavar="K",
         type=number(1, "the number of steps"),
-        help="number of training steps; default: enough for faultless text, "
-        "one minute for qwen3 and two for qwen3.5",
+        help="number of training steps; default: enough for faultless text, one to two minutes",
     )
 
 
