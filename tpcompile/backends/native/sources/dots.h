@@ -45,7 +45,7 @@ class Sums {
 };
 
 // Increase the sums of even and odd chunks by the products of a row with `kBatch` sequences. `ahead`
-// is where the loads will be `kAhead` bytes later.
+// is where the loads will be `kAhead` bytes later; it is fetched into the second-level cache.
 template <class F, int kBatch>
 TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
                              const typename F::Value* x, int64_t stride, int64_t columns,
@@ -56,7 +56,7 @@ TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
   for (; at + 2 * kChunk <= columns; at += 2 * kChunk) {
     const char* next = ahead + W::bytes(at);
     for (int64_t line = 0; line < W::bytes(2 * kChunk); line += 64)
-      __builtin_prefetch(next + line);
+      __builtin_prefetch(next + line, 0, 2);
     const auto first = F::weights(row, at), second = F::weights(row, at + kChunk);
 #pragma GCC unroll 8
     for (int b = 0; b < kBatch; ++b) {
