@@ -190,7 +190,7 @@ Explorer.view({
   title: "Ranks",
   available: () => (Explorer.data.compilations || []).some((one) => one.plan),
   find(words) {
-    const topics = [...Object.values(AXES), "Collectives", "Emitted module of each rank", "Weights and KV cache of each rank"];
+    const topics = [...Object.values(AXES).map((one) => one.title), "Collectives", "Emitted module of each rank", "Weights and KV cache of each rank"];
     return topics.filter(matcher(words))
       .map((topic) => ({ kind: "Ranks", text: topic, place: { view: "ranks", node: "" } }));
   },
