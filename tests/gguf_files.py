@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests import gguf_hybrids
+from tpcompile.frontend.source import config_of
 from tpcompile.presets import preset
 
 SMALL = {"vocab_size": 101, "num_hidden_layers": 2}
@@ -212,3 +214,14 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
     else:
         writer.add_uint32(key, value)
+
+
+def check_configuration(path: Path, truth: Any, near: Sequence[str]) -> None:
+    """Compare the configuration of a file with the model's; numbers in `near` may be rounded."""
+    found, wanted = config_of(str(path)).to_dict(), truth.config.to_dict()
+    for name in near:
+        assert found.pop(name) == pytest.approx(wanted.pop(name)), name
+    left = {"quantization_config", "dtype", "transformers_version", "architectures"}
+    left |= {"bos_token_id", "eos_token_id"}
+    same = {name for name in found if name not in left}
+    assert {name: found[name] for name in same} == {name: wanted[name] for name in same}

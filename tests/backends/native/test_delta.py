@@ -1,4 +1,4 @@
-"""Kernels of linear attention for many tokens: they equal torch's, and cuts change no bit."""
+"""Linear attention and gates of many tokens: kernels equal torch's, and cuts change no bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.native.test_prompts import PATHS, near, random
+from tests.backends.native.test_prompts import PATHS, TOKENS, near, random
 from tpcompile.backends.native import delta, functions, many
 from tpcompile.backends.torch_tp import functions as torchs
 
@@ -99,7 +99,7 @@ SHAPES = [(1, 1, 16, 16), (2, 4, 24, 48), (2, 2, 128, 128)]
 def test_delta_rules(sizes: list[tuple[int, int]], shape: tuple[int, int, int, int]) -> None:
     tokens = Tokens(sizes)
     inputs, states = inputs_of(len(tokens), shape)
-    assert delta.takes_heads(*inputs[:3])
+    assert delta.takes_heads(*inputs[:3], states)
     (found, left), (expected, others) = (
         ruled(tokens, how, inputs, states) for how in (functions, torchs)
     )
@@ -166,8 +166,21 @@ def test_states_that_do_not_exist(read: int, write: int) -> None:
 def test_other_dtypes_and_widths_run_on_torch() -> None:
     tokens = Tokens([(0, 5)])
     inputs, states = inputs_of(5, (1, 1, 8, 8))
-    assert not delta.takes_heads(*inputs[:3])
+    assert not delta.takes_heads(*inputs[:3], states)
     wide = [one.float() for one in inputs]
     for own in (inputs, wide):
         found, expected = (ruled(tokens, how, own, states) for how in (functions, torchs))
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("width", [16, 24, 128])
+def test_gates(tokens: int, width: int) -> None:
+    x, gate = (4 * random(2, tokens, 3 * width + 8)[..., 8:]).unflatten(-1, (-1, width))
+    weight = random(width)
+    near(
+        functions.gated_rms_norm(x, gate, weight, 1e-6),
+        torchs.gated_rms_norm(x, gate, weight, 1e-6),
+    )
+    near(functions.sigmoid_gate(x, gate), torchs.sigmoid_gate(x, gate))
+    near(functions.sigmoid_gate(x[:, 0], gate[:, 1]), torchs.sigmoid_gate(x[:, 0], gate[:, 1]))

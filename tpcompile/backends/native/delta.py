@@ -70,9 +70,9 @@ def takes_channels(
     return whole and takes(x, weight, tails) and (bias is None or takes(bias))
 
 
-def takes_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def takes_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, states: torch.Tensor) -> bool:
     """Return whether the kernels take the heads of a delta rule."""
-    return takes(q, k, v) and v.shape[-1] % _LANES == 0
+    return states[0].is_contiguous() and takes(q, k, v) and v.shape[-1] % _LANES == 0
 
 
 def convolution(

@@ -185,7 +185,7 @@ def resumed_delta_rule(
 ) -> torch.Tensor:
     """See `tpcompile.ir.ops.resumed`."""
     sequences = delta.Sequences(starts, lengths, read, write)
-    if delta.takes_heads(q, k, v):
+    if delta.takes_heads(q, k, v, states):
         return delta.rule(q, k, v, decay, beta, states[layer], sequences, k_heads)
     return torchs.resumed_delta_rule(q, k, v, decay, beta, states, *sequences, layer, k_heads)
 

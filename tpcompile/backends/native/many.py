@@ -21,7 +21,7 @@ PATHS = {
 
 
 class Operation(IntEnum):
-    """The operations, in the order of a path's table."""
+    """The operations, in the order of `TPC_MANY_KERNELS` in prompts_kernels.h."""
 
     NORM = 0
     ADD_NORM = 1

@@ -293,17 +293,17 @@ def attention(
     Each of `runs` has a KV head, and the first and last of the query heads that read it.
     """
     out = torch.empty(q.shape, dtype=q.dtype)
-    each = torch.tensor([(head, first, last + 1 - first) for head, first, last in runs])
+    read = torch.tensor([(head, first, last + 1 - first) for head, first, last in runs])
     own = _AttentionOf(
         *(*map(Heads.of, (q, *cache)), out.data_ptr(), *q.shape[1:]),
         *(starts.data_ptr(), lengths.data_ptr(), tables.data_ptr()),
         *(*tables.shape, tables.stride(0), cache.shape[1], block, _PART),
-        *(each.data_ptr(), len(each), window or 0, is_rounded(cache), scale),
+        *(read.data_ptr(), len(read), window or 0, is_rounded(cache), scale),
     )
     if not library().tpc_reads_cache(ctypes.byref(own)):
         raise _outside(cache.shape[1], starts, tables, lengths, window, block)
     parts = sum(-(-(stop - start) // _PART) for start, stop in pairwise(starts.tolist()))
-    run(Operation.ATTENTION, own, parts * len(each), GRAIN)
+    run(Operation.ATTENTION, own, parts * len(read), GRAIN)
     return out
 
 

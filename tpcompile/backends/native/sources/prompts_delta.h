@@ -15,7 +15,7 @@ using tpc::Sequences;
 constexpr int64_t kChannels = 256, kStateColumns = 32;
 constexpr int64_t kAhead = 4;  // the tokens after which heads that are prefetched are used
 
-// The tokens of a sequence, and its states; `from` is negative if there is none.
+// The tokens of a sequence, and its states. A new sequence resumes from no state: `from` is -1.
 struct Own {
   int64_t start, count, from, to;
 

@@ -94,8 +94,8 @@ void norm(const void* arguments, int64_t first, int64_t last, Scratch&) {
     }
     const Lanes factors = inverse_rms(squares, a.width, a.eps);
     for (int64_t row = 0; row < rows; ++row)
-      normalize(x[row], factors[row], from(a.weight), a.zero_centered, to(a.out, (begin + row) * a.width),
-                a.width);
+      normalize(x[row], factors[row], from(a.weight), a.zero_centered,
+                to(a.out, (begin + row) * a.width), a.width);
   }
 }
 
@@ -412,3 +412,8 @@ void attention(const void* arguments, int64_t first, int64_t last, Scratch& scra
 }
 
 }  // namespace
+
+// The table of a path, in the order of `Operation` in many.py.
+#define TPC_MANY_KERNELS                                                                    \
+  norm, add_norm, swiglu, rope, append, attention, pack_panels, linear, pack_rounded,       \
+      linear_rounded, gate, gated_norm, convolution, delta_rule
