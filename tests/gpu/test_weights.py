@@ -1,4 +1,4 @@
-"""Weights in few bits on a GPU: numbers, and the same bits for every batch and worker."""
+"""Weights of all formats on a GPU: numbers, and the same bits for every batch and worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tpcompile.backends.triton import Triton
 from tpcompile.ir.dtypes import dtype_name
 
 GPU = torch.device("cuda")
-FORMATS = {
+FORMATS: dict[str, tuple[str, str | None]] = {
+    "plain": (FEW_TOKENS, None),
     "int8": (FEW_TOKENS, "int8:row"),
     "int8, groups": (FEW_TOKENS, "int8:32"),
     "int4": (EVEN, "int4:64"),

@@ -128,7 +128,8 @@ def plus_products(
             more = ()
             none = ()
             for tile in tl.static_range(len(tiles)):
-                more = more + (totals[tile] + found[tile],)
+                # A plain addition would become a product that starts from the total.
+                more = more + (tl.fma(found[tile], 1.0, totals[tile]),)
                 none = none + (tl.zeros(found[tile].shape, tl.float32),)
             totals = more
             found = none
