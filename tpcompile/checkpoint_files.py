@@ -17,7 +17,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ADAPTER = "adapter_config.json"
 
-_OF_TEXT_MODEL = "model.language_model."
+_TEXT_MODEL, _OF_TEXT_MODEL = "model.", "model.language_model."
+"""How the names of a text model begin, in a checkpoint of its own and beside a vision model."""
 _INDEX_END = ".safetensors.index.json"
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
@@ -39,7 +40,16 @@ def text_names(stored: Iterable[str]) -> dict[str, str]:
 
     They differ in a checkpoint that also holds a vision model.
     """
-    return {name.replace(_OF_TEXT_MODEL, "model.", 1): name for name in stored}
+    return {name.replace(_OF_TEXT_MODEL, _TEXT_MODEL, 1): name for name in stored}
+
+
+def names_of_module(name: str) -> list[str]:
+    """Return the names that a configuration may have for a module of a text model.
+
+    One is that of the module; the other has it in a checkpoint that also holds a vision model.
+    """
+    stored = name.replace(_TEXT_MODEL, _OF_TEXT_MODEL, 1) if name.startswith(_TEXT_MODEL) else name
+    return list(dict.fromkeys((name, stored)))
 
 
 def _weights_file(directory: Path, chosen: Any) -> Path:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 import tpcompile
+from tests.float8 import in_blocks
 from tests.hybrids import VOCABULARY, lively_hybrid, random_config
 from tests.models import TOLERANCE, relative_error
 from tests.runtime.eager_pair import listening
@@ -77,6 +79,66 @@ def test_the_text_model_is_loaded(
         assert found.dtype == dtype and relative_error(found.float(), expected.float()) < near
         assert type(model).__name__ == "Qwen3_5ForCausalLM"
     assert "of a qwen3_5, only the text model is used" in heard
+
+
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+        }
+    },
+}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
+def in_8_bits(weight: torch.Tensor, method: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return what a checkpoint holds of a weight in 8 bits, and the values of that."""
+    if method == "fp8":
+        numbers, scales, values = in_blocks(weight, (128, 128), torch.float32)
+        return {"weight": numbers, "weight_scale_inv": scales}, values
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    numbers = (weight / scales).round().to(torch.int8)
+    return {"weight": numbers, "weight_scale": scales}, numbers * scales
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ignored"),
+    [
+        (FP8, "modules_to_not_convert"),
+        (COMPRESSED, "ignore"),
+        (COMPRESSED, "ignore, as a regular expression"),
+    ],
+    ids=["fp8", "compressed-tensors", "by a regular expression"],
+)
+def test_linears_that_are_not_quantized_have_the_names_of_the_whole_model(
+    scheme: dict[str, Any], ignored: str, tmp_path: Path
+) -> None:
+    eager = save(tmp_path, tied=False)
+    path, prefix = tmp_path / "model.safetensors", "model.language_model.layers.0."
+    weights = load_file(path)
+    for name, linear in eager.named_modules():
+        stored = name.replace("model.layers.", "model.language_model.layers.")
+        if isinstance(linear, nn.Linear) and stored != name and not stored.startswith(prefix):
+            parts, values = in_8_bits(linear.weight.data, str(scheme["quant_method"]))
+            linear.weight.data.copy_(values)
+            weights |= {f"{stored}.{part}": value for part, value in parts.items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    left = [name for name in weights if name.startswith(prefix)]
+    left = ["lm_head", *(name.removesuffix(".weight") for name in left)]
+    option, _, by_regex = ignored.partition(",")
+    if by_regex:
+        left = ["lm_head", r"re:model\.language_model\.layers\.0\..*"]
+    file = tmp_path / "config.json"
+    text = json.loads(file.read_text()) | {"quantization_config": {**scheme, option: left}}
+    file.write_text(json.dumps(text))
+    with torch.inference_mode():
+        expected = eager(IDS).logits
+    with tpcompile.compile(tmp_path, tp=2, simulate=True, backend="torch") as model:
+        assert relative_error(model(IDS).logits, expected) < TOLERANCE
 
 
 def test_a_directory_with_a_text_model_alone(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tpcompile.checkpoint_files import names_of_module
 from tpcompile.frontend.stored.layout import (
     Layout,
     StoredWeight,
@@ -132,7 +133,8 @@ def _chosen(patterns: Sequence[str], name: str, module: nn.Module) -> str | None
     named = (
         one
         for one in ordered
-        if one == name or (one.startswith(_REGEX) and re.match(one.removeprefix(_REGEX), name))
+        for own in names_of_module(name)
+        if one == own or (one.startswith(_REGEX) and re.match(one.removeprefix(_REGEX), own))
     )
     return next(named, None) or next((one for one in ordered if one in classes), None)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tpcompile.checkpoint_files import names_of_module
 from tpcompile.frontend.stored.layout import (
     Layout,
     StoredWeight,
@@ -59,4 +60,8 @@ def _converted(module: nn.Module, left: Any) -> list[str]:
 
     for pattern in names_of_modules(_LEFT, left):
         check_pattern(_LEFT, pattern, pattern)
-    return [name for name in linears if should_convert_module(name, left)]
+    return [
+        name
+        for name in linears
+        if all(should_convert_module(one, left) for one in names_of_module(name))
+    ]

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from tpcompile.checkpoint_files import names_of_module
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.codec import Codec, Known
 from tpcompile.ir.format import MOST_COLUMNS, Format, Kind
@@ -110,7 +111,11 @@ def linears_in_groups(
     """
     head = module.get_output_embeddings()  # type: ignore[operator]
     for name, one in module.named_modules():
-        stays = one is head or any(name.startswith(each) or name.endswith(each) for each in left)
+        stays = one is head or any(
+            own.startswith(each) or own.endswith(each)
+            for own in names_of_module(name)
+            for each in left
+        )
         if isinstance(one, nn.Linear) and not stays:
             whole = one.weight.shape[1]
             columns = 0 if group_size == _WHOLE_ROWS else columns_of(group_size, whole)
