@@ -3,23 +3,34 @@
 A format of few bits has integers or e4m3 values. These, and the differences of integers and their
 offsets, are exact in 16 bits, so matrix instructions multiply them like weights of the model's
 dtype. What they return for 16 columns, which are in one group, is scaled in fp32.
+
+Numbers are widened in the registers of the threads that multiply them. Triton would move them
+through shared memory instead if what is done to them depended on their place, such as a shift by
+`tl.arange`.
 """
 
 import triton
 import triton.language as tl
 
 from tpcompile.backends.triton import options
-from tpcompile.ir.format import Format
+from tpcompile.ir.format import Format, Kind
 
 from . import abi
 from .access import address_of, start_of
+from .numbers import INTERPRETED
 
 STEP = tl.constexpr(options.STEP)
 """The columns that are multiplied at a time."""
 SLICES = tl.constexpr(options.WARPS)
 """The parts of a row of weights, each of consecutive columns, whose sums are added in order."""
-_NIBBLES = tl.constexpr(8)
-"""The integers of 4 bits per word."""
+_NIBBLES = tl.constexpr(4)
+"""The integers of 4 bits per load. A matrix instruction takes 4 columns of each row per thread."""
+_PADDED = tl.constexpr(8)
+"""Rows of integers of 4 bits have a multiple of so many."""
+_ABOVE_BF16, _ABOVE_FP16 = tl.constexpr(0x4300), tl.constexpr(0x6400)
+"""128 as bits of bf16, and 1,024 as bits of fp16: so many more are integers in the lowest bits."""
+_TIMES_BF16, _TIMES_FP16 = tl.constexpr(2.0**120), tl.constexpr(2.0**8)
+"""As bits of bf16 or fp16, an e4m3 value is so many times smaller."""
 
 
 @triton.constexpr_function
@@ -68,7 +79,7 @@ def rows_of(
         found = (start_of(buffers, number, DTYPE) + row * WIDTH + column,)
     else:
         if _kind(FORMAT) == abi.KIND_INT4:
-            values = start_of(buffers, number, tl.int32) + row * tl.cdiv(WIDTH, _NIBBLES)
+            values = start_of(buffers, number, tl.int16) + row * _each(WIDTH, FORMAT)
             values += column // _NIBBLES
         elif _kind(FORMAT) == abi.KIND_INT8:
             values = start_of(buffers, number, tl.int8) + row * WIDTH + column
@@ -140,10 +151,11 @@ def _scaled_tile(
     """Load a tile of few bits, and the scales of its runs of 16 columns."""
     values, groups, before, scales, offsets = weight
     packed: tl.constexpr = _NIBBLES if _kind(FORMAT) == abi.KIND_INT4 else 1
-    each: tl.constexpr = (STRIDE + packed - 1) // packed
-    columns, here = columns_of(place, width, packed, COLUMNS)
-    at = values + first * each + (own * each + _of_rows(columns // packed))
-    numbers = _numbers(tl.load(at, mask=inside & _of_rows(here), other=0), FORMAT)
+    each: tl.constexpr = _each(STRIDE, FORMAT)
+    loads = (place[0] // packed, place[1] // packed)
+    columns, here = columns_of(loads, tl.cdiv(width, packed), 1, COLUMNS // packed)
+    at = values + first * each + (own * each + _of_rows(columns))
+    numbers = _numbers(tl.load(at, mask=inside & _of_rows(here), other=0), DTYPE, FORMAT)
     runs, here = columns_of(place, width, STEP, COLUMNS)
     here = inside & _of_rows(here)
     group = own * groups
@@ -151,25 +163,62 @@ def _scaled_tile(
         group += _of_rows((before + runs) // _group(FORMAT))
     group += first * groups
     if _has_offsets(FORMAT):
-        numbers -= by_column(_word_at(offsets + group, here) << 24 >> 24)
+        less = _word_at(offsets + group, here) << 24 >> 24
+        numbers -= by_column(less).to(tl.float32).to(numbers.dtype)
     # The interpreter converts only fp32 to bf16.
-    return numbers.to(tl.float32).to(DTYPE), _scale_at(scales, group, here, FORMAT)
+    return numbers.to(DTYPE), _scale_at(scales, group, here, FORMAT)
+
+
+@triton.constexpr_function
+def _each(columns, number):
+    """Return the numbers that a load sees in so many columns of a row."""
+    if Format(number).kind != Kind.INT4:
+        return columns
+    return -(-columns // _PADDED.value) * _PADDED.value // _NIBBLES.value
 
 
 @triton.jit
-def _numbers(stored, FORMAT: tl.constexpr):
-    """Return the numbers that are stored, before offsets are subtracted."""
+def _numbers(stored, DTYPE: tl.constexpr, FORMAT: tl.constexpr):
+    """Return the numbers that are stored, before offsets are subtracted, in a dtype or in fp32."""
     if _kind(FORMAT) == abi.KIND_INT4:
-        each = tl.expand_dims(stored, len(stored.shape)) >> 4 * tl.arange(0, _NIBBLES)
-        numbers = ((each & 15) - 8).reshape(_widened(stored.shape, _NIBBLES))
+        even = tl.join(_above(stored & 15, DTYPE), _above((stored >> 8) & 15, DTYPE))
+        odd = tl.join(_above((stored >> 4) & 15, DTYPE), _above((stored >> 12) & 15, DTYPE))
+        numbers = tl.join(even, odd).reshape(_widened(stored.shape, _NIBBLES))
+        numbers -= _above(tl.full(numbers.shape, 8, tl.int16), DTYPE)
     elif _kind(FORMAT) == abi.KIND_INT8:
-        numbers = stored.to(tl.int32)
+        bits = stored.to(tl.int16)
+        numbers = _above(bits & 0x7F, DTYPE) - _above(bits & 0x80, DTYPE)
     else:
-        # As bits of fp16, an octet of e4m3 is a number 256 times smaller.
-        bits = stored.to(tl.uint16)
-        bits = (bits & 0x80) << 8 | (bits & 0x7F) << 7
-        numbers = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        bits = stored.to(tl.int16)
+        sign = (bits & 0x80) << 8
+        if DTYPE == tl.bfloat16 and _by_bits(DTYPE):
+            bits = sign | (bits & 0x7F) << 4
+            numbers = bits.to(tl.bfloat16, bitcast=True) * _TIMES_BF16
+        else:
+            bits = sign | (bits & 0x7F) << 7
+            numbers = bits.to(tl.float16, bitcast=True).to(tl.float32) * _TIMES_FP16
     return numbers
+
+
+@triton.constexpr_function
+def _by_bits(dtype):
+    """Return whether numbers of a dtype are made of bits: it has 16, and this is not the
+    interpreter, which does not compute in bf16."""
+    return not INTERPRETED.value and dtype in (tl.bfloat16, tl.float16)
+
+
+@triton.jit
+def _above(integers, DTYPE: tl.constexpr):
+    """Return integers of at most 128 as numbers, all greater by the same power of two, or by 0.
+
+    Conversions take eight times as long as arithmetic, and the bits are at hand.
+    """
+    if _by_bits(DTYPE):
+        base: tl.constexpr = _ABOVE_BF16 if DTYPE == tl.bfloat16 else _ABOVE_FP16
+        found = (integers | base).to(DTYPE, bitcast=True)
+    else:
+        found = integers.to(tl.float32)
+    return found
 
 
 @triton.jit
