@@ -194,7 +194,8 @@ REASONS: dict[str, str] = {
     "between layers": r"computes something between its layers",
     "buffer": r"reads the buffer",
     "fused heads": r"the projection of its heads must be a separate linear",
-    "op without a rule": r"uses an op that tpcompile cannot type \(rule (known-op|slice)\)",
+    "op without a rule": r"uses an op that tpcompile cannot type "
+    r"\(rule (known-op|slice|repeat-heads)\)",
     "another MLP": r"There is no SwiGLU in the graph",
     "transposed norm": r"transposes heads before it normalises them",
     "norm of all heads": r"normalises all heads together",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch import fx
 
 from tests.passes.graphs import GraphBuilder, refusal
 from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
-from tpcompile.ir.ops import op_name
+from tpcompile.ir.ops import GATED_DELTA_RULE, op_name
 from tpcompile.ir.types import ValueType
 from tpcompile.passes.canonicalize import Canonicalize, _take_one_of_equals
 
@@ -139,3 +141,45 @@ def test_casts_chunks_and_dropped_dimensions() -> None:
     found = [node.target for node in gm.graph.nodes if node.op == "call_function"]
     wanted = [aten.to.dtype, aten.split_with_sizes.default, operator.getitem, operator.getitem]
     assert found == wanted
+
+
+def repeated_heads(
+    times: tuple[int, int] = (2, 2), *, key_heads: int = 2, also_read: bool = False
+) -> fx.GraphModule:
+    """Return a delta rule of `[1, T, heads, width]` whose queries and keys are repeated first."""
+    made = GraphBuilder()
+    heads = {"q": 2, "k": key_heads, "v": 4}
+    inputs = [made.input(name, "T", count, 3) for name, count in heads.items()]
+    q, k, v = (made.call(aten.unsqueeze.default, x, 0) for x in inputs)
+    gates = [made.call(aten.unsqueeze.default, made.input(name, "T", 4), 0) for name in "db"]
+    starts = made.input("starts", "S", dtype=torch.int64)
+    wide_q, wide_k = (
+        made.call(aten.repeat_interleave.self_int, x, count, 2) if count > 1 else x
+        for x, count in zip((q, k), times, strict=True)
+    )
+    mixed = made.call(GATED_DELTA_RULE, wide_q, wide_k, v, *gates, starts, 0)
+    result = made.call(aten.add.Tensor, mixed, wide_k) if also_read else mixed
+    return made.done(made.call(aten.select.int, result, 0, 0))
+
+
+def test_the_delta_rule_reads_heads_before_they_are_repeated() -> None:
+    gm = repeated_heads()
+    before = copy.deepcopy(gm)
+    assert Canonicalize().apply(gm).matches == 8
+    assert check_graph(gm) == []
+    (rule,) = (node for node in gm.graph.nodes if node.op == "call_function")
+    assert [arg.name for arg in rule.args[:3]] == ["q", "k", "v"]
+    gm.recompile()
+    before.recompile()
+    torch.manual_seed(0)
+    q, k, v = torch.randn(5, 2, 3), torch.randn(5, 2, 3), torch.randn(5, 4, 3)
+    operands = q, k, v, -torch.rand(5, 4), torch.rand(5, 4), torch.tensor([0, 2, 5])
+    assert torch.equal(gm(*operands), before(*operands))
+
+
+def test_other_repetitions_are_refused() -> None:
+    """Keys that another op reads, and keys alone, are repeated for more than the delta rule."""
+    for gm in (repeated_heads(also_read=True), repeated_heads((1, 2), key_heads=1)):
+        said = refusal(Canonicalize(), gm)
+        assert "%repeat_interleave" in said
+        assert "aten.repeat_interleave repeats heads" in said

@@ -202,6 +202,7 @@ _RULES: dict[Any, _Rule] = {
     aten.transpose.int: _view,
     aten.unflatten.int: _view,
     aten.flatten.using_ints: _then("_flat"),
+    aten.repeat_interleave.self_int: _then("_repeated"),
     aten.split_with_sizes.default: _then("_parts"),
     aten.index_select.default: _then("_selected"),
 }

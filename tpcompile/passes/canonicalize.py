@@ -10,16 +10,18 @@ import torch
 from torch import fx
 
 from tpcompile.errors import PassError
-from tpcompile.ir.meta import operand, type_of, value_type
-from tpcompile.ir.ops import SPECS, arguments_of, op_name
+from tpcompile.ir.info import model_of
+from tpcompile.ir.meta import operand, origin_of, type_of, value_type
+from tpcompile.ir.ops import GATED_DELTA_RULE, SPECS, arguments_of, op_name
 from tpcompile.ir.types import Dim, ValueType
-from tpcompile.rewriting.rewrite import Report, drop_dead, insert, replace
+from tpcompile.rewriting.rewrite import Report, calls, drop_dead, insert, insert_bound, replace
 
 aten = torch.ops.aten
 
 _SHIFTED = ("dim", "dim0", "dim1")
 _SIZES = ("size", "shape")
 _VIEWS = (aten.view.default, aten.reshape.default)
+_REPEAT = aten.repeat_interleave.self_int
 _IDENTITIES = (aten.contiguous.default, aten.alias.default, aten.dropout.default)
 
 
@@ -30,6 +32,10 @@ class Canonicalize:
     %u = unsqueeze(%input_ids, dim=0)        %e = embedding(%w, %input_ids)
     %e = embedding(%w, %u)             →     %h = unflatten(%q, dim=1, sizes=[-1, 64])
     %h = view(%q, [1, %T, -1, 64])
+
+    %r = repeat_interleave(%q, 2, dim=1)
+    %s = repeat_interleave(%k, 2, dim=1)     %o = gated_delta_rule(%q, %k, %v, …)
+    %o = gated_delta_rule(%r, %s, %v, …) →
     """
 
     name: ClassVar[str] = "canonicalize"
@@ -44,6 +50,7 @@ class Canonicalize:
                 replace(node, new)
                 gm.graph.erase_node(node)
         drop_dead(gm.graph)
+        _refuse_repeats(gm)
         return Report(matches=before - len(gm.graph.nodes))
 
 
@@ -236,10 +243,38 @@ def _as_index_select(node: fx.Node, source: fx.Node) -> fx.Node | None:
         return insert(node, aten.index_select.default, source, places[0], indices[places[0]])
 
 
+def _without_repeats(node: fx.Node, query: fx.Node) -> fx.Node | None:
+    """Return the delta rule of the heads that older versions of Hugging Face repeat for it.
+
+    Value heads share the key heads evenly, in order, so the rule reads the same heads.
+    """
+    bound = arguments_of(node)
+    key = bound["k"]
+    if not all(heads.target is _REPEAT and not heads.kwargs for heads in (query, key)):
+        return None
+    before = {"q": operand(query), "k": operand(key)}
+    if value_type(before["q"]) != value_type(before["k"]):
+        return None
+    with node.graph.inserting_before(node):
+        return insert_bound(node, GATED_DELTA_RULE, bound | before)
+
+
+def _refuse_repeats(gm: fx.GraphModule) -> None:
+    """Refuse repetitions of heads that another op than the delta rule reads."""
+    for node in calls(gm, _REPEAT):
+        raise PassError(
+            f"%{node.name} {op_name(node)} repeats heads of {model_of(gm.graph)}",
+            where=str(origin_of(node)),
+            got=f"readers {', '.join(f'%{user.name}' for user in node.users)}",
+            expected="repeated queries and keys that only gated delta rules read",
+        )
+
+
 _OTHERS: dict[Any, Callable[[fx.Node, fx.Node], fx.Node | None]] = {
     aten.transpose.int: _before_cancelled_pair,
     aten.type_as.default: _as_cast,
     aten.chunk.default: _as_split,
     aten.index.Tensor: _as_index_select,
+    GATED_DELTA_RULE: _without_repeats,
 }
 """Functions that return a simpler equivalent of a node of these ops, given its first operand."""

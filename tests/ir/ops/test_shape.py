@@ -31,6 +31,7 @@ UNFLATTEN, FLATTEN = aten.unflatten.int, aten.flatten.using_ints
 SPLIT, CONCAT, SELECT = aten.split_with_sizes.default, aten.cat.default, aten.select.int
 SLICE, TRANSPOSE, UNSQUEEZE = aten.slice.Tensor, aten.transpose.int, aten.unsqueeze.default
 VIEWS = (aten.view.default, aten.reshape.default)
+REPEAT = aten.repeat_interleave.self_int
 ROWS, INDEX, EXTENT = aten.index_select.default, aten.index.Tensor, aten.sym_size.int
 CHUNK, SQUEEZE, EXPAND = aten.chunk.default, aten.squeeze.dim, aten.expand.default
 PLAIN = (aten.contiguous.default, aten.alias.default, aten.clone.default)
@@ -392,3 +393,18 @@ def test_merged_tokens_are_split_again() -> None:
         rule(merged, (SymbolType("R"), -1))
     with pytest.raises(RuleError, match="view"):
         rule(merged, (tokens, 4))
+
+
+@EXAMPLES
+@given(st.data(), RANKS)
+def test_repeated_heads(data: st.DataObject, ranks: int) -> None:
+    """Each head is repeated, of a value that every rank has whole."""
+    x = data.draw(placed(ranks))
+    repeats, dim = data.draw(st.integers(1, 3)), data.draw(st.sampled_from((None, -3, -2, -1, 1)))
+    rule = refusal(REPEAT, x, repeats, dim)
+    if rule is None:
+        assert dim in (-2, 1)
+        run(REPEAT, x, repeats, dim, ranks=ranks).assert_sound(exact=True)
+    else:
+        assert rule == "repeat-heads"
+        assert dim not in (-2, 1) or isinstance(x.kind.placement, Shard)

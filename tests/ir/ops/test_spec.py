@@ -89,6 +89,7 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten.expand.default: (random(1, 6), [3, -1]),
     aten.cat.default: ([X, X], 1),
     aten.unflatten.int: (X, 1, [-1, 3]),
+    aten.repeat_interleave.self_int: (random(3, 4, 6), 2, 1),
     aten.flatten.using_ints: (X, 0, 1),
     aten.split_with_sizes.default: (X, [4, 2], 1),
     aten.chunk.default: (random(4, 5), 2, 1),

@@ -172,6 +172,22 @@ def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> Valu
     return ValueType(shape, self.dtype, Shard(start, layout.with_grain(layout.grain * inner)))
 
 
+def repeat_rule(
+    self: ValueType, repeats: int, dim: int | None = None, output_size: int | None = None
+) -> ValueType:
+    """Type heads of which each is repeated; repetitions of other dimensions are refused."""
+    heads = "the heads of [T, heads, width], each repeated"
+    require(dim is not None and self.dims >= 3, "repeat-heads", self, heads)
+    place = dim_of(self, dim if dim is not None else 0)
+    extent = self.shape[place]
+    require(place == self.dims - 2, "repeat-heads", f"dimension {dim} of {self}", heads)
+    require(self.placement == REPLICATE, "repeat-heads", self, "a replicated value")
+    require(isinstance(extent, int) and repeats > 0, "repeat-heads", self, "a known extent")
+    assert isinstance(extent, int)
+    shape = (*self.shape[:place], extent * repeats, self.shape[-1])
+    return ValueType(shape, self.dtype)
+
+
 def extent_rule(self: ValueType, dim: int) -> SymbolType:
     dim = dim_of(self, dim)
     unsharded(self, dim, "measure")
@@ -207,6 +223,7 @@ declare(aten.squeeze.dim, squeeze_rule, free_cost)
 declare(aten.expand.default, expand_rule, free_cost)
 declare(aten.unflatten.int, unflatten_rule, free_cost, takes_roles=True)
 declare(aten.flatten.using_ints, flatten_rule, free_cost)
+declare(aten.repeat_interleave.self_int, repeat_rule, streaming_cost)
 declare(aten.dropout.default, dropout_rule, free_cost)
 declare(aten.sym_size.int, extent_rule, free_cost)
 declare(aten.contiguous.default, identity_rule, free_cost)
