@@ -62,6 +62,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
+    "Q4_K_M: channels in Q5_K": (
+        {**SAME, **WIDE, "linear_value_head_dim": 256},
+        {"kind": Kind.Q4_K, "kinds": {"attn_qkv.weight": Kind.Q5_K}},
+    ),
+    "Q5_K_M: channels in Q6_K, 3 value heads of a key head": (
+        {**THREE, **WIDE, "linear_value_head_dim": 256},
+        {"kind": Kind.Q5_K, "kinds": {"attn_qkv.weight": Kind.Q6_K}},
+    ),
     "Q4_K, superblocks of whole value heads": (
         {**THREE, **WIDE, "linear_value_head_dim": 256},
         {"kind": Kind.Q4_K},
@@ -96,20 +104,6 @@ def test_logits(written: tuple[Path, Any], backend: str, tp: int) -> None:
 def test_configurations(written: tuple[Path, Any]) -> None:
     path, truth = written
     check_configuration(path, truth, near=("rms_norm_eps",))
-
-
-def test_inputs_of_different_kinds_run_on_modules(tmp_path: Path) -> None:
-    """No instruction computes `in_proj_qkv` and `in_proj_z` in different formats."""
-    path = tmp_path / "model.gguf"
-    model = model_of(**SAME, **WIDE, linear_value_head_dim=256)
-    truth = write_gguf(path, model, Kind.Q4_K, kinds={"attn_qkv.weight": Kind.Q5_K})
-    for tp in (1, 2, 3):
-        check_logits(path, truth, "torch", tp)
-    with (
-        pytest.warns(UserWarning, match="in_proj_z.*the formats of its weight and of that of"),
-        tpcompile.compile(str(path), dtype=torch.float32) as compiled,
-    ):
-        assert compiled.backend == "torch"
 
 
 @pytest.mark.parametrize("heads", [SAME, THREE])

@@ -6,9 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.backends.reference.stepping import with_delta_apart
 from tests.passes.decoding import decode_step
 from tests.stages import until
-from tpcompile.ir.ops import DELTA_STEP, RESUMED_CONV, RESUMED_DELTA_RULE, arguments_of
+from tpcompile.ir.meta import origin_of
+from tpcompile.ir.ops import (
+    DELTA_STEP,
+    DELTA_STEP_APART,
+    RESUMED_CONV,
+    RESUMED_DELTA_RULE,
+    arguments_of,
+)
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.rewriting.manager import run_passes
 from tpcompile.rewriting.rewrite import calls
@@ -29,6 +37,21 @@ def test_matches_every_layer_of_linear_attention() -> None:
     assert decode_step(NAME, "tiny-qwen3").plain.matches == 0
 
 
+@pytest.mark.parametrize("tp", [1, 3])
+def test_channels_and_gates_of_separate_linears(tp: int) -> None:
+    """The op then reads both, and gives the same results."""
+    current = decode_step(NAME, MODEL, tp).plain
+    passes = with_delta_apart(until(decode_pipeline(tp), NAME))
+    _, stages = run_passes(current.pair.captured.graph, passes)
+    gm = stages[-1].graph
+    assert not calls(gm, DELTA_STEP) and not calls(gm, RESUMED_CONV)
+    for node in calls(gm, DELTA_STEP_APART):
+        bound = arguments_of(node)
+        origins = [origin_of(bound[name]).module.rpartition(".")[2] for name in ("projected", "z")]
+        assert origins == ["in_proj_qkv", "in_proj_z"]
+    assert stages[-1].stats.matches == 3
+
+
 @pytest.mark.parametrize("tp", [1, 2, 3, 5])
 def test_numbers(tp: int) -> None:
     """Logits, caches, tails and states agree, for new sequences and for those with a past."""
@@ -40,7 +63,7 @@ def test_again() -> None:
 
 
 def test_inputs_of_separate_linears_are_not_fused() -> None:
-    """It reads channels and the gate of results from one linear, gates of heads from another."""
+    """The gates of heads, shares and decays, come from one linear."""
     step = decode_step(NAME, MODEL, 1).plain
     passes = [one for one in until(decode_pipeline(1), NAME) if one.name != "fuse-delta"]
     _, stages = run_passes(step.pair.captured.graph, passes)

@@ -26,7 +26,8 @@ class FuseDelta:
     %b = linear(%n, %wb)      →    %g = linear(%n, %v)    v = wb ++ wa on each rank
     %a = linear(%n, %wa)           %b, %a = split_with_sizes(%g, [6, 6], dim=1)
 
-    The gates have a row per head, which checkpoints in few bits often keep in 16 bits.
+    The gates have a row per head, which checkpoints in few bits often keep in 16 bits. Linears of
+    weights in different formats stay separate.
     """
 
     name: ClassVar[str] = "fuse-delta"

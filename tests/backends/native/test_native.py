@@ -16,6 +16,7 @@ from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import (
     APART,
     BIASED,
+    DELTA_APART,
     EDGES,
     EVEN,
     WINDOWED,
@@ -53,7 +54,7 @@ def _steps(case: Case, path: str | None = None, steps: int = STEPS) -> list[torc
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "model", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5", NEXT, EVEN, BIASED, APART]
+    "model", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5", NEXT, EVEN, BIASED, APART, DELTA_APART]
 )
 def test_steps_are_eager_s(model: str, path: str) -> None:
     for lowering, interleaved in product(("heads", "rows"), (False, rotated_whole(model))):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -30,9 +30,13 @@ from tpcompile.ir.info import info_of
 from tpcompile.ir.kv import nan_element
 from tpcompile.ir.simulate import components, materialise, run_ranks
 from tpcompile.passes.cache_kv import CACHE, CacheKv, kv_format
+from tpcompile.passes.fuse_delta import FuseDelta
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
+from tpcompile.rewriting.linears import fuse_linears
 from tpcompile.rewriting.manager import Pass, clone
+from tpcompile.rewriting.rewrite import Report, fuse_at
+from tpcompile.rewriting.structure import delta_blocks
 from tpcompile.runtime.cache_name import CACHE as CACHE_NAME
 from tpcompile.runtime.ranks.rank import cache_shape, states_shapes
 from tpcompile.runtime.weights import ModelWeights
@@ -55,6 +59,8 @@ BIASED = "biased"
 """A model with a bias in all linears except the head."""
 APART = "apart"
 """The same model, with a weight each for queries, keys, values, gate and up."""
+DELTA_APART = "delta-apart"
+"""`tiny-qwen3.5`, with a weight each for the channels of linear attention and for their gates."""
 WINDOWED = "windowed"
 """A model whose second layer attends to a window of five tokens."""
 GELU, GELU_TANH, RELU, RELU2 = "gelu", "gelu-tanh", "relu", "relu2"
@@ -106,6 +112,7 @@ OWN = {
             (RELU2, "arcee", "relu2"),
         )
     },
+    DELTA_APART: preset("tiny-qwen3.5"),
     WINDOWED: {
         **preset("tiny-qwen2"),
         "use_sliding_window": True,
@@ -237,7 +244,28 @@ def decode_passes(
     """Return the pipeline of a model's decode steps."""
     passes = decode_pipeline(tp, spans, block, interleaved, kv)
     apart = ("fuse-qkv", "fuse-gate-up") if model == APART else ()
+    if model == DELTA_APART:
+        passes = with_delta_apart(passes)
     return [one for one in passes if one.name not in apart]
+
+
+@dataclass(frozen=True)
+class _FuseGates:
+    """`fuse-delta` of weights of which only those of shares and decays have the same format."""
+
+    name: ClassVar[str] = FuseDelta.name
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        blocks = delta_blocks(gm.graph)
+        return fuse_at(
+            gm,
+            ((one.rule, partial(fuse_linears, gm, [one.beta, one.a])) for one in blocks),
+        )
+
+
+def with_delta_apart(passes: Sequence[Pass]) -> list[Pass]:
+    """Return passes that leave the channels of linear attention and their gates apart."""
+    return [_FuseGates() if isinstance(one, FuseDelta) else one for one in passes]
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,7 @@ import torch
 from tests.backends.reference.stepping import (
     APART,
     BIASED,
+    DELTA_APART,
     EDGES,
     EVEN,
     STEPS,
@@ -27,6 +28,7 @@ from tests.models import NEXT, TOLERANCE, relative_error
 from tpcompile.backends.reference import Machine, held_back, shuffled
 from tpcompile.errors import UsageError
 from tpcompile.presets import PRESETS
+from tpcompile.vm.groups import DeltaStep
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.schedule.policies import POLICIES
@@ -65,6 +67,18 @@ def test_a_weight_each(tp: int, lowering: str) -> None:
     found = steps_of(case, FEW_STEPS)
     assert worst_error(case, found) < TOLERANCE
     assert {one.name for one in case.program.instructions} >= {"norm_gate", "norm_gated_up"}
+    for logits, wanted in zip(found, steps_of(joined, FEW_STEPS), strict=True):
+        assert relative_error(logits, wanted) < 1e-6
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_channels_and_gates_of_linear_attention_with_a_weight_each(tp: int) -> None:
+    """Logits are those of joined weights, but for the rounding of products of other shapes."""
+    case, joined = (Case(model, tp, lengths=(5, 1)) for model in (DELTA_APART, "tiny-qwen3.5"))
+    found = steps_of(case, FEW_STEPS)
+    assert worst_error(case, found) < TOLERANCE
+    steps = [one for one in case.program.instructions if isinstance(one, DeltaStep)]
+    assert all(one.at.z != one.at.projected and one.at.first_z == 0 for one in steps)
     for logits, wanted in zip(found, steps_of(joined, FEW_STEPS), strict=True):
         assert relative_error(logits, wanted) < 1e-6
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.backends.reference.stepping import with_delta_apart
 from tests.compare.program.cases import BATCH, HYBRID, case_of, tiny
+from tests.models import TOLERANCE, relative_error
 from tpcompile.compare.groups import Group, Key
 from tpcompile.compare.program import prepare
 from tpcompile.errors import UnsupportedError
@@ -80,6 +82,21 @@ def test_values_that_new_sequences_leave_behind() -> None:
     tail = side.values["tail", 0].view(3, 3, -1)
     assert torch.equal(tail[2, :2], torch.zeros(2, 192))
     assert bool((tail[:2] != 0).all())
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_channels_and_gates_of_separate_linears(tp: int) -> None:
+    """Each has a group, whose values are those of a module of the model."""
+    passes = with_delta_apart(decode_pipeline(tp, 2, 4))
+    case = prepare(tiny("qwen3.5", full_attention_interval=2), passes, BATCH)
+    (taken,) = case.taken
+    groups = {group.key: group for group in taken.step.groups}
+    for name, columns in (("projected", 192), ("z", 96)):
+        assert groups[name, 2].columns == columns
+        assert (
+            relative_error(*(side.values[name, 2] for side in (taken.module, taken.step.eager)))
+            < TOLERANCE
+        )
 
 
 def test_linears_that_are_not_fused_are_refused() -> None:

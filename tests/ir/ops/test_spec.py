@@ -23,6 +23,7 @@ from tpcompile.ir.ops import (
     CAUSAL_CONV,
     DELTA_DECAY,
     DELTA_STEP,
+    DELTA_STEP_APART,
     EMBEDDING,
     GATED_ATTENTION_REDUCE,
     GATED_DELTA_RULE,
@@ -77,6 +78,13 @@ DELTA = (
 )
 RESUMED = STARTS, LENGTHS, operand(torch.tensor([1, 0])), operand(torch.tensor([2, 0]))
 """The first sequence resumes from state 1, and the second is new."""
+STEP = (
+    *(random(4, 4), random(24, 1, 3), random(24), random(2, 6, 2, 24).in_role(StatesOf())),
+    *(random(2), random(2, seed=1), random(2, 6, 2, 6, 6).in_role(StatesOf())),
+    *(random(6), 1e-6, operand(torch.arange(5)), operand(torch.tensor([1, 4, 2, 3]))),
+    *(operand(torch.tensor([0, 1, 1, 3])), operand(torch.tensor([4, 2, 0, 5])), 1),
+)
+"""A step of linear attention, after its projected inputs."""
 
 SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten.view.default: (X, [2, 12]),
@@ -129,13 +137,8 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     GATED_DELTA_RULE: (*DELTA, STARTS, 0),
     RESUMED_CONV: (*CONV, random(2, 3, 2, 6).in_role(StatesOf()), *RESUMED, 1),
     RESUMED_DELTA_RULE: (*DELTA, random(2, 3, 2, 6, 6).in_role(StatesOf()), *RESUMED, 1),
-    DELTA_STEP: (
-        *(random(4, 36), random(4, 4), random(24, 1, 3), random(24)),
-        random(2, 6, 2, 24).in_role(StatesOf()),
-        *(random(2), random(2, seed=1), random(2, 6, 2, 6, 6).in_role(StatesOf())),
-        *(random(6), 1e-6, operand(torch.arange(5)), operand(torch.tensor([1, 4, 2, 3]))),
-        *(operand(torch.tensor([0, 1, 1, 3])), operand(torch.tensor([4, 2, 0, 5])), 1),
-    ),
+    DELTA_STEP: (random(4, 36), *STEP),
+    DELTA_STEP_APART: (random(4, 24), random(4, 12, seed=1), *STEP),
     ATTENTION: (HEADS, random(4, 1, 6), random(4, 1, 6), STARTS, 0.5, 2, 0),
     PAGED_ATTENTION: (
         *(HEADS, random(4, 1, 6), random(4, 1, 6), CACHE, STARTS, SLOTS, BLOCKS, LENGTHS),

@@ -7,7 +7,14 @@ from functools import lru_cache
 
 from torch import fx
 
-from tests.backends.reference.stepping import APART, GELU, RELU2, decode_passes, pair_named
+from tests.backends.reference.stepping import (
+    APART,
+    DELTA_APART,
+    GELU,
+    RELU2,
+    decode_passes,
+    pair_named,
+)
 from tests.passes.decoding import BLOCK
 from tests.stages import graph_after
 from tpcompile.vm.lowering import Lowered, StepPlan, lower
@@ -45,6 +52,7 @@ CASES = (
     Case(RELU2, 3, "rows"),
     Case(APART, 2, "rows"),
     Case("tiny-qwen3.5", 2, "rows"),
+    Case(DELTA_APART, 3, "rows"),
 )
 """Together they contain all instruction kinds, with and without biases and per-head norms."""
 

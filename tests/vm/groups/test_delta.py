@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from tests.vm.groups.desk import Desk, near, random, unknown, whole_numbers
-from tpcompile.ir.ops import DELTA_DECAY, DELTA_STEP, RESUMED_CONV, RESUMED_DELTA_RULE
+from tpcompile.ir.ops import (
+    DELTA_DECAY,
+    DELTA_STEP,
+    DELTA_STEP_APART,
+    RESUMED_CONV,
+    RESUMED_DELTA_RULE,
+)
 from tpcompile.vm.groups import DeltaStep
 from tpcompile.vm.groups.delta import DeltaOperands
 from tpcompile.vm.program.instruction import Range, to_fp32
@@ -31,12 +37,14 @@ class Work:
         readers: tuple[int, ...] = EVEN,
         biased: bool = False,
         dtype: torch.dtype = torch.float32,
+        apart: bool = False,
     ) -> None:
-        self.readers = readers
+        self.readers, self.apart = readers, apart
         v_heads, k_heads = len(readers), readers[-1] + 1
         channels = 2 * k_heads * KEY + v_heads * VALUE
         self.values: dict[str, torch.Tensor | None] = {
-            "projected": random(BATCH, channels + v_heads * VALUE, dtype=dtype),
+            "projected": random(BATCH, channels + (not apart) * v_heads * VALUE, dtype=dtype),
+            **({"z": random(BATCH, v_heads * VALUE, seed=9, dtype=dtype)} if apart else {}),
             "gates": random(BATCH, 2 * v_heads, seed=1, dtype=dtype),
             "weight": random(channels, 1, TAPS, seed=2, dtype=dtype),
             "bias": random(channels, seed=3, dtype=dtype) if biased else None,
@@ -49,6 +57,7 @@ class Work:
         desk = self.desk = Desk()
         own = {name: None if one is None else one.clone() for name, one in self.values.items()}
         numbers = {name: desk.put(one) for name, one in own.items()}
+        numbers.setdefault("z", numbers["projected"])
         self.out = desk.put(unknown(BATCH, v_heads * VALUE, dtype=dtype))
         self.at = DeltaOperands(
             rank=0,
@@ -68,6 +77,7 @@ class Work:
             kept=TAPS - 1,
             first_k=k_heads * KEY,
             first_v=2 * k_heads * KEY,
+            first_z=0 if apart else channels,
             channels=channels,
             **numbers,
         )
@@ -92,7 +102,7 @@ class Work:
             name: one if one is None else one.to(dtype or one.dtype, copy=True)
             for name, one in self.values.items()
         }
-        result = DELTA_STEP(
+        result = (DELTA_STEP_APART if self.apart else DELTA_STEP)(
             **given,
             eps=EPS,
             starts=torch.arange(BATCH + 1),
@@ -110,11 +120,12 @@ class Work:
         return all(map(near, self.ran(), self.expected()))
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["fused", "apart"])
 @pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("readers", [EVEN, UNEVEN], ids=["even", "uneven"])
-def test_as_the_op(readers: tuple[int, ...], biased: bool) -> None:
+def test_as_the_op(readers: tuple[int, ...], biased: bool, apart: bool) -> None:
     """Nothing else changes: neither the states that are read nor those of another layer."""
-    work = Work(readers, biased)
+    work = Work(readers, biased, apart=apart)
     assert work.agrees()
     for name, held in (("tails", work.at.tails), ("states", work.at.states)):
         old, new = work.values[name], work.desk.tensors[held]
@@ -193,6 +204,7 @@ MISTAKES: dict[str, Callable[[DeltaOperands], DeltaOperands]] = {
     "values in the place of keys": lambda at: replace(at, first_v=at.first_k),
     "the state that is written is read": lambda at: replace(at, read=at.write),
     "the rates of the offsets": lambda at: replace(at, rate=at.offset),
+    "gates from the first channel": lambda at: replace(at, first_z=0),
     "a tap late": lambda at: replace(at, taps=TAPS - 1),
 }
 

@@ -10,6 +10,7 @@ from itertools import product
 from tests.backends.reference.stepping import (
     APART,
     BIASED,
+    DELTA_APART,
     GELU,
     INT4,
     INT4_WIDE,
@@ -149,8 +150,11 @@ def bases() -> list[Base]:
                     column_splits=1 + turn if lowering == "heads" else 1,
                 )
             )
-    linear = FineCase("tiny-qwen3.5", 2, lengths=(9, 10), workers=3)
-    return [Base(case) for case in (*found, *_biased(), *_few_bits(), linear)]
+    linear = (
+        FineCase("tiny-qwen3.5", 2, lengths=(9, 10), workers=3),
+        FineCase(DELTA_APART, 1, lengths=(9,), workers=3),
+    )
+    return [Base(case) for case in (*found, *_biased(), *_few_bits(), *linear)]
 
 
 def _biased() -> list[FineCase]:

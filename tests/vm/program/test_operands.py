@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import pytest
 import torch
 
-from tests.backends.reference.stepping import APART, Case
+from tests.backends.reference.stepping import APART, DELTA_APART, Case
 from tests.vm.mutations import changed
 from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import UnsupportedError, UsageError, VerifyError
-from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows
+from tpcompile.vm.groups import DeltaStep, NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.qkv_operands import Part
 from tpcompile.vm.program import Buffer, Format, Program, Role, rules
 from tpcompile.vm.program.encoding import decode_program, encode_program
@@ -227,6 +227,7 @@ def test_each_part_of_qkv_reads_its_own_rows(case: Case) -> None:
             assert fault.said.endswith(f"first_row must be {one.at.first_row}, got {first}")
 
 
+DELTAS = [replace(ONE, model="tiny-qwen3.5"), replace(TWO, model=DELTA_APART)]
 APARTS = [replace(ONE, model=APART), replace(TWO, model=APART)]
 
 
@@ -275,7 +276,29 @@ def test_a_weight_with_fewer_heads_than_the_cache() -> None:
         )
 
 
-@pytest.mark.parametrize("case", [ONE, TWO, *APARTS], ids=str)
+@pytest.mark.parametrize("case", DELTAS, ids=["fused", "apart"])
+def test_gates_of_linear_attention_are_all_columns_of_their_own_or_the_last(case: Case) -> None:
+    program = case.program
+    number, one = next(
+        (number, one)
+        for number, one in enumerate(program.instructions)
+        if isinstance(one, DeltaStep)
+    )
+    at = one.at
+    assert at.first_z == (at.channels if at.z == at.projected else 0)
+    wrong: list[tuple[dict[str, int], str]] = [
+        ({"first_z": at.first_z + at.value}, f"first_z must be {at.first_z}, got"),
+        ({"z": at.gates}, "first_z must be"),
+        ({"projected": at.gates}, "channels must be"),
+    ]
+    for operands, said in wrong:
+        other = replace(one, at=replace(at, **operands))
+        instructions = changed(program.instructions, number, other)
+        faults = check_program(replace(program, instructions=instructions))
+        assert any(said in fault.said for fault in faults)
+
+
+@pytest.mark.parametrize("case", [ONE, TWO, *APARTS, *DELTAS], ids=str)
 def test_programs_that_lowering_makes_agree(case: Case) -> None:
     assert list(disagreements(case.program)) == []
 

@@ -173,7 +173,7 @@ def spots(structure: Structure) -> dict[Key, tuple[Spot, ...]]:
         readers = [user for user in node.users if user.target is LINEAR]
         if key[0] in _OUTPUTS:
             found[key] = (Spot(_module(node), run=_run_of(node)),)
-        elif key[0] in ("projected", "gates"):
+        elif key[0] in ("projected", "z", "gates"):
             found[key] = tuple(_parts(node))
         elif key[0] == "attention_residual":
             found[key] = (Spot(_module(nodes["mlp_norm", key[1]]), given=True),)
@@ -196,8 +196,11 @@ def _run_of(node: fx.Node) -> Run | None:
 
 
 def _parts(linear: fx.Node) -> Iterator[Spot]:
-    """Yield the places of the parts of a fused linear."""
+    """Yield the places of the parts of a linear, which is fused if its result is split."""
     (split,) = linear.users
+    if split.target is not torch.ops.aten.split_with_sizes.default:
+        yield Spot(_module(linear))
+        return
     stop = 0
     for item in sorted(split.users, key=_place):
         extent = value_type(item).shape[-1]

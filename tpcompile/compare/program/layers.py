@@ -174,12 +174,17 @@ def delta_layer(number: int, node: fx.Node) -> DeltaLayer:
     """Return a layer with the values from the norm to the gated results of linear attention."""
     bound = arguments_of(node)
     conv = _back(bound["q"], RESUMED_CONV, "a convolution before the delta rule")
-    inputs = [_fused(value) for value in (operand(conv), operand(bound["decay"]))]
-    found = {"norm": norm_before(inputs[0])}
-    found |= dict(zip(("projected", "gates"), inputs, strict=True))
+    gated = _reader(node, GATED_RMS_NORM)
+    projected, z = (
+        _back(value, LINEAR, "a projection of the inputs of linear attention")
+        for value in (operand(conv), arguments_of(gated)["gate"])
+    )
+    found = {"norm": norm_before(projected), "projected": projected}
+    found |= {"z": z} if z is not projected else {}
+    found |= {"gates": _fused(operand(bound["decay"]))}
     found |= {f"{part}_conv": bound[part] for part in ("q", "k", "v")}
     found |= {name: bound[name] for name in ("decay", "beta")}
-    mixed = _reader(_reader(node, GATED_RMS_NORM), torch.ops.aten.flatten.using_ints)
+    mixed = _reader(gated, torch.ops.aten.flatten.using_ints)
     found |= {"delta_rule": node, "mixed": mixed}
     return DeltaLayer(number, bound["layer"], found, conv)
 

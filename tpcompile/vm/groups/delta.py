@@ -3,6 +3,9 @@
 An instruction computes the value heads of one sequence that read one key head. It reads and writes
 their channels of the convolution's tail and their states once. In the first step of a launch it
 reads the state that the sequence resumes from; later, the one that it writes.
+
+The gates of the results, `z`, are in the buffer of the channels after these, or in one of their own
+if the weights of both differ, for example in format.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import DELTA_STEP
+from tpcompile.ir.ops import DELTA_STEP, DELTA_STEPS
 from tpcompile.ir.ops.groups import heads_read, runs_of
 from tpcompile.vm.groups.arithmetic import exp, rms_norm, sigmoid, total
 from tpcompile.vm.lowering.building import Building
@@ -75,7 +78,9 @@ class DeltaOperands:
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.Number(0, "layers - 1")]
-    projected: Annotated[int, _PROJECTED.reads("sequence", "z_columns")]
+    projected: Annotated[int, _PROJECTED]
+    z: Annotated[int, rules.scratch("batch", "gated", dtype="T").reads("sequence", "z_columns")]
+    """The buffer of the gates of the results, which may be `projected`."""
     gates: Annotated[int, _GATES.reads("sequence", "heads").reads("sequence", "decay_columns")]
     weight: Annotated[int, _each(rules.weight("channels", "1", "taps"), "reads")]
     bias: Annotated[int, rules.maybe(_each(rules.weight("channels"), "reads"))]
@@ -101,7 +106,8 @@ class DeltaOperands:
     kept: Annotated[int, rules.Number(1, exactly=("taps - 1",))]
     first_k: Annotated[int, rules.Number(1, exactly=("k_heads*key",))]
     first_v: Annotated[int, rules.Number(1, "channels - v_heads*value", exactly=("2*k_heads*key",))]
-    channels: Annotated[int, rules.Number(1, exactly=("inputs - v_heads*value",))]
+    first_z: Annotated[int, rules.Number(0, exactly=("gated - v_heads*value",))]
+    channels: Annotated[int, rules.Number(1, exactly=("inputs - v_heads*value", "inputs"))]
 
 
 @instruction
@@ -116,7 +122,7 @@ class DeltaStep(StepInstruction):
     q_columns = Interval("k_head*key")
     k_columns = Interval("first_k + k_head*key")
     v_columns = Interval("first_v + heads*value")
-    z_columns = Interval("channels + heads*value")
+    z_columns = Interval("first_z + heads*value")
     decay_columns = Interval("v_heads + heads")
     out_columns = Interval("heads*value")
     name: ClassVar[str] = "delta_step"
@@ -151,7 +157,7 @@ class DeltaStep(StepInstruction):
         mixed = total(state * q[:, None], 1).to(inputs.dtype)
         self._show(probe, delta_rule=mixed.flatten())
         normed = rms_norm(mixed, memory[at.norm], at.eps).float()
-        z = inputs[self.z_columns.slice].view(-1, at.value).float()
+        z = memory[at.z][row, self.z_columns.slice].view(-1, at.value).float()
         found = normed * (z * sigmoid(z))
         memory[at.out][row, self.out_columns.slice] = found.flatten().to(inputs.dtype)
 
@@ -205,7 +211,7 @@ def _softplus(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.softplus(x.double()).float()
 
 
-@lowers(DELTA_STEP)
+@lowers(*DELTA_STEPS)
 def delta_step(to: Building, node: fx.Node) -> None:
     """Lower the node to an instruction for each sequence and key head."""
     batch, columns = to.plan.batch, to.local_columns(node)
@@ -247,11 +253,13 @@ def _operands(
     (v_heads,) = map(int, value_type(bound["rate"]).local_shape(rank))
     key, value = map(int, value_type(bound["states"]).shape[-2:])
     k_heads = (channels - v_heads * value) // (2 * key)
+    fused = node.target is DELTA_STEP
     weights = {name: to.where(bound[name], rank) for name in ("weight", "rate", "offset", "norm")}
     return DeltaOperands(
         rank=rank,
         layer=bound["layer"],
         projected=to.where(bound["projected"], rank),
+        z=to.where(bound["projected" if fused else "z"], rank),
         gates=to.where(bound["gates"], rank),
         bias=to.where_if(bound["bias"], rank),
         tails=tails,
@@ -271,6 +279,7 @@ def _operands(
         kept=taps - 1,
         first_k=k_heads * key,
         first_v=2 * k_heads * key,
+        first_z=channels if fused else 0,
         channels=channels,
         **weights,
     )

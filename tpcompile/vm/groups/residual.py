@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import ATTENTION_REDUCE, DELTA_STEP, GATED_ATTENTION_REDUCE
+from tpcompile.ir.ops import ATTENTION_REDUCE, DELTA_STEPS, GATED_ATTENTION_REDUCE
 from tpcompile.vm.lowering.building import Building, width_of
 
 
@@ -29,7 +29,7 @@ class Site(IntEnum):
         return "embedding" if self == Site.EMBEDDING else f"{self.name.lower()}_residual"
 
 
-_MIXERS = (ATTENTION_REDUCE, GATED_ATTENTION_REDUCE, DELTA_STEP)
+_MIXERS = (ATTENTION_REDUCE, GATED_ATTENTION_REDUCE, *DELTA_STEPS)
 
 
 def site_of(x: fx.Node) -> Site:

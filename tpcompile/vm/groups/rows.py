@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import DELTA_STEP, GATED_ATTENTION_REDUCE, arguments_of
+from tpcompile.ir.ops import DELTA_STEPS, GATED_ATTENTION_REDUCE, arguments_of
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.program import Format, rules
@@ -18,11 +18,15 @@ from tpcompile.vm.program.instruction_set import instruction
 
 
 class Wanted(IntEnum):
-    """What a linear computes: channels and gates of linear attention, or gates of attention."""
+    """What a linear computes: channels and gates of linear attention, or gates of attention.
+
+    The channels of linear attention and the gates `z` of its results may come from one linear.
+    """
 
     PROJECTED = 0
     GATES = 1
     GATE = 2
+    Z = 3
 
     @property
     def group(self) -> str:
@@ -96,9 +100,9 @@ def _wanted(node: fx.Node) -> Wanted:
     (reader,) = node.users
     if reader.target is GATED_ATTENTION_REDUCE:
         return Wanted.GATE
-    first = arguments_of(reader)["projected"] is node
-    return Wanted.PROJECTED if first else Wanted.GATES
+    (name,) = (name for name, arg in arguments_of(reader).items() if arg is node)
+    return Wanted[name.upper()]
 
 
-ROWS_READERS = (DELTA_STEP, GATED_ATTENTION_REDUCE)
+ROWS_READERS = (*DELTA_STEPS, GATED_ATTENTION_REDUCE)
 """The ops that read such a linear."""

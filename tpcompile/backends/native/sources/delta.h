@@ -158,7 +158,7 @@ void delta_step(const Memory& memory, const int32_t* words, Scratch& scratch) {
   const int64_t layer = at.layer * memory.stride(at.states, 0);
   const int64_t each = memory.stride(at.states, 1), state = memory.stride(at.states, 2);
   float* states = memory.at<float>(at.states) + layer;
-  const T* inputs = memory.at<T>(at.projected) + at.sequence * memory.stride(at.projected, 0);
+  const T* z_row = memory.at<T>(at.z) + at.sequence * memory.stride(at.z, 0) + at.first_z;
   const T* gates = memory.at<T>(at.gates) + at.sequence * memory.stride(at.gates, 0);
   T* out = memory.at<T>(at.out) + at.sequence * memory.stride(at.out, 0);
   for (int64_t head = first; head < at.heads.stop; ++head) {
@@ -173,7 +173,7 @@ void delta_step(const Memory& memory, const int32_t* words, Scratch& scratch) {
     update(token, from, to, mixed);
     round_all<T>(mixed, width);
     rms_norm<T>(mixed, memory.at<V>(at.norm), width, at.eps, false, mixed);
-    const T* gate = inputs + at.channels + head * width;
+    const T* gate = z_row + head * width;
     for (int64_t column = 0; column < width; column += kLanes) {
       const int64_t left = width - column;
       const Lanes z = load_some(gate + column, left);

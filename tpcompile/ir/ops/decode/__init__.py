@@ -14,7 +14,7 @@ from tpcompile.ir.ops.decode.attention import (
     merge_spans,
     span_of,
 )
-from tpcompile.ir.ops.decode.delta_step import DELTA_STEP
+from tpcompile.ir.ops.decode.delta_step import DELTA_STEP, DELTA_STEP_APART, DELTA_STEPS
 from tpcompile.ir.ops.decode.norm_linear import (
     NORM_GATE_UP_SWIGLU,
     NORM_LINEAR,
@@ -35,7 +35,7 @@ CACHE_WRITERS = (PAGED_ATTENTION, *QKV_OPS)
 STATE_OPS = {
     RESUMED_CONV: ("tails",),
     RESUMED_DELTA_RULE: ("states",),
-    DELTA_STEP: ("tails", "states"),
+    **dict.fromkeys(DELTA_STEPS, ("tails", "states")),
 }
 """The ops that read and write states of linear attention, and the operands that hold these."""
 CACHE_OPS = (*CACHE_WRITERS, CACHED_ATTENTION, PARTIAL_ATTENTION)
@@ -46,7 +46,7 @@ DECODE_OPS = (
     PARTIAL_ATTENTION,
     ATTENTION_REDUCE,
     GATED_ATTENTION_REDUCE,
-    DELTA_STEP,
+    *DELTA_STEPS,
     LINEAR_RESIDUAL,
     ALL_REDUCE_RESIDUAL,
     *NORM_MLPS.values(),
@@ -63,6 +63,8 @@ __all__ = [
     "CACHE_WRITERS",
     "DECODE_OPS",
     "DELTA_STEP",
+    "DELTA_STEPS",
+    "DELTA_STEP_APART",
     "GATED_ATTENTION_REDUCE",
     "LINEAR_RESIDUAL",
     "NORM_GATE_UP_SWIGLU",

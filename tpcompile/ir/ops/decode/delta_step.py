@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,49 @@ from tpcompile.ir.types import ValueType
 
 aten = torch.ops.aten
 FLATTEN = aten.flatten.using_ints
+
+
+def delta_step_apart(
+    projected: torch.Tensor,
+    z: torch.Tensor,
+    gates: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tails: torch.Tensor,
+    rate: torch.Tensor,
+    offset: torch.Tensor,
+    states: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    layer: int,
+    k_heads: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Convolve, update the state, and return the gated results of all value heads, `[T, values]`.
+
+    `projected` has the channels of the convolution, and `z` the gates of the results; `gates` has
+    the shares of all heads, then what their decays depend on.
+    """
+    heads, value = rate.shape[0], norm.shape[0]
+    channels, values, key = weight.shape[0], heads * value, states.shape[-2]
+    keys = (channels - values) // 2
+    share, a = _two(gates, heads, heads)
+    mixed = RESUMED_CONV(projected, weight, bias, tails, starts, lengths, read, write, layer)
+    parts = SPLIT(mixed, [keys, keys, values], -1)
+    q, k, v = (
+        UNFLATTEN(parts[place], 1, [-1, width]) for place, width in enumerate((key, key, value))
+    )
+    decay = DELTA_DECAY(a, rate, offset)
+    beta = aten.sigmoid.default(share)
+    out = RESUMED_DELTA_RULE(
+        q, k, v, decay, beta, states, starts, lengths, read, write, layer, k_heads
+    )
+    gated = GATED_RMS_NORM(out, UNFLATTEN(z, 1, [-1, value]), norm, eps)
+    flat: torch.Tensor = FLATTEN(gated, 1, 2)
+    return flat
 
 
 def delta_step(
@@ -40,29 +83,13 @@ def delta_step(
     layer: int,
     k_heads: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Convolve, update the state, and return the gated results of all value heads, `[T, values]`.
+    """Compute `delta_step_apart` of one linear's rows.
 
-    `projected` has the channels of the convolution, then the gates of the results; `gates` has the
-    shares of all heads, then what their decays depend on.
+    `projected` has the channels of the convolution, then the gates of the results.
     """
-    heads, value = rate.shape[0], norm.shape[0]
-    channels, values, key = weight.shape[0], heads * value, states.shape[-2]
-    keys = (channels - values) // 2
-    x, z = _two(projected, channels, values)
-    share, a = _two(gates, heads, heads)
-    mixed = RESUMED_CONV(x, weight, bias, tails, starts, lengths, read, write, layer)
-    parts = SPLIT(mixed, [keys, keys, values], -1)
-    q, k, v = (
-        UNFLATTEN(parts[place], 1, [-1, width]) for place, width in enumerate((key, key, value))
-    )
-    decay = DELTA_DECAY(a, rate, offset)
-    beta = aten.sigmoid.default(share)
-    out = RESUMED_DELTA_RULE(
-        q, k, v, decay, beta, states, starts, lengths, read, write, layer, k_heads
-    )
-    gated = GATED_RMS_NORM(out, UNFLATTEN(z, 1, [-1, value]), norm, eps)
-    flat: torch.Tensor = FLATTEN(gated, 1, 2)
-    return flat
+    x, z = _two(projected, weight.shape[0], rate.shape[0] * norm.shape[0])
+    step = tails, rate, offset, states, norm, eps, starts, lengths, read, write, layer, k_heads
+    return delta_step_apart(x, z, gates, weight, bias, *step)
 
 
 def _two(rows: torch.Tensor, first: int, second: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,18 +108,20 @@ def _localize(
     return local_map("k_heads", rate.layout_of(0), keys, keys.units, rank)
 
 
-def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-    """Return the cost of reading and writing the state of a sequence once."""
-    projected, gates, weight, states = (operands[place] for place in (0, 1, 2, -6))
-    streamed = streaming_cost(result, [projected, gates, weight], rank)
-    state = numel(states.local_shape(rank)[2:])
-    return Cost(7 * state, streamed.memory_bytes + 8 * state)
+def _declare(body: Callable[..., torch.Tensor], streamed: int) -> Any:
+    """Declare an op that reads its first operands once, and that changes states."""
+
+    def cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+        """Return the cost of reading and writing the state of a sequence once."""
+        moved = streaming_cost(result, operands[:streamed], rank).memory_bytes
+        state = numel(operands[-6].local_shape(rank)[2:])
+        return Cost(7 * state, moved + 8 * state)
+
+    overwrites = "tails", "states"
+    return composite(body, overwrites=overwrites, cost=cost, localize=_localize, takes_roles=True)
 
 
-DELTA_STEP = composite(
-    delta_step,
-    overwrites=("tails", "states"),
-    cost=_cost,
-    localize=_localize,
-    takes_roles=True,
-)
+DELTA_STEP = _declare(delta_step, 3)
+DELTA_STEP_APART = _declare(delta_step_apart, 4)
+"""The op if the channels and the gates `z` have a weight each, which may differ in format."""
+DELTA_STEPS = (DELTA_STEP, DELTA_STEP_APART)
