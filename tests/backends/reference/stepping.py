@@ -72,6 +72,19 @@ ranks cut groups of 32 columns, and three those of 48. That with int8 has a head
 _FEW_BITS = (INT4, INT4_WIDE, INT8)
 FEW_TOKENS = "few-tokens"
 """`tiny-qwen3` with a smaller vocabulary, for executors that take seconds per step."""
+HYBRID = "hybrid"
+"""`tiny-qwen3.5` with one layer of each kind and a smaller vocabulary. Two value heads read each of
+its three key heads, its convolution has four taps, and a quarter of a head is rotated."""
+HYBRID_ODD = "hybrid-odd"
+"""The same with three taps, and heads whose widths are no powers of two."""
+HYBRID_SHORT = "hybrid-short"
+"""The same with two taps, as many value heads as key heads, and heads that are rotated whole."""
+_HYBRID = {
+    **preset("tiny-qwen3.5"),
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "vocab_size": 199,
+}
 _CUT = {**preset("tiny-qwen3"), "intermediate_size": 192, "vocab_size": 199}
 OWN = {
     FEW_TOKENS: {**preset("tiny-qwen3"), "vocab_size": 199},
@@ -119,6 +132,23 @@ OWN = {
         "sliding_window": 5,
         "max_window_layers": 1,
         "vocab_size": 199,
+    },
+    HYBRID: _HYBRID,
+    HYBRID_ODD: {
+        **_HYBRID,
+        "linear_conv_kernel_dim": 3,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 12,
+        "linear_value_head_dim": 20,
+        "head_dim": 24,
+        "attention_bias": True,
+        "rope_parameters": {**_HYBRID["rope_parameters"], "partial_rotary_factor": 0.5},
+    },
+    HYBRID_SHORT: {
+        **_HYBRID,
+        "linear_conv_kernel_dim": 2,
+        "linear_num_value_heads": 3,
+        "rope_parameters": {**_HYBRID["rope_parameters"], "partial_rotary_factor": 1.0},
     },
     INT4: in_few_bits(_CUT, 4, 32, offsets=True),
     INT4_WIDE: in_few_bits({**_CUT, "hidden_size": 96}, 4, 48),

@@ -17,7 +17,16 @@ import torch
 from transformers import AutoConfig
 
 import tpcompile
-from tests.backends.reference.stepping import GELU, GELU_TANH, INT4, RELU, RELU2, Case
+from tests.backends.reference.stepping import (
+    GELU,
+    GELU_TANH,
+    HYBRID,
+    HYBRID_ODD,
+    INT4,
+    RELU,
+    RELU2,
+    Case,
+)
 from tpcompile.backends.triton.ahead import Compiled, compile_ahead
 from tpcompile.errors import UsageError
 from tpcompile.presets import preset
@@ -35,8 +44,10 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 
 @cache
 def kernel_of_preset(model: str, weights: str = "", batch: int = 1) -> Compiled:
-    """Return the kernel of a preset. It is the same for every number of layers."""
-    config = AutoConfig.for_model(**{**preset(model), "num_hidden_layers": 2})
+    """Return the kernel of a preset. It is the same for every number of layers of each kind."""
+    shape = preset(model)
+    layers = shape.get("full_attention_interval", 2)
+    config = AutoConfig.for_model(**{**shape, "num_hidden_layers": layers})
     if weights == "fp8":
         config.quantization_config = FP8
         weights = ""
@@ -105,6 +116,8 @@ def test_every_tile_compiles(arch: str) -> None:
         SPLIT,
         Case("even", tp=2, lengths=(5,)),
         Case(INT4, tp=2, lengths=(5, 2)),
+        Case(HYBRID, tp=2, lengths=(5,)),
+        Case(HYBRID_ODD, lengths=(5, 2), lowering="rows"),
     )
     for case in cases:
         found = kernel_of(case, arch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from tests.backends.reference.stepping import Case, place
+from tests.backends.reference.stepping import HYBRID, Case, place
 from tests.backends.triton.test_triton import CASE
 from tpcompile.backends.executor import EXECUTORS
 from tpcompile.backends.triton import Triton
@@ -17,7 +17,7 @@ from tpcompile.backends.triton.gpu import check_gpu, check_shared, target_like
 from tpcompile.backends.triton.load import load_kernels
 from tpcompile.errors import UnsupportedError
 from tpcompile.options import device_of
-from tpcompile.vm.groups import Argmax, AttentionReduce
+from tpcompile.vm.groups import Argmax, AttentionReduce, DeltaStep
 from tpcompile.vm.targets import TARGETS
 
 
@@ -136,6 +136,16 @@ def test_a_shape_that_a_tile_cannot_take() -> None:
     branch_of(program, merge)
     wide = replace(merge, at=replace(merge.at, spans=65_536))
     with pytest.raises(UnsupportedError, match=r"Found 65,536 × \d+\. Expected at most 65,536"):
+        branch_of(program, wide)
+
+
+def test_a_state_that_a_tile_cannot_take() -> None:
+    program = Case(HYBRID, lengths=(9,)).program
+    step = next(one for one in program.instructions if isinstance(one, DeltaStep))
+    branch_of(program, replace(step, at=replace(step.at, key=256, value=256)))
+    wide = replace(step, at=replace(step.at, key=256, value=257))
+    said = r"tile of delta_step.*Found 256 × 512\. Expected at most 65,536 values\. Compile with"
+    with pytest.raises(UnsupportedError, match=said):
         branch_of(program, wide)
 
 

@@ -15,6 +15,9 @@ from tests.backends.reference.stepping import (
     BIASED,
     EVEN,
     FEW_TOKENS,
+    HYBRID,
+    HYBRID_ODD,
+    HYBRID_SHORT,
     WINDOWED,
     Case,
     place,
@@ -54,6 +57,16 @@ CASES = {
     "bias and head norms, interleaved": Case(
         EVEN, lengths=(4,), interleaved=True, policy="round-robin"
     ),
+    "linear attention, three sequences": Case(HYBRID, lengths=(9, 1, 4), workers=8),
+    "linear attention, row blocks, two ranks, shared queues": Case(
+        HYBRID, tp=2, lengths=(5, 1), lowering="rows", policy="dynamic", workers=8
+    ),
+    "linear attention, odd widths, three taps, three ranks": Case(
+        HYBRID_ODD, tp=3, lengths=(6, 1), policy="wave"
+    ),
+    "linear attention, two taps, whole heads rotated": Case(
+        HYBRID_SHORT, tp=2, lengths=(3,), policy="zigzag"
+    ),
 }
 
 
@@ -78,8 +91,9 @@ def test_132_workers(policy: str) -> None:
     assert relative_error(found, steps_of(case, 1)[0]) < EXACT
 
 
-def test_bits_do_not_depend_on_the_schedule() -> None:
-    case = Case(FEW_TOKENS, lengths=(9, 3))
+@pytest.mark.parametrize("model", [FEW_TOKENS, HYBRID])
+def test_bits_do_not_depend_on_the_schedule(model: str) -> None:
+    case = Case(model, lengths=(9, 3))
     (wanted,) = steps_on(Triton(case.memory()), case, 1)
     for policy, workers, lowering in (
         ("dynamic", 8, "heads"),
@@ -91,8 +105,9 @@ def test_bits_do_not_depend_on_the_schedule() -> None:
         assert torch.equal(found, wanted), (policy, workers, lowering)
 
 
-def test_bits_do_not_depend_on_the_batch() -> None:
-    one, three = Case(FEW_TOKENS, lengths=(1,)), Case(FEW_TOKENS, lengths=(1, 1, 1))
+@pytest.mark.parametrize("model", [FEW_TOKENS, HYBRID])
+def test_bits_do_not_depend_on_the_batch(model: str) -> None:
+    one, three = Case(model, lengths=(1,)), Case(model, lengths=(1, 1, 1))
     alone, together = (steps_on(Triton(case.memory()), case, 2) for case in (one, three))
     for own, found in zip(alone, together, strict=True):
         assert torch.equal(found[0], own[0])
@@ -166,17 +181,18 @@ def test_one_branch_per_shape() -> None:
     assert kernel.source.count("head.argmax(") == 1
 
 
+@pytest.mark.parametrize("model", [FEW_TOKENS, HYBRID])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits(dtype: torch.dtype) -> None:
+def test_16_bits(dtype: torch.dtype, model: str) -> None:
     """The error relative to fp32 is at most 1.5 times that of the reference machine."""
-    exact, reference = _first_steps(Machine, torch.float32), _first_steps(Machine, dtype)
-    found = _first_steps(Triton, dtype)
+    exact = _first_steps(Machine, torch.float32, model)
+    reference, found = (_first_steps(kind, dtype, model) for kind in (Machine, Triton))
     assert relative_error(found, exact) <= 1.5 * relative_error(reference, exact)
 
 
-def _first_steps(kind: type[Executor], dtype: torch.dtype) -> torch.Tensor:
+def _first_steps(kind: type[Executor], dtype: torch.dtype, model: str) -> torch.Tensor:
     """Return the logits of the first two tokens of a sequence, in fp32."""
-    executor, found = kind(memory_of(FEW_TOKENS, dtype, 2, 1)), []
+    executor, found = kind(memory_of(model, dtype, 2, 1)), []
     for step in range(2):
         executor.place(torch.tensor([7 * step]), torch.tensor([step + 1]), torch.arange(2)[None])
         executor.run()

@@ -9,6 +9,7 @@ from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import (
     EVEN,
     FEW_TOKENS,
+    HYBRID,
     INT4,
     INT4_WIDE,
     INT8,
@@ -82,6 +83,15 @@ def test_wide_groups(few_bits: str) -> None:
 )
 def test_checkpoints_in_few_bits(case: Case) -> None:
     (found,), (wanted,) = steps_on(Triton(case.memory()), case, 1), steps_of(case, 1)
+    assert relative_error(found, wanted) < EXACT
+
+
+@pytest.mark.parametrize("few_bits", ["int8:row", "int8:32", "int4:32", "fp8:32"])
+@pytest.mark.parametrize(("batch", "tp"), [(1, 2), (9, 1)])
+def test_linear_attention(few_bits: str, batch: int, tp: int) -> None:
+    found, wanted = (
+        _logits(kind, few_bits, tokens_of(batch), tp, model=HYBRID) for kind in (Triton, Machine)
+    )
     assert relative_error(found, wanted) < EXACT
 
 

@@ -18,12 +18,14 @@ from tpcompile.errors import UnsupportedError
 from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.format import Format, Kind
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
+from tpcompile.vm.groups.delta import DeltaStep
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead
 from tpcompile.vm.groups.mlp import NormGateUpSwiglu, NormUpActivation
 from tpcompile.vm.groups.project import LinearResidual, LinearTerms
 from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.reduce import AllReduce
+from tpcompile.vm.groups.rows import NormRows
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.fields import rules_of
 from tpcompile.vm.program.instruction import NONE, WeightInstruction
@@ -66,29 +68,11 @@ def branch_of(program: Program, one: Any) -> Branch:
             where=one.label,
             hint='Compile with backend="reference" or backend="torch"',
         )
-    _check_arithmetic(one)
     check_format(program, one)
     module, _ = _TILES[kind]
     own = {name: constant(program, one) for name, constant in _constants(kind)}
     _check_size(one, own)
     return Branch(module, one.name, tuple(own.items()))
-
-
-def _check_arithmetic(one: Any) -> None:
-    """Raise if an instruction has an option that its tile does not have."""
-    at = one.at
-    found = {
-        "a zero-centred norm": hasattr(at, "normed") and at.normed.zero_centered,
-        "heads of which only a part is rotated": hasattr(at, "rotated") and at.rotated < at.width,
-        "gates of attention": isinstance(one, AttentionReduce) and at.gate != NONE,
-    }
-    for what, has in found.items():
-        if has:
-            raise UnsupportedError(
-                f"The triton backend has no kernel for {what}",
-                where=one.label,
-                hint='Compile with backend="torch"',
-            )
 
 
 @cache
@@ -119,15 +103,16 @@ def _constant(path: str, rule: Any) -> Source:
 
 
 def _check_size(one: Any, constants: Constants) -> None:
-    """Raise if the values of a head, or of several, do not fit in the registers of a worker."""
+    """Raise if the values of heads, or a state, do not fit in the registers of a worker."""
     extents = [int(constants.get(name, 1)) for name in ("HEADS", "PLACES", "LANES")]  # type: ignore[arg-type]
+    advice = "Choose fewer spans, or compile" if "SPANS" in constants else "Compile"
     if prod(extents) > _MOST_VALUES:
         raise UnsupportedError(
             f"The tile of {one.name} would hold more values than a worker has registers",
             where=one.label,
             got=" × ".join(f"{extent:,}" for extent in extents if extent > 1),
             expected=f"at most {_MOST_VALUES:,} values",
-            hint='Choose fewer spans, or compile with backend="torch"',
+            hint=f'{advice} with backend="torch"',
         )
 
 
@@ -231,6 +216,7 @@ _NORMED: _Operands = {
     **_PRODUCT,
     "WIDTH": "normed.width",
     "EPS": "normed.eps",
+    "ZERO_CENTERED": "normed.zero_centered",
 }
 _OF_NORMED: _Operands = {"DTYPE": "normed.x", "FORMAT": "format"}
 _OF_X: _Operands = {"DTYPE": "x", "FORMAT": "format"}
@@ -245,7 +231,8 @@ _QKV: _Operands = {
     **_NORMED,
     "HEAD": "width",
     "LANES": _padded("width"),
-    **_same_names("part", "head_norm", "head_eps", "interleaved", "bias", "most_blocks", "block"),
+    **_same_names("rotated", "part", "head_norm", "head_eps", "interleaved", "bias"),
+    **_same_names("most_blocks", "block"),
     **_OF_NORMED,
 }
 _ATTENTION: _Operands = {
@@ -261,9 +248,19 @@ _MERGE: _Operands = {
     "LANES": _padded("width"),
     "SPANS": "spans",
     "PLACES": _padded("spans"),
+    "GATE": "gate",
     "DTYPE": "out",
 }
 _GATE_UP: _Operands = {**_NORMED, **_same_names("ffn", "bias"), **_OF_NORMED}
+_LINEAR: _Operands = {**_NORMED, "BIAS": "bias", **_OF_NORMED}
+_DELTA: _Operands = {
+    "KEY": "key",
+    "PLACES": _padded("key"),
+    "VALUE": "value",
+    "LANES": _padded("value"),
+    **_same_names("taps", "eps", "bias"),
+    "DTYPE": "projected",
+}
 _PROJECT: _Operands = {**_same_names("batch"), **_PRODUCT, "WIDTH": "width", **_OF_X}
 _ARGMAX: _Operands = {
     **_same_names("batch", "ranks", "slots"),
@@ -285,7 +282,9 @@ _TILES: Mapping[type, tuple[str, _Operands]] = {
     ),
     NormGateUpSwiglu: ("mlp", _GATE_UP),
     NormUpActivation: ("mlp", {**_GATE_UP, **_same_names("sides", "activation")}),
-    NormLmHead: ("head", {**_NORMED, "BIAS": "bias", **_OF_NORMED}),
+    NormRows: ("rows", _LINEAR),
+    DeltaStep: ("delta", _DELTA),
+    NormLmHead: ("head", _LINEAR),
     Argmax: ("head", _ARGMAX),
 }
 """For each instruction, the module of its tile body, and the source of each constant that the body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -152,10 +153,18 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
 
 
 def _scratch(branches: Iterable[Branch]) -> int:
-    """Return the number of values that a worker needs for itself: those of a head."""
-    extents = [dict(one.constants) for one in branches]
-    heads = [own for own in extents if "LANES" in own and "BATCH" in own]
-    return max([1, *(int(own["LANES"]) * int(own["BATCH"]) for own in heads)])  # type: ignore[arg-type]
+    """Return the number of values that a worker needs for itself.
+
+    They are those of a head of all sequences, or of a query and a key of linear attention.
+    """
+    found = [1]
+    for branch in branches:
+        extents: dict[str, Any] = dict(branch.constants)
+        if "LANES" in extents and "BATCH" in extents:
+            found.append(extents["LANES"] * extents["BATCH"])
+        elif branch.module == "delta":
+            found.append(2 * extents["PLACES"])
+    return max(found)
 
 
 def _branch(branch: Branch, number: int) -> list[str]:

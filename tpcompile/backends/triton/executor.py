@@ -19,6 +19,7 @@ from tpcompile.backends.triton.load import interpreted_library, load_kernels, ti
 from tpcompile.backends.triton.options import COMPILED, LAUNCHED, SPINS
 from tpcompile.errors import RankError, UnsupportedError, UsageError
 from tpcompile.vm.program import Program, Role
+from tpcompile.vm.program.buffer import STORED_DIMS
 from tpcompile.vm.program.encoding import encode_program, first_weights
 from tpcompile.vm.program.instruction import Probe
 from tpcompile.vm.proof.verify import verify_program
@@ -195,9 +196,10 @@ class Triton(Executor):
         return torch.cuda.device(self.memory.device)
 
     def _table(self) -> torch.Tensor:
-        """Return the table of buffers on the device. Only the caches may change."""
-        caches = self.memory.values(Role.CACHE)
-        placed = tuple((cache.data_ptr(), cache.shape) for cache in caches)
+        """Return the table of buffers on the device. Only caches and states may change."""
+        roles = self.memory.program.roles.intersection(STORED_DIMS)
+        kept = [one for role in sorted(roles) for one in self.memory.values(role)]
+        placed = tuple((one.data_ptr(), one.shape) for one in kept)
         if placed != self._placed:
             self._placed, self._buffers = placed, self.memory.table().to(self.memory.device)
         return self._buffers

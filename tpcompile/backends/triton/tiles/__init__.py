@@ -5,6 +5,17 @@ worker. Extents that all instructions of a shape share are constants. The packag
 per mode: compiled for a GPU, or interpreted.
 """
 
-from . import attention, embed, head, mlp, project, qkv, reduce, sync
+from . import attention, delta, embed, head, mlp, project, qkv, reduce, rows, sync
 
-__all__ = ["attention", "embed", "head", "mlp", "project", "qkv", "reduce", "sync"]
+__all__ = [
+    "attention",
+    "delta",
+    "embed",
+    "head",
+    "mlp",
+    "project",
+    "qkv",
+    "reduce",
+    "rows",
+    "sync",
+]

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .numbers import rounded
+from .numbers import as_rounded, rounded, sigmoid
 
 
 @triton.jit
@@ -105,9 +105,10 @@ def attention_reduce(
     LANES: tl.constexpr,
     SPANS: tl.constexpr,
     PLACES: tl.constexpr,
+    GATE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Merge the spans of some heads of a sequence."""
+    """Merge the spans of some heads of a sequence, and multiply them by their gates."""
     sequence = tl.load(words + abi.ATTENTION_REDUCE_SEQUENCE)
     number = tl.load(words + abi.ATTENTION_REDUCE_VALUES)
     values = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)
@@ -115,6 +116,10 @@ def attention_reduce(
     levels = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)
     number = tl.load(words + abi.ATTENTION_REDUCE_OUT)
     out = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
+    gate = out
+    if GATE:
+        number = tl.load(words + abi.ATTENTION_REDUCE_GATE)
+        gate = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
     spans = tl.arange(0, PLACES)
     lanes = tl.arange(0, LANES)
     inside = lanes < WIDTH
@@ -133,4 +138,7 @@ def attention_reduce(
             other=0.0,
         )
         mixed = tl.sum(weights[:, None] * parts, 0)
+        if GATE:
+            opening = tl.load(gate + head * WIDTH + lanes, mask=inside, other=0.0).to(tl.float32)
+            mixed = as_rounded(mixed, DTYPE) * as_rounded(sigmoid(opening), DTYPE)
         tl.store(out + head * WIDTH + lanes, rounded(mixed, DTYPE), mask=inside)

@@ -97,6 +97,7 @@ def plus_products(
     width,
     STRIDE: tl.constexpr,
     NORMED: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     BATCH: tl.constexpr,
     SEQUENCES: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -113,7 +114,8 @@ def plus_products(
     values = tl.load(x + sequences * STRIDE + columns, mask=here & (sequences < BATCH), other=0.0)
     if NORMED:
         scale = tl.load(norm + columns, mask=here, other=0.0).to(tl.float32)
-        values = scaled(values.to(tl.float32), inverse[None, :], scale, DTYPE).to(DTYPE)
+        values = scaled(values.to(tl.float32), inverse[None, :], scale, ZERO_CENTERED, DTYPE)
+        values = values.to(DTYPE)
     steps = (values,)
     if len(tiles[0]) > 1:
         steps = parts_of(values, len(values.shape) - 2, values.shape[-2] // STEP)

@@ -5,16 +5,8 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import (
-    count_of,
-    inverse_rms,
-    no_sums,
-    plus_products,
-    total,
-    with_bias,
-)
-from .numbers import rounded
-from .weights import place_of, rows_of, tiles_of
+from .rows import store_rows
+from .weights import rows_of
 
 _VALUES = tl.constexpr(4096)
 """The logits that are compared at a time."""
@@ -35,6 +27,7 @@ def norm_lm_head(
     STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -61,29 +54,10 @@ def norm_lm_head(
     logits += first
     bias += first
     for begin in range(0, BATCH, SEQUENCES):
-        inverse = inverse_rms(x, begin, BATCH, SEQUENCES, WIDTH, EPS)
-        sums = no_sums(ROWS, SEQUENCES, TILES)
-        count = count_of(rows, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
-        for tile in tl.range(0, count, num_stages=STAGES):
-            row, place, is_last = place_of(tile, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
-            tiles = tiles_of(
-                weight, row, rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
-            )
-            sums = plus_products(
-                sums, tiles, x, begin, norm, inverse, place, WIDTH,
-                WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,
-            )  # fmt: skip
-            if is_last:
-                for part in tl.static_range(TILES):
-                    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
-                    places = row + part * ROWS + tl.arange(0, ROWS)[:, None]
-                    inside = places < rows
-                    found = rounded(
-                        with_bias(total(sums, part, TILES), bias + places, inside, BIAS), DTYPE
-                    )
-                    at = logits + sequences * stride + places
-                    tl.store(at, found, mask=inside & (sequences < BATCH))
-                sums = no_sums(ROWS, SEQUENCES, TILES)
+        store_rows(
+            x, norm, weight, bias, logits, stride, rows, begin, BATCH, SEQUENCES, TILES,
+            ROWS, COLUMNS, STAGES, WIDTH, EPS, ZERO_CENTERED, BIAS, DTYPE, FORMAT,
+        )  # fmt: skip
         tl.debug_barrier()
         sequences = begin + tl.arange(0, SEQUENCES)
         top, token = _best(logits, stride, rows, sequences, BATCH, SEQUENCES)

@@ -47,6 +47,7 @@ def norm_gate_up_swiglu(
     STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     FFN: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -56,7 +57,7 @@ def norm_gate_up_swiglu(
     activated_rows(
         *(words, buffers, abi.NORM_GATE_UP_SWIGLU_ROWS, BATCH, SEQUENCES, TILES),
         *(ROWS, COLUMNS, STAGES),
-        *(WIDTH, EPS, FFN, BIAS, 2, abi.ACTIVATION_SILU, DTYPE, FORMAT),
+        *(WIDTH, EPS, ZERO_CENTERED, FFN, BIAS, 2, abi.ACTIVATION_SILU, DTYPE, FORMAT),
     )
 
 
@@ -73,6 +74,7 @@ def norm_up_activation(
     STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     FFN: tl.constexpr,
     BIAS: tl.constexpr,
     SIDES: tl.constexpr,
@@ -84,7 +86,7 @@ def norm_up_activation(
     activated_rows(
         *(words, buffers, abi.NORM_UP_ACTIVATION_ROWS, BATCH, SEQUENCES, TILES),
         *(ROWS, COLUMNS, STAGES),
-        *(WIDTH, EPS, FFN, BIAS, SIDES, ACTIVATION, DTYPE, FORMAT),
+        *(WIDTH, EPS, ZERO_CENTERED, FFN, BIAS, SIDES, ACTIVATION, DTYPE, FORMAT),
     )
 
 
@@ -101,6 +103,7 @@ def activated_rows(
     STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     FFN: tl.constexpr,
     BIAS: tl.constexpr,
     SIDES: tl.constexpr,
@@ -139,7 +142,7 @@ def activated_rows(
                 )
             sums = plus_products(
                 sums, tiles, x, begin, norm, inverse, place, WIDTH,
-                WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,
+                WIDTH, True, ZERO_CENTERED, BATCH, SEQUENCES, DTYPE, COLUMNS,
             )  # fmt: skip
             if is_last:
                 for part in tl.static_range(TILES):

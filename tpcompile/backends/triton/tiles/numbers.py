@@ -28,6 +28,19 @@ def as_rounded(values, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def scaled(values, inverse, scale, DTYPE: tl.constexpr):
-    """Norm values and scale them, rounded as Hugging Face rounds."""
-    return as_rounded(as_rounded(values * inverse, DTYPE) * scale, DTYPE)
+def scaled(values, inverse, scale, ZERO_CENTERED: tl.constexpr, DTYPE: tl.constexpr):
+    """Norm values and scale them, rounded as Hugging Face rounds.
+
+    The scale of a zero-centred norm is one more, and only the product is rounded.
+    """
+    if ZERO_CENTERED:
+        found = as_rounded(values * inverse * (1.0 + scale), DTYPE)
+    else:
+        found = as_rounded(as_rounded(values * inverse, DTYPE) * scale, DTYPE)
+    return found
+
+
+@triton.jit
+def sigmoid(x):
+    """Compute the sigmoid of fp32 values."""
+    return 1.0 / (1.0 + tl.exp(-x))

@@ -50,7 +50,7 @@ def linear_residual(
             )
             sums = plus_products(
                 sums, tiles, x, begin, x, 0.0, place, WIDTH,
-                WIDTH, False, BATCH, SEQUENCES, DTYPE, COLUMNS,
+                WIDTH, False, False, BATCH, SEQUENCES, DTYPE, COLUMNS,
             )  # fmt: skip
             if is_last:
                 for part in tl.static_range(TILES):
@@ -104,7 +104,7 @@ def linear_terms(
             )
             sums = plus_products(
                 sums, tiles, x, begin, x, 0.0, place, width,
-                WIDTH, False, BATCH, SEQUENCES, DTYPE, COLUMNS,
+                WIDTH, False, False, BATCH, SEQUENCES, DTYPE, COLUMNS,
             )  # fmt: skip
             if is_last:
                 for part in tl.static_range(TILES):

@@ -8,17 +8,10 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import (
-    GROUP,
-    count_of,
-    inverse_rms,
-    no_sums,
-    plus_products,
-    total,
-    with_bias,
-)
+from .dots import GROUP
 from .numbers import as_rounded, rounded, scaled
-from .weights import place_of, rows_of, tiles_of
+from .rows import store_rows
+from .weights import rows_of
 
 
 @triton.jit
@@ -34,8 +27,10 @@ def norm_qkv_rope_append(
     STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     HEAD: tl.constexpr,
     LANES: tl.constexpr,
+    ROTATED: tl.constexpr,
     PART: tl.constexpr,
     HEAD_NORM: tl.constexpr,
     HEAD_EPS: tl.constexpr,
@@ -53,12 +48,14 @@ def norm_qkv_rope_append(
     for head in range(first, last):
         _project(
             words, buffers, raw, HEAD, head * HEAD, HEAD,
-            BATCH, SEQUENCES, TILES, ROWS, COLUMNS, STAGES, WIDTH, EPS, BIAS, DTYPE, FORMAT,
+            BATCH, SEQUENCES, TILES, ROWS, COLUMNS, STAGES, WIDTH, EPS,
+            ZERO_CENTERED, BIAS, DTYPE, FORMAT,
         )  # fmt: skip
         tl.debug_barrier()
         _finish(
             words, buffers, raw, HEAD, head, BATCH,
-            HEAD, LANES, PART, HEAD_NORM, HEAD_EPS, INTERLEAVED, MOST_BLOCKS, BLOCK, DTYPE,
+            HEAD, LANES, ROTATED, PART, HEAD_NORM, HEAD_EPS, ZERO_CENTERED, INTERLEAVED,
+            MOST_BLOCKS, BLOCK, DTYPE,
         )  # fmt: skip
         tl.debug_barrier()
 
@@ -76,8 +73,10 @@ def norm_qkv_rows(
     STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     HEAD: tl.constexpr,
     LANES: tl.constexpr,
+    ROTATED: tl.constexpr,
     PART: tl.constexpr,
     HEAD_NORM: tl.constexpr,
     HEAD_EPS: tl.constexpr,
@@ -98,7 +97,8 @@ def norm_qkv_rows(
     stride = stride_of(buffers, number, 0)
     _project(
         words, buffers, raw + first, stride, head * HEAD + first, last - first,
-        BATCH, SEQUENCES, TILES, ROWS, COLUMNS, STAGES, WIDTH, EPS, BIAS, DTYPE, FORMAT,
+        BATCH, SEQUENCES, TILES, ROWS, COLUMNS, STAGES, WIDTH, EPS,
+        ZERO_CENTERED, BIAS, DTYPE, FORMAT,
     )  # fmt: skip
     tl.debug_barrier()
     arrivals = start_of(buffers, tl.load(words + abi.NORM_QKV_ROWS_ARRIVALS), tl.int32)
@@ -107,7 +107,8 @@ def norm_qkv_rows(
         tl.debug_barrier()
         _finish(
             words, buffers, raw, stride, head, BATCH,
-            HEAD, LANES, PART, HEAD_NORM, HEAD_EPS, INTERLEAVED, MOST_BLOCKS, BLOCK, DTYPE,
+            HEAD, LANES, ROTATED, PART, HEAD_NORM, HEAD_EPS, ZERO_CENTERED, INTERLEAVED,
+            MOST_BLOCKS, BLOCK, DTYPE,
         )  # fmt: skip
 
 
@@ -127,6 +128,7 @@ def _project(
     STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -141,26 +143,10 @@ def _project(
     number = tl.load(words + abi.NORM_QKV_ROPE_APPEND_WEIGHT)
     weight = rows_of(buffers, number, begin, 0, WIDTH, DTYPE, FORMAT)
     for begin in range(0, BATCH, SEQUENCES):
-        inverse = inverse_rms(x, begin, BATCH, SEQUENCES, WIDTH, EPS)
-        sums = no_sums(ROWS, SEQUENCES, TILES)
-        count = count_of(rows, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
-        for tile in tl.range(0, count, num_stages=STAGES):
-            row, place, is_last = place_of(tile, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
-            tiles = tiles_of(
-                weight, row, rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
-            )
-            sums = plus_products(
-                sums, tiles, x, begin, norm, inverse, place, WIDTH,
-                WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,
-            )  # fmt: skip
-            if is_last:
-                for part in tl.static_range(TILES):
-                    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
-                    places = row + part * ROWS + tl.arange(0, ROWS)[:, None]
-                    found = with_bias(total(sums, part, TILES), bias + places, places < rows, BIAS)
-                    inside = (places < rows) & (sequences < BATCH)
-                    tl.store(out + sequences * stride + places, rounded(found, DTYPE), mask=inside)
-                sums = no_sums(ROWS, SEQUENCES, TILES)
+        store_rows(
+            x, norm, weight, bias, out, stride, rows, begin, BATCH, SEQUENCES, TILES,
+            ROWS, COLUMNS, STAGES, WIDTH, EPS, ZERO_CENTERED, BIAS, DTYPE, FORMAT,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -173,9 +159,11 @@ def _finish(
     BATCH: tl.constexpr,
     HEAD: tl.constexpr,
     LANES: tl.constexpr,
+    ROTATED: tl.constexpr,
     PART: tl.constexpr,
     HEAD_NORM: tl.constexpr,
     HEAD_EPS: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     MOST_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -183,7 +171,7 @@ def _finish(
 ):
     """Norm, rotate and store a whole head of all sequences."""
     lanes = tl.arange(0, LANES)[None, :]
-    half: tl.constexpr = HEAD // 2
+    half: tl.constexpr = ROTATED // 2
     if INTERLEAVED:
         partner = lanes ^ 1
         leads = lanes % 2 == 0
@@ -203,19 +191,21 @@ def _finish(
             inverse = 1.0 / tl.sqrt(tl.sum(values * values, 1) / HEAD + HEAD_EPS)[:, None]
             norm = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_HEAD_NORM), DTYPE)
             scale = tl.load(norm + lanes, mask=lanes < HEAD, other=0.0).to(tl.float32)
-            values = scaled(values, inverse, scale, DTYPE)
+            values = scaled(values, inverse, scale, ZERO_CENTERED, DTYPE)
             scale = tl.load(norm + partner, mask=lanes < HEAD, other=0.0).to(tl.float32)
-            others = scaled(others, inverse, scale, DTYPE)
+            others = scaled(others, inverse, scale, ZERO_CENTERED, DTYPE)
         if PART != abi.PART_V:
             number = tl.load(words + abi.NORM_QKV_ROPE_APPEND_POSITIONS)
             positions = start_of(buffers, number, tl.int32)
-            row = tl.load(positions + sequences, mask=here, other=0).to(tl.int64) * HEAD
+            row = tl.load(positions + sequences, mask=here, other=0).to(tl.int64) * ROTATED
             table = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_COS), DTYPE)
-            cos = tl.load(table + row + column, mask=inside, other=0.0).to(tl.float32)
+            turning = inside & (lanes < ROTATED)
+            cos = tl.load(table + row + column, mask=turning, other=0.0).to(tl.float32)
             table = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_SIN), DTYPE)
-            sin = tl.load(table + row + column, mask=inside, other=0.0).to(tl.float32)
+            sin = tl.load(table + row + column, mask=turning, other=0.0).to(tl.float32)
             turned = tl.where(leads, -others, others)
-            values = as_rounded(values * cos, DTYPE) + as_rounded(turned * sin, DTYPE)
+            turned = as_rounded(values * cos, DTYPE) + as_rounded(turned * sin, DTYPE)
+            values = tl.where(lanes < ROTATED, turned, values)
         number = tl.load(words + abi.NORM_QKV_ROPE_APPEND_OUT)
         out = start_of(buffers, number, DTYPE)
         if PART == abi.PART_Q:

@@ -1,0 +1,150 @@
+"""Tests of the states of linear attention, of sequences that begin, end or are absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.backends.reference.stepping import HYBRID, Case, place, tables_of, texts
+from tests.backends.triton.test_triton import EXACT
+from tests.models import relative_error
+from tpcompile.backends.executor import Executor
+from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.reference import Machine
+from tpcompile.backends.triton import Triton
+from tpcompile.vm.groups import DeltaStep
+from tpcompile.vm.program import Buffer, Role
+from tpcompile.vm.program.buffer import LINEAR_STATES
+
+CASE = Case(HYBRID, tp=2, lengths=(9, 1), workers=2)
+"""The second sequence is new, and the memory of its state is NaN."""
+
+
+def _both() -> tuple[Triton, Machine]:
+    return Triton(CASE.memory()), Machine(CASE.memory())
+
+
+def _states(memory: StepMemory) -> list[torch.Tensor]:
+    return [one for role in LINEAR_STATES for one in memory.values(role)]
+
+
+def _check_states(found: StepMemory, wanted: StepMemory, rows: list[int]) -> None:
+    """Raise unless these states are those of the reference machine, and others are as at first."""
+    others = [row for row in range(2 * len(CASE.lengths)) if row not in rows]
+    for own, right, old in zip(*map(_states, (found, wanted, CASE.memory())), strict=True):
+        assert relative_error(own[:, rows], right[:, rows]) < EXACT
+        assert torch.equal(own[:, others].nan_to_num(), old[:, others].nan_to_num())
+
+
+def test_a_launch_reads_one_state_and_writes_another() -> None:
+    """It keeps the states that it reads, and stores those of the last step."""
+    kernel, machine = _both()
+    for one in (kernel, machine):
+        place(one, CASE, read=torch.tensor([0, 1]), write=torch.tensor([3, 2]))
+    assert torch.equal(kernel.run(3), machine.run(3))
+    assert relative_error(kernel.logits, machine.logits) < EXACT
+    _check_states(kernel.memory, machine.memory, [2, 3])
+
+
+def test_steps_of_a_launch_are_those_of_launches() -> None:
+    together, alone = Triton(CASE.memory()), Triton(CASE.memory())
+    for one in (together, alone):
+        place(one, CASE)
+    assert torch.equal(together.run(3), torch.cat([alone.run() for _ in range(3)]))
+    assert torch.equal(together.logits, alone.logits)
+    for own, other in zip(_states(together.memory), _states(alone.memory), strict=True):
+        assert torch.equal(own.nan_to_num(), other.nan_to_num())
+
+
+def test_a_sequence_that_has_ended() -> None:
+    """Its states go on as on the reference machine, which computes its last token again."""
+    free = Machine(CASE.memory())
+    place(free, CASE)
+    stop = int(free.run()[0, 1])
+    kernel, machine = _both()
+    for one in (kernel, machine):
+        place(one, CASE, stops=(stop,))
+    tokens = kernel.run(3)
+    assert torch.equal(tokens, machine.run(3)) and tokens[1:, 1].eq(-1).all()
+    _check_states(kernel.memory, machine.memory, [0, 1])
+
+
+def test_a_row_without_a_sequence() -> None:
+    """Its states stay as they are."""
+    kernel, machine = _both()
+    length = CASE.lengths[0]
+    token = texts(CASE.model, CASE.lengths)[0][length - 1]
+    for one in (kernel, machine):
+        one.place(token[None], torch.tensor([length]), tables_of(CASE.lengths)[:1])
+        one.run(2)
+    assert relative_error(kernel.logits[:1], machine.logits[:1]) < EXACT
+    _check_states(kernel.memory, machine.memory, [0])
+
+
+def test_states_may_move() -> None:
+    """The kernel reads and writes those that the memory was last given."""
+    kernel, machine = _both()
+    place(machine, CASE)
+    machine.run()
+    moved = CASE.memory()
+    states = [
+        {role.word: one for role, one in zip(LINEAR_STATES, own, strict=True)}
+        for own in zip(*(moved.values(role) for role in LINEAR_STATES), strict=True)
+    ]
+    place(kernel, CASE)
+    kernel.run()
+    kernel.memory.use_caches(kernel.memory.values(Role.CACHE), states)
+    place(kernel, CASE)
+    kernel.run()
+    _check_states(moved, machine.memory, [0, 1])
+
+
+def _changed_logits(kind: type[Executor], change: Callable[[StepMemory], None]) -> torch.Tensor:
+    """Return the logits of a step after a change of the memory."""
+    memory = CASE.memory()
+    change(memory)
+    executor = kind(memory)
+    place(executor, CASE)
+    executor.run()
+    return executor.logits.clone()
+
+
+def _with_bias(memory: StepMemory) -> None:
+    """Give the convolutions of all ranks a bias, which no model has."""
+    program = memory.program
+    steps = [one for one in program.instructions if isinstance(one, DeltaStep)]
+    widths = {one.at.rank: one.at.channels for one in steps}
+    first = len(program.buffers)
+    buffers = [
+        Buffer("conv.bias", (widths[rank],), torch.float32, rank, Role.WEIGHT)
+        for rank in sorted(widths)
+    ]
+    memory.tensors += [torch.linspace(-1, 1, one.shape[0]) for one in buffers]
+    memory.program = replace(
+        program,
+        buffers=(*program.buffers, *buffers),
+        instructions=tuple(
+            replace(one, at=replace(one.at, bias=first + one.at.rank))
+            if isinstance(one, DeltaStep)
+            else one
+            for one in program.instructions
+        ),
+    )
+
+
+def _with_small_rates(memory: StepMemory) -> None:
+    """Let gates be so low that 1 + exp(gate) rounds to 1, and multiply them by a high rate."""
+    for one in memory.program.instructions:
+        if isinstance(one, DeltaStep):
+            for number, value in ((one.at.offset, -18.0), (one.at.rate, 16.0)):
+                memory.tensors[number] = torch.full_like(memory.tensors[number], value)
+
+
+@pytest.mark.parametrize("change", [_with_bias, _with_small_rates])
+def test_weights_that_no_model_has(change: Callable[[StepMemory], None]) -> None:
+    found, wanted = (_changed_logits(kind, change) for kind in (Triton, Machine))
+    assert relative_error(found, wanted) < EXACT
+    assert relative_error(found, _changed_logits(Triton, lambda memory: None)) > 100 * EXACT

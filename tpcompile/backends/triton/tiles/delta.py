@@ -1,0 +1,206 @@
+"""A step of linear attention: the convolution, the state and the gated results of a key head.
+
+A state is in registers while it decays and is updated, so it is read once and written once.
+"""
+
+import triton
+import triton.language as tl
+
+from . import abi
+from .access import start_of, stride_of
+from .mlp import activated
+from .numbers import as_rounded, rounded, scaled, sigmoid
+
+_EPSILON = tl.constexpr(1e-6)
+_LINEAR = tl.constexpr(20.0)
+"""Softplus of larger values is the value itself."""
+
+
+@triton.jit
+def delta_step(
+    words,
+    buffers,
+    own,
+    KEY: tl.constexpr,
+    PLACES: tl.constexpr,
+    VALUE: tl.constexpr,
+    LANES: tl.constexpr,
+    TAPS: tl.constexpr,
+    EPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Compute the value heads of a sequence that read one key head."""
+    sequence = tl.load(words + abi.DELTA_STEP_SEQUENCE)
+    lengths = start_of(buffers, tl.load(words + abi.DELTA_STEP_LENGTHS), tl.int32)
+    length = tl.load(lengths + sequence)
+    if length > 0:
+        _step(
+            words, buffers, own, sequence, length > 1,
+            KEY, PLACES, VALUE, LANES, TAPS, EPS, BIAS, DTYPE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _step(
+    words,
+    buffers,
+    own,
+    sequence,
+    resumes,
+    KEY: tl.constexpr,
+    PLACES: tl.constexpr,
+    VALUE: tl.constexpr,
+    LANES: tl.constexpr,
+    TAPS: tl.constexpr,
+    EPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Compute the heads of a sequence, which `resumes` from a state unless it is new.
+
+    The state of a new sequence is zero, whatever is in memory. The query and the key pass through
+    the worker's scratch memory: otherwise each thread would convolve all channels that it needs.
+    """
+    old, new = _states_of(words, buffers, sequence)
+    number = tl.load(words + abi.DELTA_STEP_PROJECTED)
+    inputs = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
+    number = tl.load(words + abi.DELTA_STEP_OUT)
+    out = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
+    norm = start_of(buffers, tl.load(words + abi.DELTA_STEP_NORM), DTYPE)
+    number = tl.load(words + abi.DELTA_STEP_STATES)
+    states = start_of(buffers, number, tl.float32)
+    states += tl.load(words + abi.DELTA_STEP_LAYER) * stride_of(buffers, number, 0)
+    each = stride_of(buffers, number, 1)
+
+    keys = tl.arange(0, PLACES)
+    lanes = tl.arange(0, LANES)
+    inside = lanes < VALUE
+    first = tl.load(words + abi.DELTA_STEP_K_HEAD) * KEY
+    q = _convolved(
+        words, buffers, inputs, old, new, resumes, first + keys, keys < KEY, TAPS, BIAS, DTYPE
+    )
+    first += tl.load(words + abi.DELTA_STEP_FIRST_K)
+    k = _convolved(
+        words, buffers, inputs, old, new, resumes, first + keys, keys < KEY, TAPS, BIAS, DTYPE
+    )
+    tl.store(own + keys, _normalized(q) * KEY**-0.5)
+    tl.store(own + PLACES + keys, _normalized(k))
+    tl.debug_barrier()
+    q = tl.load(own + keys)
+    k = tl.load(own + PLACES + keys)
+    first = tl.load(words + abi.DELTA_STEP_HEADS)
+    last = tl.load(words + abi.DELTA_STEP_HEADS + 1)
+    for head in range(first, last):
+        whole = (keys < KEY)[:, None] & inside[None, :]
+        places = keys[:, None] * VALUE + lanes[None, :]
+        source = _state_at(states + old * each, head, KEY, VALUE)
+        state = tl.load(source + places, mask=whole & resumes, other=0.0)
+        column = head * VALUE + lanes
+        v = _convolved(
+            words, buffers, inputs, old, new, resumes,
+            tl.load(words + abi.DELTA_STEP_FIRST_V) + column, inside, TAPS, BIAS, DTYPE,
+        )  # fmt: skip
+        decay, share = _gates_of(words, buffers, sequence, head, DTYPE)
+        state *= decay
+        delta = (v - tl.sum(state * k[:, None], 0)) * share
+        state += k[:, None] * delta[None, :]
+        tl.debug_barrier()  # after all threads have loaded: the new state may replace the old one
+        tl.store(_state_at(states + new * each, head, KEY, VALUE) + places, state, mask=whole)
+        mixed = as_rounded(tl.sum(state * q[:, None], 0), DTYPE)
+        inverse = 1.0 / tl.sqrt(tl.sum(mixed * mixed, 0) / VALUE + EPS)
+        scale = tl.load(norm + lanes, mask=inside, other=0.0).to(tl.float32)
+        gate = inputs + tl.load(words + abi.DELTA_STEP_CHANNELS) + column
+        z = tl.load(gate, mask=inside, other=0.0).to(tl.float32)
+        found = scaled(mixed, inverse, scale, False, DTYPE) * activated(z, abi.ACTIVATION_SILU)
+        tl.store(out + column, rounded(found, DTYPE), mask=inside)
+
+
+@triton.jit
+def _states_of(words, buffers, sequence):
+    """Return the numbers of the states that the sequence resumes from, and that it writes.
+
+    After the first step of a launch, it resumes from the one that it writes.
+    """
+    write = start_of(buffers, tl.load(words + abi.DELTA_STEP_WRITE), tl.int32)
+    read = start_of(buffers, tl.load(words + abi.DELTA_STEP_READ), tl.int32)
+    clock = start_of(buffers, tl.load(words + abi.DELTA_STEP_CLOCK), tl.int32)
+    new = tl.load(write + sequence)
+    return tl.where(tl.load(clock) > 0, new, tl.load(read + sequence)), new
+
+
+@triton.jit
+def _state_at(states, head, KEY: tl.constexpr, VALUE: tl.constexpr):
+    """Return the address of a head's state, among those of a layer and a sequence."""
+    at = states + head * (KEY * VALUE)
+    if VALUE % 4 == 0:  # then so are all strides, which lets a load have 16 bytes
+        at = tl.multiple_of(at, 16)
+    return at
+
+
+@triton.jit
+def _convolved(
+    words,
+    buffers,
+    inputs,
+    old,
+    new,
+    resumes,
+    channels,
+    inside,
+    TAPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Convolve some channels, and store their new tail, which may replace the old one."""
+    number = tl.load(words + abi.DELTA_STEP_TAILS)
+    tails = start_of(buffers, number, DTYPE)
+    tails += tl.load(words + abi.DELTA_STEP_LAYER) * stride_of(buffers, number, 0)
+    each = stride_of(buffers, number, 1)
+    row = stride_of(buffers, number, 2)
+    taken = ()
+    for tap in tl.static_range(TAPS - 1):
+        at = tails + old * each + tap * row + channels
+        taken = taken + (tl.load(at, mask=inside & resumes, other=0.0),)
+    taken = taken + (tl.load(inputs + channels, mask=inside, other=0.0),)
+    tl.debug_barrier()  # several threads may have loaded the same channel
+    weight = start_of(buffers, tl.load(words + abi.DELTA_STEP_WEIGHT), DTYPE) + channels * TAPS
+    found = tl.zeros(channels.shape, tl.float32)
+    for tap in tl.static_range(TAPS):
+        scale = tl.load(weight + tap, mask=inside, other=0.0).to(tl.float32)
+        found += taken[tap].to(tl.float32) * scale
+        if tap > 0:
+            tl.store(tails + new * each + (tap - 1) * row + channels, taken[tap], mask=inside)
+    if BIAS:
+        bias = start_of(buffers, tl.load(words + abi.DELTA_STEP_BIAS), DTYPE)
+        found += tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
+    return as_rounded(activated(found, abi.ACTIVATION_SILU), DTYPE)
+
+
+@triton.jit
+def _normalized(head):
+    """Divide a head by its length."""
+    return head / tl.sqrt(tl.sum(head * head, 0) + _EPSILON)
+
+
+@triton.jit
+def _gates_of(words, buffers, sequence, head, DTYPE: tl.constexpr):
+    """Return the factor by which a head's state decays, and the share of the token's update."""
+    number = tl.load(words + abi.DELTA_STEP_GATES)
+    gates = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0) + head
+    offset = start_of(buffers, tl.load(words + abi.DELTA_STEP_OFFSET), DTYPE) + head
+    rate = start_of(buffers, tl.load(words + abi.DELTA_STEP_RATE), DTYPE) + head
+    changed = tl.load(gates + tl.load(words + abi.DELTA_STEP_V_HEADS)).to(tl.float32)
+    changed = _softplus(changed + tl.load(offset).to(tl.float32))
+    decay = tl.exp(-tl.exp(tl.load(rate).to(tl.float32)) * changed)
+    return decay, sigmoid(tl.load(gates).to(tl.float32))
+
+
+@triton.jit
+def _softplus(x):
+    """Return log(1 + exp(x)); as exact for values far below 0, where the sum rounds to 1."""
+    power = tl.exp(tl.minimum(x, _LINEAR))
+    more = 1.0 + power
+    rounding = power / tl.where(more == 1.0, 1.0, more - 1.0)
+    found = tl.where(more == 1.0, power, tl.log(more) * rounding)
+    return tl.where(x > _LINEAR, x, found)
