@@ -68,7 +68,7 @@ def test_a_fused_projection_is_whole_again() -> None:
             assert torch.equal(compiled.gather_weight(name), eager.get_parameter(name))
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("backend", ["native", "reference", "triton"])
 @pytest.mark.parametrize("tp", [1, 4])
 def test_programs_continue_prompts_of_qwen3_next(tp: int, backend: str) -> None:
     eager = lively_hybrid(random_config(NEXT_SEED, "qwen3_next"))

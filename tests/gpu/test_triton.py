@@ -9,18 +9,20 @@ import pytest
 import torch
 
 import tpcompile
-from tests.backends.reference.stepping import Case, place, steps_of, steps_on
+from tests.backends.reference.stepping import HYBRID, Case, place, steps_of, steps_on
 from tests.backends.triton.test_triton import CASES, EXACT, never_met
 from tests.models import relative_error
 from tests.runtime.eager_pair import lively
 from tpcompile.backends.triton import Triton
 from tpcompile.cli import main
 from tpcompile.errors import RankError
+from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.schedule.measured import measured_step
 from tpcompile.vm.schedule.policies import POLICIES
 
 GPU = torch.device("cuda")
 CASE = Case("tiny-qwen3", tp=2, lengths=(9, 3))
+LINEAR = Case(HYBRID, tp=2, lengths=(9, 1))
 IDS = torch.tensor([[5, 6, 7]])
 
 
@@ -31,10 +33,11 @@ def test_steps_are_those_of_the_reference_machine(case: Case) -> None:
         assert relative_error(own.cpu(), wanted) < EXACT
 
 
-def test_several_steps_in_one_launch() -> None:
-    one, many = Triton(CASE.memory(device=GPU)), Triton(CASE.memory(device=GPU))
-    place(one, CASE)
-    place(many, CASE)
+@pytest.mark.parametrize("case", [CASE, LINEAR], ids=["attention", "linear attention"])
+def test_several_steps_in_one_launch(case: Case) -> None:
+    one, many = Triton(case.memory(device=GPU)), Triton(case.memory(device=GPU))
+    place(one, case)
+    place(many, case)
     for _ in range(3):
         assert torch.equal(many.run(4), torch.cat([one.run() for _ in range(4)]))
     assert torch.equal(many.logits, one.logits)
@@ -49,6 +52,34 @@ def test_bits_do_not_depend_on_the_schedule(policy: str, workers: int) -> None:
     for _ in range(10):
         (found,) = steps_on(Triton(other.memory(device=GPU)), other, 1)
         assert torch.equal(found, wanted)
+
+
+def test_bits_of_linear_attention() -> None:
+    """They depend neither on the schedule nor on the other sequences."""
+    case = replace(LINEAR, lengths=(1,))
+    wanted = steps_on(Triton(case.memory(device=GPU)), case, 2)
+    for other in (
+        replace(case, policy="dynamic", workers=60),
+        replace(case, lowering="rows", workers=60),
+        replace(case, lengths=(1, 1)),
+        replace(case, lengths=(1,) * 10),
+    ):
+        steps = zip(steps_on(Triton(other.memory(device=GPU)), other, 2), wanted, strict=True)
+        assert all(torch.equal(found[0], own[0]) for found, own in steps), other
+
+
+def test_states_of_linear_attention() -> None:
+    """A launch stores the states of its last step, and keeps those that it reads."""
+    kernel, machine = Triton(LINEAR.memory(device=GPU)), LINEAR.machine()
+    for one in (kernel, machine):
+        place(one, LINEAR, read=torch.tensor([0, 1]), write=torch.tensor([3, 2]))
+        one.run(3)
+    before = LINEAR.memory()
+    for role in LINEAR_STATES:
+        sides = (one.values(role) for one in (kernel.memory, machine.memory, before))
+        for found, wanted, old in zip(*sides, strict=True):
+            assert relative_error(found[:, 2:].cpu(), wanted[:, 2:]) < EXACT
+            assert torch.equal(found[:, :2].cpu().nan_to_num(), old[:, :2].nan_to_num())
 
 
 def test_a_wait_that_is_never_met(monkeypatch: pytest.MonkeyPatch) -> None:

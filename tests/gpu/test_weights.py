@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import EVEN, FEW_TOKENS
+from tests.backends.reference.stepping import EVEN, FEW_TOKENS, HYBRID
 from tests.backends.triton.test_triton import EXACT
 from tests.backends.triton.test_weights import tokens_of
 from tests.models import relative_error
@@ -26,6 +27,10 @@ FORMATS: dict[str, tuple[str, str | None]] = {
     "fp8": (FEW_TOKENS, "fp8:128"),
     "fp8, a head of the dtype": (FEW_TOKENS, "fp8:128:head"),
 }
+LINEAR = {
+    "linear attention in int8": (HYBRID, "int8:32"),
+    "linear attention in int4": (HYBRID, "int4:32"),
+}
 
 
 def _logits(
@@ -37,7 +42,7 @@ def _logits(
     **options: Any,
 ) -> torch.Tensor:
     """Return the logits of sequences of one token each after some steps, in fp32."""
-    model, few_bits = FORMATS[of]
+    model, few_bits = (FORMATS | LINEAR)[of]
     batch = len(tokens)
     device = GPU if kind is Triton else torch.device("cpu")
     executor = kind(memory_of(model, dtype, 1, batch, few_bits=few_bits, device=device, **options))
@@ -46,8 +51,14 @@ def _logits(
     return executor.logits.float().cpu()
 
 
-@pytest.mark.parametrize("of", FORMATS)
-@pytest.mark.parametrize("batch", [1, 3, 33])
+@pytest.mark.parametrize(
+    ("of", "batch"),
+    [
+        *product(FORMATS, (1, 3, 33)),
+        ("linear attention in int8", 3),
+        ("linear attention in int4", 9),
+    ],
+)
 def test_logits_are_those_of_the_reference_machine(of: str, batch: int) -> None:
     found, wanted = (
         _logits(kind, of, tokens_of(batch), torch.float32) for kind in (Triton, Machine)

@@ -62,7 +62,7 @@ def kernel_of(case: Case, arch: str) -> Compiled:
     return compile_ahead(case.program, arch)
 
 
-_LONG = ("qwen3-8b int8", "qwen3-8b int4:64", "qwen3-8b fp8")
+_LONG = ("qwen3-8b int8", "qwen3-8b int4:64", "qwen3-8b fp8", "qwen3.5-0.8b, batch 64")
 """Kernels that take minutes beside other work."""
 
 

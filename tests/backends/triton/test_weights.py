@@ -86,8 +86,10 @@ def test_checkpoints_in_few_bits(case: Case) -> None:
     assert relative_error(found, wanted) < EXACT
 
 
-@pytest.mark.parametrize("few_bits", ["int8:row", "int8:32", "int4:32", "fp8:32"])
-@pytest.mark.parametrize(("batch", "tp"), [(1, 2), (9, 1)])
+@pytest.mark.parametrize(
+    ("few_bits", "batch", "tp"),
+    [("int8:row", 1, 2), ("int8:32", 9, 1), ("int4:32", 3, 2), ("fp8:32", 1, 1)],
+)
 def test_linear_attention(few_bits: str, batch: int, tp: int) -> None:
     found, wanted = (
         _logits(kind, few_bits, tokens_of(batch), tp, model=HYBRID) for kind in (Triton, Machine)

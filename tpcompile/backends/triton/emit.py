@@ -155,7 +155,7 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
 def _scratch(branches: Iterable[Branch]) -> int:
     """Return the number of values that a worker needs for itself.
 
-    They are those of a head of all sequences, or of a query and a key of linear attention.
+    They are those of a head of all sequences, or of the query, key and value of a token.
     """
     found = [1]
     for branch in branches:
@@ -163,7 +163,7 @@ def _scratch(branches: Iterable[Branch]) -> int:
         if "LANES" in extents and "BATCH" in extents:
             found.append(extents["LANES"] * extents["BATCH"])
         elif branch.module == "delta":
-            found.append(2 * extents["PLACES"])
+            found.append(2 * extents["PLACES"] + extents["LANES"])
     return max(found)
 
 

@@ -59,7 +59,7 @@ def _step(
 ):
     """Compute the heads of a sequence, which `resumes` from a state unless it is new.
 
-    The state of a new sequence is zero, whatever is in memory. The query and the key pass through
+    The state of a new sequence is zero, whatever is in memory. Query, key and value pass through
     the worker's scratch memory: otherwise each thread would convolve all channels that it needs.
     """
     old, new = _states_of(words, buffers, sequence)
@@ -87,8 +87,6 @@ def _step(
     tl.store(own + keys, _normalized(q) * KEY**-0.5)
     tl.store(own + PLACES + keys, _normalized(k))
     tl.debug_barrier()
-    q = tl.load(own + keys)
-    k = tl.load(own + PLACES + keys)
     first = tl.load(words + abi.DELTA_STEP_HEADS)
     last = tl.load(words + abi.DELTA_STEP_HEADS + 1)
     for head in range(first, last):
@@ -101,12 +99,17 @@ def _step(
             words, buffers, inputs, old, new, resumes,
             tl.load(words + abi.DELTA_STEP_FIRST_V) + column, inside, TAPS, BIAS, DTYPE,
         )  # fmt: skip
+        tl.store(own + 2 * PLACES + lanes, v)
+        tl.debug_barrier()
+        v = tl.load(own + 2 * PLACES + lanes)
         decay, share = _gates_of(words, buffers, sequence, head, DTYPE)
         state *= decay
+        k = tl.load(own + PLACES + keys)
         delta = (v - tl.sum(state * k[:, None], 0)) * share
         state += k[:, None] * delta[None, :]
         tl.debug_barrier()  # after all threads have loaded: the new state may replace the old one
         tl.store(_state_at(states + new * each, head, KEY, VALUE) + places, state, mask=whole)
+        q = tl.load(own + keys)
         mixed = as_rounded(tl.sum(state * q[:, None], 0), DTYPE)
         inverse = 1.0 / tl.sqrt(tl.sum(mixed * mixed, 0) / VALUE + EPS)
         scale = tl.load(norm + lanes, mask=inside, other=0.0).to(tl.float32)
