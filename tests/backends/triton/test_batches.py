@@ -34,8 +34,7 @@ def test_batches_are_those_of_the_reference_machine(model: str, tp: int, batch: 
     [
         (FEW_TOKENS, 3, torch.float32, False),
         (FEW_TOKENS, 17, torch.bfloat16, False),
-        (HYBRID, 3, torch.bfloat16, False),
-        (HYBRID, 9, torch.float32, False),
+        (HYBRID, 9, torch.bfloat16, False),
         # tiles of fewer columns
         pytest.param(FEW_TOKENS, 33, torch.float32, True, marks=pytest.mark.slow),
         # read in two parts

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.backends.reference.stepping import HYBRID, Case, place, tables_of, texts
+from tests.backends.reference.stepping import HYBRID, HYBRID_ODD, Case, place, tables_of, texts
 from tests.backends.triton.test_triton import EXACT
 from tests.models import relative_error
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.triton import Triton
+from tpcompile.backends.triton.emit import emit
 from tpcompile.vm.groups import DeltaStep
 from tpcompile.vm.program import Buffer, Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
@@ -96,10 +97,18 @@ def test_states_may_move() -> None:
     ]
     place(kernel, CASE)
     kernel.run()
+    left = _states(kernel.memory)
     kernel.memory.use_caches(kernel.memory.values(Role.CACHE), states)
     place(kernel, CASE)
+    for one in left:  # they stay allocated
+        one.fill_(torch.nan)
     kernel.run()
     _check_states(moved, machine.memory, [0, 1])
+
+
+def test_a_worker_has_room_for_a_query_a_key_and_a_value() -> None:
+    """Their widths are rounded up to powers of two: 12, 12 and 20 to 16, 16 and 32."""
+    assert emit(Case(HYBRID_ODD, lengths=(1,)).program).scratch == 64
 
 
 def _changed_logits(kind: type[Executor], change: Callable[[StepMemory], None]) -> torch.Tensor:
