@@ -65,6 +65,9 @@ def _step(
     old, new = _states_of(words, buffers, sequence)
     number = tl.load(words + abi.DELTA_STEP_PROJECTED)
     inputs = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
+    number = tl.load(words + abi.DELTA_STEP_Z)
+    gates = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
+    gates += tl.load(words + abi.DELTA_STEP_FIRST_Z)
     number = tl.load(words + abi.DELTA_STEP_OUT)
     out = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
     norm = start_of(buffers, tl.load(words + abi.DELTA_STEP_NORM), DTYPE)
@@ -113,8 +116,7 @@ def _step(
         mixed = as_rounded(tl.sum(state * q[:, None], 0), DTYPE)
         inverse = 1.0 / tl.sqrt(tl.sum(mixed * mixed, 0) / VALUE + EPS)
         scale = tl.load(norm + lanes, mask=inside, other=0.0).to(tl.float32)
-        gate = inputs + tl.load(words + abi.DELTA_STEP_CHANNELS) + column
-        z = tl.load(gate, mask=inside, other=0.0).to(tl.float32)
+        z = tl.load(gates + column, mask=inside, other=0.0).to(tl.float32)
         found = scaled(mixed, inverse, scale, False, DTYPE) * activated(z, abi.ACTIVATION_SILU)
         tl.store(out + column, rounded(found, DTYPE), mask=inside)
 
