@@ -40,10 +40,11 @@ _ROW_BYTES = 1024
 """The bytes of a row of a tile, at most, with columns of all slices."""
 _TILE_BYTES = 32_768
 """The bytes of tiles and of their values, at most, with columns of one slice."""
-_MOST_NUMBERS = 8192
-"""The numbers of few bits of a tile, at most, with columns of all slices."""
+_MOST_NUMBERS = 16_384
+"""The numbers of few bits of tiles that share values, at most, with columns of all slices."""
 _MOST_TILES, _MOST_SCALED = 6, 2
-"""The tiles that share values: registers hold their sums and, of few bits, what is scaled."""
+"""The tiles that share values: registers hold their sums and, of few bits, what is scaled. With
+columns of all slices, those of weights in the model's dtype share none."""
 _MOST_KEYS = 16_384
 """The elements of keys, and as many of values, that a worker holds at a time."""
 _MOST_VALUES = 65_536
@@ -139,7 +140,7 @@ def _few(one: WeightInstruction) -> bool:
 
 def _tiles(program: Program, one: WeightInstruction) -> int:
     """Return the number of tiles that share values: rows of the instruction, one after another."""
-    if _few(one):
+    if _few(one) and one.at.format.plain:
         return 1
     sides = len(one.weight_boxes)
     rows = one.at.width if isinstance(one, NormQkvRopeAppend) else one.weight_shape[0] // sides

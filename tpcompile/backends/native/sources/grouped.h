@@ -345,7 +345,7 @@ template <class A, int kBits>
 inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                          int64_t out_stride, Scratch& scratch) {
   if constexpr (!std::is_same_v<A, Wide>)
-    if (x.batch >= kFewestInPanels)
+    if (in_panels<A>(x.batch))
       return panel_dots<A, kLow<kBits>>(weight, rows, x, out, out_stride, scratch);
   constexpr int kWhole = kMostBlock / kColumns<kBits>;  // loads of the widest block
   if constexpr (kBits == 6)

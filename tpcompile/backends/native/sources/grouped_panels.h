@@ -5,8 +5,6 @@
 // stored in the nearest cache, and each piece of a row is multiplied by all sequences. Sums of blocks
 // are exact, and their products are added in the order of `run_dots`, so the bits are the same.
 
-// The fewest sequences that panels are for. Fewer are faster one after the other.
-constexpr int64_t kFewestInPanels = 5;
 // The rows that are multiplied at a time, as registers allow.
 constexpr int kPanelRows = kRegisters == 1 ? 16 : 4;
 // The most columns that they have in the nearest cache.
@@ -340,10 +338,13 @@ template <class A, int kBits, int kSequences>
     const Grouped own = weight.from(row, 0);
     Registers* to = terms;
     for (int64_t run = 0; run < x.runs; ++run) {
-      const int64_t* loads = x.laid[run].first_loads;
+      const int64_t* blocks = x.laid[run].first_block;
+      const auto load = [&](int64_t leaf) {
+        return blocks[leaf] * weight.block() / kColumns<kBits>;
+      };
       PanelRows<A, kBits, kSequences> product(own, rows - row, x.laid[run], panels[run]);
       for (int64_t leaf = 0; leaf < x.laid[run].leaves; ++leaf, to += kGroups)
-        product.leaf_sums(loads[leaf], loads[leaf + 1], ahead, to);
+        product.leaf_sums(load(leaf), load(leaf + 1), ahead, to);
     }
     const auto* found = reinterpret_cast<float*>(terms);
     fold_sums(reinterpret_cast<float*>(terms), x.leaves, kGroups * kLanes);

@@ -221,7 +221,7 @@ inline void find_lanes(const LaidValues<A>& x, int64_t used, const Register* col
   for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; columns += run++->rounds * kLanes)
     for (int64_t own = 0; own < run->leaves; ++own, ++leaf) {
       for (const Register*& lane : leaf->lanes) lane = zero;
-      for (int64_t at = run->first_block(own); at < run->first_block(own + 1); ++at)
+      for (int64_t at = run->first_block[own]; at < run->first_block[own + 1]; ++at)
         leaf->lanes[at % used] = columns + at;
     }
 }

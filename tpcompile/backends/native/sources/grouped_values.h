@@ -138,14 +138,18 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, const Run& run, S
 template <class A>
 struct LaidRun : Run {
   const Laid<A>* values;
-  int64_t leaves, rounds, loads_of_round;  // a round is 16 blocks
-  const int64_t* first_loads;              // of each leaf, and the end of the last one
+  int64_t leaves, rounds;      // a round is 16 blocks
+  const int64_t* first_block;  // of each leaf, and the end of the last one
   const Share* const* shares;  // of each round, and the end of the last one; null if not used
-
-  int64_t first_block(int64_t leaf) const {
-    return first_loads[leaf] * kLanes / loads_of_round;
-  }
 };
+
+// The fewest sequences that panels are for. Fewer are faster one after the other.
+constexpr int64_t kFewestInPanels = 5;
+
+template <class A>
+constexpr bool in_panels(int64_t batch) {
+  return !std::is_same_v<A, Wide> && batch >= kFewestInPanels;
+}
 
 #if defined(__AVX2__)
 constexpr bool kAddsSideBySide = true;
@@ -183,7 +187,7 @@ inline const Share* const* shares_of(const LaidRun<A>& run, Scratch& scratch) {
       bool any = false;
       for (int64_t lane = 0; lane < kLanes; ++lane) {
         const int64_t block = round * kLanes + lane;
-        const bool own = block >= run.first_block(leaf) && block < run.first_block(leaf + 1);
+        const bool own = block >= run.first_block[leaf] && block < run.first_block[leaf + 1];
         lanes[lane] = own ? -1 : 0, any |= own;
       }
       if (any) *next++ = {leaf, load_ints(lanes)};
@@ -193,8 +197,9 @@ inline const Share* const* shares_of(const LaidRun<A>& run, Scratch& scratch) {
   return found;
 }
 
-// Lay out values in runs. Adjacent leaves that begin with a load are a run, whose blocks have lanes
-// by their place in the whole weight. Another leaf is a run of its own.
+// Lay out values in runs. Adjacent leaves that begin with a load are a run; if leaves are added side
+// by side, those that begin with a block. Another leaf is a run of its own. The blocks of a leaf have
+// lanes one after another, from any one on: the tree of their sums is the same for all.
 template <int kBits, class A>
 inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64_t stride,
                                int64_t batch, int64_t columns, int64_t leaves, Scratch& scratch) {
@@ -204,28 +209,29 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     const int64_t longer = columns % leaves;
     return first + columns / leaves * leaf + (leaf < longer ? leaf : longer);
   };
+  const int64_t widest = (columns + leaves - 1) / leaves;
+  const bool apart = kAddsSideBySide && widest <= kLanes * block && !in_panels<A>(batch);
+  const int64_t grain = apart ? block : unit;
   auto* runs = scratch.take<LaidRun<A>>(leaves);
   int64_t count = 0, rounds = 0, most_blocks = 0;
   for (int64_t leaf = 0, next; leaf < leaves; leaf = next) {
     const int64_t begin = begin_of(leaf);
     next = leaf + 1;
-    while (begin % unit == 0 && next < leaves && begin_of(next) % unit == 0) ++next;
+    while (begin % grain == 0 && next < leaves && begin_of(next) % grain == 0) ++next;
     const int64_t end = begin_of(next);
     const int64_t lanes = begin % unit ? unit : kLanes * block, start = begin / lanes * lanes;
     const int64_t loads = (end - start + unit - 1) / unit * (unit / kColumns<kBits>);
     LaidRun<A>& own = runs[count++];
-    own = {{begin, end, start, loads, start / block, false}, nullptr, next - leaf, 0, 0, nullptr,
-           nullptr};
-    own.loads_of_round = kLanes * block / kColumns<kBits>;
-    own.rounds = (loads + own.loads_of_round - 1) / own.loads_of_round, rounds += own.rounds;
+    own = {{begin, end, start, loads, start / block, false}, nullptr, next - leaf, 0, nullptr, nullptr};
+    own.rounds = (loads * kColumns<kBits> / block + kLanes - 1) / kLanes, rounds += own.rounds;
     own.whole = weight.has_blocks(own.block, own.rounds * kLanes);
-    auto* first_loads = scratch.take<int64_t>(own.leaves + 1);
+    auto* first_block = scratch.take<int64_t>(own.leaves + 1);
     for (int64_t at = 0; at < own.leaves; ++at)
-      first_loads[at] = (begin_of(leaf + at) - start) / unit * (unit / kColumns<kBits>);
-    first_loads[own.leaves] = loads;
-    own.first_loads = first_loads;
+      first_block[at] = (begin_of(leaf + at) - start) / grain * (grain / block);
+    first_block[own.leaves] = (end - start + grain - 1) / grain * (grain / block);
+    own.first_block = first_block;
     for (int64_t at = 0; at < own.leaves; ++at) {
-      const int64_t blocks = own.first_block(at + 1) - own.first_block(at);
+      const int64_t blocks = first_block[at + 1] - first_block[at];
       most_blocks = most_blocks < blocks ? blocks : most_blocks;
     }
     auto* each = scratch.take<Laid<A>>(batch);
