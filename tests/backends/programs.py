@@ -36,8 +36,12 @@ LONG = {
     "num_hidden_layers": 1,
 }
 """The same, of more columns than a block of rows holds at a time. One layer has all of them."""
-WIDE = {"intermediate_size": 4096, "vocab_size": 301, "num_hidden_layers": 1}
-"""A projection with 512 columns in each of the eight parts of a sum: 8 groups of 64, 16 of 32."""
+
+
+def _wide(columns: int) -> dict[str, int]:
+    """Return widths with a projection of so many columns in each of the eight parts of a sum."""
+    return {"intermediate_size": 8 * columns, "vocab_size": 301, "num_hidden_layers": 1}
+
 
 ROUNDS = ":a8"
 """The end of the name of weights whose linears round their inputs to int8."""
@@ -63,9 +67,9 @@ def _kinds(config: Any, kind: str) -> dict[str, str]:
 
 @lru_cache
 def _captured(
-    model: str, dtype: torch.dtype, odd: bool, long: bool, wide: bool, weights: str | None
+    model: str, dtype: torch.dtype, odd: bool, long: bool, wide: int, weights: str | None
 ) -> Captured:
-    widths = {**(ODD if odd else {}), **(LONG if long else {}), **(WIDE if wide else {})}
+    widths = {**(ODD if odd else {}), **(LONG if long else {}), **(_wide(wide) if wide else {})}
     config = OWN[model] if model in OWN else preset(model)
     stored = None if weights is None else weights.removesuffix(ROUNDS)
     made = AutoConfig.for_model(**{**config, **widths})
@@ -97,7 +101,7 @@ def _graph(
     tp: int,
     odd: bool,
     long: bool,
-    wide: bool,
+    wide: int,
     weights: str | None,
     kv: str,
 ) -> tuple[fx.GraphModule, dict[str, Any]]:
@@ -117,7 +121,7 @@ def memory_of(
     workers: int = 2,
     odd: bool = False,
     long: bool = False,
-    wide: bool = False,
+    wide: int = 0,
     few_bits: str | None = None,
     kv: str = CacheKv.kv,
     longest: int = 32,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -184,13 +185,20 @@ def test_groups_without_kernels_are_refused() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "few_bits", ["int8:64", "int4:32", *KINDS, "int4:64:a8", "int8:32", "int4:128"]
+    ("few_bits", "columns"),
+    [
+        *product(("int8:64", "int4:32", *KINDS, "int4:64:a8", "int8:32", "int4:128"), (512,)),
+        *product(("int4:32", "int4:64", "int4:64:a8", "Q4_0", "int4:128"), (448,)),
+    ],
 )
-def test_sums_do_not_depend_on_the_batch(few_bits: str, path: str) -> None:
-    """In fp32, where parts of sums have several blocks. Other kernels multiply larger batches."""
+def test_sums_do_not_depend_on_the_batch(few_bits: str, columns: int, path: str) -> None:
+    """In fp32, where parts of sums have several blocks. Other kernels multiply larger batches.
+
+    Parts of 512 columns have 8 groups of 64 and 16 of 32. Parts of 448 begin within a load of 128.
+    """
 
     def terms(batch: int) -> list[torch.Tensor]:
-        memory = memory_of("tiny-qwen3", torch.bfloat16, 2, batch, wide=True, few_bits=few_bits)
+        memory = memory_of("tiny-qwen3", torch.bfloat16, 2, batch, wide=columns, few_bits=few_bits)
         for number in _terms(memory):
             one: Any = memory.program.instructions[number]
             held = memory.tensors[one.at.x]
