@@ -18,7 +18,7 @@ SINGLE = "model.safetensors"
 ADAPTER = "adapter_config.json"
 
 _TEXT_MODEL, _OF_TEXT_MODEL = "model.", "model.language_model."
-"""How the names of a text model begin, in a checkpoint of its own and beside a vision model."""
+"""The prefix of a text model's names in its own checkpoint, and in one with a vision model."""
 _INDEX_END = ".safetensors.index.json"
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
@@ -48,8 +48,9 @@ def names_of_module(name: str) -> list[str]:
 
     One is that of the module; the other has it in a checkpoint that also holds a vision model.
     """
-    stored = name.replace(_TEXT_MODEL, _OF_TEXT_MODEL, 1) if name.startswith(_TEXT_MODEL) else name
-    return list(dict.fromkeys((name, stored)))
+    if not name.startswith(_TEXT_MODEL):
+        return [name]
+    return [name, _OF_TEXT_MODEL + name.removeprefix(_TEXT_MODEL)]
 
 
 def _weights_file(directory: Path, chosen: Any) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 
 from tpcompile.backends.executor import refuse_formats
 from tpcompile.backends.triton.branches import Branch, branch_of, constant_text
+from tpcompile.vm.groups.delta import DeltaStep
+from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
@@ -152,19 +154,20 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
     return Emitted(head + "\n".join(parts), taken_by, scratch)
 
 
-def _scratch(branches: Iterable[Branch]) -> int:
-    """Return the number of values that a worker needs for itself.
+_SCRATCH: dict[str, Callable[[dict[str, Any]], int]] = {
+    **dict.fromkeys(
+        (NormQkvRopeAppend.name, NormQkvRows.name), lambda own: own["LANES"] * own["BATCH"]
+    ),
+    DeltaStep.name: lambda own: 2 * own["PLACES"] + own["LANES"],
+}
+"""The fp32 values that a worker needs for itself, by tile and as a function of its constants: those
+of a head of all sequences, or of the query, key and value of a token."""
 
-    They are those of a head of all sequences, or of the query, key and value of a token.
-    """
-    found = [1]
-    for branch in branches:
-        extents: dict[str, Any] = dict(branch.constants)
-        if "LANES" in extents and "BATCH" in extents:
-            found.append(extents["LANES"] * extents["BATCH"])
-        elif branch.module == "delta":
-            found.append(2 * extents["PLACES"] + extents["LANES"])
-    return max(found)
+
+def _scratch(branches: Iterable[Branch]) -> int:
+    """Return the number of fp32 values that a worker needs for itself."""
+    own = (_SCRATCH[one.name](dict(one.constants)) for one in branches if one.name in _SCRATCH)
+    return max(own, default=1)
 
 
 def _branch(branch: Branch, number: int) -> list[str]:

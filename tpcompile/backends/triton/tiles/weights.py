@@ -202,8 +202,10 @@ def _numbers(stored, DTYPE: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.constexpr_function
 def _by_bits(dtype):
-    """Return whether numbers of a dtype are made of bits: it has 16, and this is not the
-    interpreter, which does not compute in bf16."""
+    """Return whether numbers of a dtype are made of bits.
+
+    It must have 16 bits. The interpreter does not compute in bf16.
+    """
     return not INTERPRETED.value and dtype in (tl.bfloat16, tl.float16)
 
 
