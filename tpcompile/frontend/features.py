@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from tpcompile.errors import UnsupportedError
+from tpcompile.frontend.experts import calls_interface
 from tpcompile.frontend.layers import outermost_lists
 from tpcompile.frontend.mixers import is_linear_attention, looks_up
 from tpcompile.frontend.rotary import frequencies_of, rotary_modules, table_feature
@@ -106,7 +107,7 @@ def _rotary(module: nn.Module) -> Iterator[Feature]:
 
 
 def _experts(module: nn.Module) -> Iterator[Feature]:
-    """Yield a mixture of experts: stacked or listed MLPs and a router.
+    """Yield a mixture of experts that capture does not replace: stacked or listed MLPs, a router.
 
     The router is a weight that reads the residual and has one row per MLP.
     """
@@ -119,9 +120,10 @@ def _experts(module: nn.Module) -> Iterator[Feature]:
         }
         for name, part in layer.named_modules():
             count = _stacked(part)
-            if count in routers:
+            if count in routers and not calls_interface(part):
                 yield Feature(
-                    f"a mixture of {count} experts ({path}.{name})", "one MLP in each layer"
+                    f"a mixture of {count} experts ({path}.{name}) of a kind of its own",
+                    "one MLP in each layer, or experts by Hugging Face's interface",
                 )
                 return
 

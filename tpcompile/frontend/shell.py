@@ -20,7 +20,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tpcompile.errors import CaptureError, CompileError, UnsupportedError
-from tpcompile.frontend import masks, mixers
+from tpcompile.frontend import experts, masks, mixers
 from tpcompile.frontend.layers import Layers
 from tpcompile.frontend.rotary import rotary_modules
 
@@ -53,7 +53,9 @@ def make_shell(
         memo[id(tensor)] = _without_storage(tensor)
     memo[id(rotary)] = _RotaryLeaf(2 * frequencies.shape[-1])
     masks.register(_attention)
+    experts.register()
     config: Any = copy.deepcopy(module.config)
+    config._experts_implementation = experts.IMPLEMENTATION
     config._attn_implementation = masks.WITH_MASKS if stand_in else masks.ATTENTION_ONLY
     memo[id(module.config)] = config
     modules: Any = module.get_submodule(layers.path)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeVar
 
 from torch import fx
@@ -31,7 +34,7 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layouts of heads and MLPs, by the name of their mixer or activation node."""
+    """The layouts of heads, MLPs and experts, by the name of their mixer, activation or op node."""
 
     tp: int
     heads: dict[str, HeadPlan]
@@ -64,6 +67,11 @@ class HeadAxes:
 
 
 ATTENTION_HEADS = HeadAxes("q_heads", "kv_heads", "query heads")
+EXPERT_AXIS = "experts"
+"""The axis of experts that are whole on a rank."""
+EXPERT_PLANS = ("auto", "tp", "ep")
+"""How experts are sharded: each of them is split, or ranks hold whole ones, or by cost."""
+
 LINEAR_HEADS = HeadAxes("linear_v_heads", "linear_k_heads", "value heads of linear attention")
 
 
@@ -104,3 +112,56 @@ def plan_axis(axis: str, size: int, tp: int, grain: int | None = None, least: in
             expected=f"a grain that divides {size} into at least {tp} parts",
         )
     return Layout(axis, size // grain, grain, even_runs(size // grain, tp))
+
+
+ExpertPlans = Mapping[str, tuple[Layout, float]]
+"""The plans for experts that exist, by name, the splitting one first.
+
+Each has its layout, and the experts' worth of weights that the busiest rank is expected to read for
+a token, if all choices are equally likely."""
+
+
+def choose_experts(plans: ExpertPlans, how: str) -> Layout:
+    """Return the layout of the plan of this name, or with "auto" that with the least cost."""
+    layout, _ = min(plans.values(), key=itemgetter(1)) if how == "auto" else plans[how]
+    return layout
+
+
+def expert_plans(count: int, features: int, chosen: int, tp: int, least: int = 1) -> ExpertPlans:
+    """Return the plans for `count` experts, of which a token chooses some.
+
+    They can be cut at multiples of `least` features.
+    """
+    plans: dict[str, tuple[Layout, float]] = {}
+    if features // least >= tp:
+        split = plan_axis("expert_ffn", features, tp, None, least)
+        widest = max(split.extent(rank) for rank in range(tp))
+        plans["tp"] = split, chosen * widest / features
+    if count >= tp:
+        whole = Layout(EXPERT_AXIS, count, 1, even_runs(count, tp))
+        held = [whole.extent(rank) for rank in range(tp)]
+        plans["ep"] = whole, _expected_most(held, chosen)
+    return plans
+
+
+def _expected_most(held: Sequence[int], chosen: int) -> float:
+    """Return the expected maximum over the ranks of how many chosen experts they hold."""
+    ways = math.comb(sum(held), chosen)
+
+    def at_most(limit: int) -> int:
+        """Return the number of choices of which no rank holds more than `limit`."""
+        total = [1]
+        for own in held:
+            terms = [math.comb(own, taken) for taken in range(min(limit, own, chosen) + 1)]
+            size = min(len(total) + len(terms) - 1, chosen + 1)
+            total = [
+                sum(
+                    total[k - j] * terms[j]
+                    for j in range(min(k, len(terms) - 1) + 1)
+                    if k - j < len(total)
+                )
+                for k in range(size)
+            ]
+        return total[chosen] if len(total) > chosen else 0
+
+    return sum(1 - at_most(limit) / ways for limit in range(chosen))

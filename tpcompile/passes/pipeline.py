@@ -34,6 +34,7 @@ from tpcompile.passes.keep_states import KeepStates
 from tpcompile.passes.kv_heads import KvHeads
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.passes.raise_attention import RaiseAttention
+from tpcompile.passes.raise_experts import RaiseExperts
 from tpcompile.passes.raise_gates import RaiseGates
 from tpcompile.passes.raise_norm import RaiseNorm
 from tpcompile.passes.raise_rope import RaiseRope
@@ -65,6 +66,7 @@ _STANDARD: tuple[type[Pass], ...] = (
     RaiseGates,  # after raise-norm; before raise-swiglu, since a gated norm contains a SwiGLU
     RaiseRope,
     RaiseSwiglu,
+    RaiseExperts,
     RaiseAttention,  # after raise-rope, whose transposes it cancels
     PlanSharding,  # after the raising passes: it looks for the ops that they make
     ShardLinears,

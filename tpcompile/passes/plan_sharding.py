@@ -9,14 +9,25 @@ from torch import fx
 
 from tpcompile.errors import ShardingError, UsageError
 from tpcompile.ir.info import info_of
-from tpcompile.ir.meta import parameter_of, parameters, set_parameter, value_type
+from tpcompile.ir.layout import Layout
+from tpcompile.ir.meta import origin_of, parameter_of, parameters, set_parameter, value_type
 from tpcompile.ir.ops import arguments_of
-from tpcompile.ir.plan import LINEAR_HEADS, HeadPlan, Plan, plan_axis, plan_heads
+from tpcompile.ir.plan import (
+    EXPERT_PLANS,
+    LINEAR_HEADS,
+    HeadPlan,
+    Plan,
+    choose_experts,
+    expert_plans,
+    plan_axis,
+    plan_heads,
+)
 from tpcompile.rewriting.rewrite import Report
 from tpcompile.rewriting.structure import (
     attention_blocks,
     delta_blocks,
     embedding_of,
+    expert_blocks,
     head_of,
     mlp_blocks,
     weight_of,
@@ -37,6 +48,7 @@ class PlanSharding:
         "raise-rope",
         "raise-attention",
         "raise-gates",
+        "raise-experts",
     )
     before: ClassVar[tuple[str, ...]] = (
         "fuse-qkv",
@@ -52,6 +64,8 @@ class PlanSharding:
     """Number of ranks; 0 means the tp of the compilation, or 1."""
     ffn_grain: int = 0
     """Split the MLP in multiples of this; 0 chooses a grain."""
+    experts: str = "auto"
+    """How experts are sharded: `tp` splits each of them, `ep` gives ranks whole ones."""
     vocab_grain: int = 0
     """Split the vocabulary in multiples of this; 0 chooses a grain."""
 
@@ -72,6 +86,10 @@ class PlanSharding:
                 least=value_type(weight_of(mlp.down)).stored.grain,
             )
             for mlp in mlp_blocks(gm.graph)
+        }
+        ffn |= {
+            block.experts.name: _experts(block.experts, tp, self.experts)
+            for block in expert_blocks(gm.graph)
         }
         for found, what in ((heads, "attention"), (ffn, "MLP")):
             if tp > 1 and not found:
@@ -101,6 +119,26 @@ def _linear_heads(rule: fx.Node, tp: int) -> HeadPlan:
     values, keys = (value_type(given[name]).shape[-2] for name in "vk")
     assert isinstance(values, int) and isinstance(keys, int)
     return plan_heads(values, keys, tp, LINEAR_HEADS)
+
+
+def _experts(node: fx.Node, tp: int, how: str) -> Layout:
+    if how not in EXPERT_PLANS:
+        raise UsageError(f"experts={how!r} is no plan", expected=" or ".join(EXPERT_PLANS))
+    given = arguments_of(node)
+    down = value_type(given["down"])
+    count, _, features = down.shape
+    chosen = value_type(given["ids"]).shape[-1]
+    assert isinstance(count, int) and isinstance(features, int) and isinstance(chosen, int)
+    plans = expert_plans(count, features, chosen, tp, down.stored.grain)
+    if not plans or (how != "auto" and how not in plans):
+        raise ShardingError(
+            f"The {count} experts of {features} features cannot be sharded over {tp} ranks",
+            where=str(origin_of(node)),
+            got=f"experts={how!r}",
+            expected=f"a tp of at most {max(count, features // down.stored.grain)}, with the plan "
+            "that fits",
+        )
+    return choose_experts(plans, how)
 
 
 def _features(node: fx.Node) -> int:

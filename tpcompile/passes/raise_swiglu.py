@@ -9,7 +9,7 @@ from torch import fx
 
 from tpcompile.ir.activations import activations
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import SPECS, SWIGLU
+from tpcompile.ir.ops import EXPERTS, SPECS, SWIGLU
 from tpcompile.rewriting.pattern import Bindings, check
 from tpcompile.rewriting.rewrite import Report, insert, rewrite
 
@@ -31,7 +31,7 @@ class RaiseSwiglu:
         report = rewrite(gm, SPECS[SWIGLU].pattern, _replacement)
         if activations(gm.graph):
             return report
-        return report.require(gm, "SwiGLU", SWIGLU)
+        return report.require(gm, "SwiGLU", SWIGLU, EXPERTS)
 
 
 def _replacement(node: fx.Node, found: Bindings) -> fx.Node:

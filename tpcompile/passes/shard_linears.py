@@ -13,15 +13,17 @@ from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import FusedLayout, Layout
 from tpcompile.ir.meta import parameter_of, placement_of, set_parameter, value_type
 from tpcompile.ir.ops import REDISTRIBUTE, arguments_of
-from tpcompile.ir.plan import HeadPlan, Plan
+from tpcompile.ir.plan import EXPERT_AXIS, HeadPlan, Plan
 from tpcompile.ir.types import REPLICATE
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.rewriting.rewrite import Report, insert_after, replace
 from tpcompile.rewriting.structure import (
     DeltaBlock,
+    ExpertBlock,
     attention_blocks,
     bias_of,
     delta_blocks,
+    expert_blocks,
     mlp_blocks,
     weight_of,
 )
@@ -61,12 +63,32 @@ class ShardLinears:
             report.matches += split_columns(block.output, layout)
         for delta in delta_blocks(gm.graph):
             report.matches += _shard_delta(delta, plan.heads_of(delta.rule))
+        mixtures = expert_blocks(gm.graph)
+        shared = {mixture.shared.down for mixture in mixtures if mixture.shared}
         for mlp in mlp_blocks(gm.graph):
             layout = plan.ffn_of(mlp.activated)
             for linear in (mlp.gate, mlp.up):
                 report.matches += split_rows(linear, layout) if linear else 0
-            report.matches += split_columns(mlp.down, layout)
+            report.matches += split_columns(mlp.down, layout, whole=mlp.down not in shared)
+        for mixture in mixtures:
+            report.matches += _shard_experts(mixture, plan.ffn_of(mixture.experts))
         return report
+
+
+def _shard_experts(block: ExpertBlock, layout: Layout) -> int:
+    """Give a rank whole experts, or some features of each; one sum joins all results."""
+    given = arguments_of(block.experts)
+    gate_up, down = given["gate_up"], given["down"]
+    if placement_of(gate_up) != REPLICATE:
+        return 0
+    if layout.axis == EXPERT_AXIS:
+        _shard(gate_up, 0, layout)
+        _shard(down, 0, layout)
+    else:
+        _shard(gate_up, 1, FusedLayout((layout, layout)))
+        _shard(down, 2, layout)
+    _sum(block.total)
+    return 2
 
 
 def _shard_delta(block: DeltaBlock, heads: HeadPlan) -> int:
@@ -87,10 +109,14 @@ def _shard_delta(block: DeltaBlock, heads: HeadPlan) -> int:
     ):
         parameter = owner[name]
         if parameter is not None and placement_of(parameter) == REPLICATE:
-            set_parameter(parameter, parameter_of(parameter).sharded(0, layout))
+            _shard(parameter, 0, layout)
     matches = split_rows(block.inputs, channels) + split_rows(block.gate, value)
     matches += split_rows(block.a, heads.queries) + split_rows(block.beta, heads.queries)
     return matches + split_columns(block.output, value)
+
+
+def _shard(parameter: fx.Node, dim: int, layout: Layout | FusedLayout) -> None:
+    set_parameter(parameter, parameter_of(parameter).sharded(dim, layout))
 
 
 def plan_of(gm: fx.GraphModule) -> Plan:
@@ -107,31 +133,40 @@ def split_rows(linear: fx.Node, layout: Layout | FusedLayout) -> int:
     weight, bias = weight_of(linear), bias_of(linear)
     if placement_of(weight) != REPLICATE:
         return 0
-    set_parameter(weight, parameter_of(weight).sharded(0, layout))
+    _shard(weight, 0, layout)
     if bias is not None:
-        set_parameter(bias, parameter_of(bias).sharded(0, layout))
+        _shard(bias, 0, layout)
     return 1
 
 
-def split_columns(linear: fx.Node, layout: Layout) -> int:
-    """Make a linear row-parallel: each rank computes a partial sum; add the bias after the sum."""
+def split_columns(linear: fx.Node, layout: Layout, *, whole: bool = True) -> int:
+    """Make a linear row-parallel: each rank computes a partial sum; add the bias after the sum.
+
+    If its result is not wanted `whole`, a later node is summed.
+    """
     weight, bias = weight_of(linear), bias_of(linear)
     if placement_of(weight) != REPLICATE:
         return 0
-    set_parameter(weight, parameter_of(weight).sharded(1, layout))
-    linear.args = (linear.args[0], weight)
-    readers = list(linear.users)
-    dtype = value_type(linear).dtype
-    total = insert_after(linear, REDISTRIBUTE, linear, *_sum_dtype(dtype))
+    _shard(weight, 1, layout)
+    if whole:
+        linear.args = (linear.args[0], weight)
+        _sum(linear, bias)
+    return 1
+
+
+def _sum(terms: fx.Node, bias: fx.Node | None = None) -> None:
+    """Insert the sum of the ranks' terms, then a bias, and round once."""
+    readers = list(terms.users)
+    dtype = value_type(terms).dtype
+    total = insert_after(terms, REDISTRIBUTE, terms, *_sum_dtype(dtype))
     last = total if bias is None else insert_after(total, aten.add.Tensor, total, bias)
-    last.meta["value"] = linear.meta.get("value")
+    last.meta["value"] = terms.meta.get("value")
     if bias is not None:
-        linear.meta["value"] = None  # the captured value includes the bias
+        terms.meta["value"] = None  # the captured value includes the bias
     for reader in readers:
-        reader.replace_input_with(linear, last)
+        reader.replace_input_with(terms, last)
     if dtype != torch.float32:
         _round_after(last, readers, dtype)
-    return 1
 
 
 def _sum_dtype(dtype: torch.dtype) -> tuple[torch.dtype, ...]:

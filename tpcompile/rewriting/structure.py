@@ -18,6 +18,7 @@ from tpcompile.ir.ops import (
     DECODE_OPS,
     DELTA_DECAY,
     EMBEDDINGS,
+    EXPERTS,
     GATED_DELTA_RULE,
     GATED_RMS_NORM,
     LINEAR,
@@ -26,6 +27,7 @@ from tpcompile.ir.ops import (
     SIGMOID_GATE,
     SPECS,
     SWIGLU,
+    TOP_EXPERTS,
     arguments_of,
     op_name,
 )
@@ -77,6 +79,22 @@ class MlpBlock:
     down: fx.Node
 
 
+@dataclass(frozen=True)
+class ExpertBlock:
+    """A mixture of experts: its router, its experts, and an MLP that every token passes, if any."""
+
+    experts: fx.Node
+    choice: fx.Node
+    """The call of `top_experts`."""
+    router: fx.Node
+    """The linear of the logits."""
+    shared: MlpBlock | None
+    shared_gate: fx.Node | None
+    """The linear of the gate that the result of the shared MLP is multiplied by."""
+    total: fx.Node
+    """The sum of all results."""
+
+
 def head_ops(heads: fx.Node) -> list[fx.Node]:
     """Return the chain from an operand of attention back to the op that makes its heads."""
     chain = [heads]
@@ -93,6 +111,11 @@ def mlp_blocks(graph: fx.Graph) -> list[MlpBlock]:
     """Return the MLPs of a graph, first with SwiGLU, then with other activations."""
     gated = [_mlp_block(node) for node in graph.nodes if node.target is SWIGLU]
     return gated + [_other_mlp_block(mlp) for mlp in activations(graph)]
+
+
+def expert_blocks(graph: fx.Graph) -> list[ExpertBlock]:
+    """Return the mixtures of experts of a graph."""
+    return [_expert_block(node) for node in graph.nodes if node.target is EXPERTS]
 
 
 def delta_blocks(graph: fx.Graph) -> list[DeltaBlock]:
@@ -135,6 +158,41 @@ def _delta_block(node: fx.Node) -> DeltaBlock:
         _projection(node, operand(norm, 1)),
         _only_user(_only_user(norm, aten.flatten.using_ints), LINEAR),
     )
+
+
+def _expert_block(node: fx.Node) -> ExpertBlock:
+    given = arguments_of(node)
+    items = [_expect(given[name], operator.getitem, node, "a choice") for name in ("scores", "ids")]
+    choices = {operand(item) for item in items}
+    choice = _expect(choices.pop(), TOP_EXPERTS, node, "a choice")
+    if choices or [item.args[1] for item in items] != [0, 1]:
+        raise ShardingError(
+            f"%{node.name} cannot be sharded: its scores and numbers must be of one choice",
+            where=str(origin_of(node)),
+            got=", ".join(map(format_node, items)),
+            expected="both results of one tpc.top_experts",
+        )
+    router = _expect(operand(choice), LINEAR, node, "the logits of its router")
+    shared = _shared_expert(node)
+    if shared is None:
+        return ExpertBlock(node, choice, router, None, None, node)
+    return ExpertBlock(node, choice, router, *shared)
+
+
+def _shared_expert(experts: fx.Node) -> tuple[MlpBlock, fx.Node, fx.Node] | None:
+    """Return the MLP whose gated result is added to that of experts, its gate, and the sum."""
+    (total,) = experts.users if len(experts.users) == 1 else (experts,)
+    if total.target is not aten.add.Tensor:
+        return None
+    gated = next((one for one in total.all_input_nodes if one is not experts), experts)
+    if gated.target is not aten.mul.Tensor:
+        return None
+    gates = [one for one in gated.all_input_nodes if one.target is aten.sigmoid.default]
+    results = [one for one in gated.all_input_nodes if one.target is LINEAR]
+    if len(gates) != 1 or len(results) != 1 or operand(results[0]).target is not SWIGLU:
+        return None
+    gate = _expect(operand(gates[0]), LINEAR, experts, "the gate of the shared expert")
+    return _mlp_block(operand(results[0])), gate, total
 
 
 def _projection(attention: fx.Node, operand: object) -> fx.Node:

@@ -6,6 +6,7 @@ from tpcompile.ir.ops.attention import attention
 from tpcompile.ir.ops.delta import causal_conv, delta_decay, gated_delta_rule
 from tpcompile.ir.ops.elementwise import sigmoid_gate, swiglu
 from tpcompile.ir.ops.embedding import vocab_embedding
+from tpcompile.ir.ops.experts import experts, top_experts
 from tpcompile.ir.ops.few_bits import decoded, decoded_rows
 from tpcompile.ir.ops.norm import add_rms_norm, gated_rms_norm, rms_norm
 from tpcompile.ir.ops.paged_attention import paged_attention
@@ -21,6 +22,7 @@ __all__ = [
     "decoded",
     "decoded_rows",
     "delta_decay",
+    "experts",
     "gated_delta_rule",
     "gated_rms_norm",
     "linear",
@@ -32,5 +34,6 @@ __all__ = [
     "rope",
     "sigmoid_gate",
     "swiglu",
+    "top_experts",
     "vocab_embedding",
 ]

@@ -36,6 +36,7 @@ from tpcompile.ir.ops.decode import (
 from tpcompile.ir.ops.delta import CAUSAL_CONV, DELTA_DECAY, GATED_DELTA_RULE
 from tpcompile.ir.ops.elementwise import ACTIVATIONS, ELEMENTWISE, SIGMOID_GATE, SWIGLU
 from tpcompile.ir.ops.embedding import EMBEDDING, EMBEDDINGS, VOCAB_EMBEDDING
+from tpcompile.ir.ops.experts import EXPERTS, TOP_EXPERTS
 from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import ADD_RMS_NORM, GATED_RMS_NORM, RMS_NORM
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
@@ -65,6 +66,7 @@ __all__ = [
     "ELEMENTWISE",
     "EMBEDDING",
     "EMBEDDINGS",
+    "EXPERTS",
     "GATED_ATTENTION_REDUCE",
     "GATED_DELTA_RULE",
     "GATED_RMS_NORM",
@@ -91,6 +93,7 @@ __all__ = [
     "STATE_OPS",
     "SWIGLU",
     "TABLES",
+    "TOP_EXPERTS",
     "VOCAB_EMBEDDING",
     "Activation",
     "Cost",

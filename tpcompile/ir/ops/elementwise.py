@@ -100,9 +100,11 @@ def negate_rule(self: ValueType) -> ValueType:
 
 
 def product_rule(self: ValueType, other: ValueType | float) -> ValueType:
-    if isinstance(other, ValueType):
-        return _pointwise(self, other)
-    return ValueType(self.shape, promoted(self, other), self.placement)
+    if not isinstance(other, ValueType):
+        return ValueType(self.shape, promoted(self, other), self.placement)
+    if {self.placement, other.placement} == {PARTIAL, REPLICATE}:  # a factor of each term
+        return ValueType(broadcast(self.shape, other.shape), promoted(self, other), PARTIAL)
+    return _pointwise(self, other)
 
 
 def sum_rule(self: ValueType, other: ValueType | float, alpha: float = 1) -> ValueType:
