@@ -23,6 +23,7 @@ from tpcompile.vm.program.weight import Weight
 
 _UNWRITTEN, _UNWRITTEN_BYTE = -(2**31), -(2**7)
 """The value of integers that have not been written, of several bytes or of one."""
+_MATRIX = 2
 _OF_HOST = frozenset(
     (
         *(Role.TOKENS, Role.POSITIONS, Role.LENGTHS, Role.TABLES, Role.STOPS),
@@ -101,7 +102,8 @@ class StepMemory:
             return self._copies.device[number]
         if buffer.role == Role.WEIGHT:
             if buffer.format is None:
-                return _checked(parameter(buffer.rank, buffer.name), buffer, buffer.extents)
+                found = _matrix(parameter(buffer.rank, buffer.name), buffer)
+                return _checked(found, buffer, buffer.extents)
             return _weight(buffer, buffer.format, parameter)
         if buffer.role in STORED_DIMS and not self._own_caches:
             return torch.empty(0, dtype=buffer.dtype)
@@ -300,8 +302,13 @@ def _weight(buffer: Buffer, stored: Format, parameter: Callable[[int, str], torc
     for part in stored.components:
         shape, name = buffer.extents_of(part), buffer.name + part.suffix
         own = Buffer(name, shape, part.dtype.torch, buffer.rank)
-        parts[part.suffix] = _checked(parameter(buffer.rank, name), own, shape)
+        parts[part.suffix] = _checked(_matrix(parameter(buffer.rank, name), own), own, shape)
     return Weight(stored, parts, buffer.columns)
+
+
+def _matrix(value: torch.Tensor, buffer: Buffer) -> torch.Tensor:
+    """Return the rows of all experts as those of one matrix, if the buffer is one."""
+    return value.flatten(0, -2) if value.dim() > len(buffer.shape) == _MATRIX else value
 
 
 def _checked(value: torch.Tensor, buffer: Buffer, extents: tuple[int, ...]) -> torch.Tensor:

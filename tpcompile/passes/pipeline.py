@@ -20,6 +20,7 @@ from tpcompile.passes.canonicalize import Canonicalize
 from tpcompile.passes.fuse_add_norm import FuseAddNorm
 from tpcompile.passes.fuse_delta import FuseDelta
 from tpcompile.passes.fuse_delta_step import FuseDeltaStep
+from tpcompile.passes.fuse_experts import FuseExperts
 from tpcompile.passes.fuse_gate_up import FuseGateUp
 from tpcompile.passes.fuse_gated_attention import FuseGatedAttention
 from tpcompile.passes.fuse_norm_gate_up import FuseNormGateUp
@@ -87,6 +88,7 @@ _STEP: tuple[type[Pass], ...] = (
     FuseDeltaStep,
     SplitAttention,  # after fuse-norm-qkv: spans are read from the cache, which then has all keys
     FuseGatedAttention,  # after split-attention, whose merge it fuses
+    FuseExperts,
     FuseNormGateUp,
     FuseNormLinear,  # after the fusions of norms with specific linears
     FuseResidual,

@@ -13,7 +13,7 @@ from torch import fx
 from tpcompile.errors import PassError
 from tpcompile.ir.info import model_of
 from tpcompile.ir.meta import captured_value, origin_of
-from tpcompile.ir.ops import LINEAR, RMS_NORM, SPECS
+from tpcompile.ir.ops import EXPERTS, LINEAR, RMS_NORM, SPECS
 from tpcompile.ir.refusals import keep_refusal, pass_refusals_on
 from tpcompile.ir.text import format_node
 from tpcompile.rewriting.pattern import Bindings, Call, MissError, check, match, match_calls
@@ -130,7 +130,7 @@ def absorbed(pattern: Any, value: Any, *readers: fx.Node) -> Bindings:
 
 
 def _feeds_linears(norm: fx.Node) -> bool:
-    return all(user.target is LINEAR for user in norm.users)
+    return all(user.target in (LINEAR, EXPERTS) for user in norm.users)
 
 
 def check_absorbed(inside: Collection[fx.Node], *readers: fx.Node) -> None:

@@ -12,6 +12,7 @@ from tpcompile.ir.ops.collectives import (
     REDUCE_SCATTER,
 )
 from tpcompile.ir.ops.decode import (
+    ADD_RESIDUAL,
     ALL_REDUCE_RESIDUAL,
     ATTENTION_REDUCE,
     CACHE_OPS,
@@ -21,8 +22,10 @@ from tpcompile.ir.ops.decode import (
     DELTA_STEP,
     DELTA_STEP_APART,
     DELTA_STEPS,
+    EXPERT_TERMS,
     GATED_ATTENTION_REDUCE,
     LINEAR_RESIDUAL,
+    NORM_EXPERTS,
     NORM_GATE_UP_SWIGLU,
     NORM_LINEAR,
     NORM_MLPS,
@@ -31,6 +34,7 @@ from tpcompile.ir.ops.decode import (
     NORM_QKV_ROPE_APPEND,
     PARTIAL_ATTENTION,
     QKV_OPS,
+    SHARED_EXPERT,
     STATE_OPS,
 )
 from tpcompile.ir.ops.delta import CAUSAL_CONV, DELTA_DECAY, GATED_DELTA_RULE
@@ -46,6 +50,7 @@ from tpcompile.ir.ops.spec import SPECS, Cost, OpSpec, RuleError, arguments_of, 
 
 __all__ = [
     "ACTIVATIONS",
+    "ADD_RESIDUAL",
     "ADD_RMS_NORM",
     "ALL_GATHER",
     "ALL_REDUCE",
@@ -67,11 +72,13 @@ __all__ = [
     "EMBEDDING",
     "EMBEDDINGS",
     "EXPERTS",
+    "EXPERT_TERMS",
     "GATED_ATTENTION_REDUCE",
     "GATED_DELTA_RULE",
     "GATED_RMS_NORM",
     "LINEAR",
     "LINEAR_RESIDUAL",
+    "NORM_EXPERTS",
     "NORM_GATE_UP_SWIGLU",
     "NORM_LINEAR",
     "NORM_MLPS",
@@ -88,6 +95,7 @@ __all__ = [
     "RMS_NORM",
     "ROPE",
     "ROTARY",
+    "SHARED_EXPERT",
     "SIGMOID_GATE",
     "SPECS",
     "STATE_OPS",

@@ -3,6 +3,7 @@
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.delta import DeltaStep
 from tpcompile.vm.groups.embed import Embed
+from tpcompile.vm.groups.experts import ExpertTerms, NormExperts, SharedTerms, TopExperts
 from tpcompile.vm.groups.head import Argmax, NormLmHead
 from tpcompile.vm.groups.mlp import NormGate, NormGatedUp, NormGateUpSwiglu, NormUpActivation
 from tpcompile.vm.groups.project import LinearResidual, LinearTerms
@@ -16,8 +17,10 @@ __all__ = [
     "AttentionReduce",
     "DeltaStep",
     "Embed",
+    "ExpertTerms",
     "LinearResidual",
     "LinearTerms",
+    "NormExperts",
     "NormGate",
     "NormGateUpSwiglu",
     "NormGatedUp",
@@ -27,4 +30,6 @@ __all__ = [
     "NormRows",
     "NormUpActivation",
     "PartialAttention",
+    "SharedTerms",
+    "TopExperts",
 ]

@@ -56,10 +56,24 @@ def products(
     columns: Range | None = None,
     leaves: int = 1,
 ) -> torch.Tensor:
-    """Multiply `x[batch, columns]` by rows of a weight, in sums like those of `leaf_dots`.
+    """Multiply `x[batch, columns]` by rows of a weight, and add the sums of leaves in a fixed tree.
 
-    `columns` are by default all of the weight. Inputs are rounded if the format says so. Leaves cut
-    blocks, so that the same blocks are rounded wherever a leaf is computed.
+    The columns are by default all of the weight.
+    """
+    return fold_tree(leaf_products(x, weight, rows, leaves, columns), torch.add)
+
+
+def leaf_products(
+    x: torch.Tensor,
+    weight: torch.Tensor | Weight,
+    rows: Range,
+    leaves: int,
+    columns: Range | None = None,
+) -> list[torch.Tensor]:
+    """Multiply `x[batch, columns]` by rows of a weight, and return the sum of each leaf.
+
+    Inputs are rounded if the format says so. Leaves cut blocks, so that the same blocks are rounded
+    wherever a leaf is computed.
     """
     first, stop = columns or (0, weight.shape[1])
     if isinstance(weight, Weight) and weight.format.rounds:
@@ -70,8 +84,8 @@ def products(
     return leaf_dots(x, weight[rows.slice, first:stop], leaves)
 
 
-def leaf_dots(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tensor:
-    """Multiply like `dots`, as sums over `leaves` even runs of columns, added in a fixed tree."""
+def leaf_dots(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> list[torch.Tensor]:
+    """Multiply like `dots`, and return the sums over `leaves` even runs of columns."""
     sums: list[torch.Tensor] = []
     widths = [stop - start for ((start, stop),) in even_runs(x.shape[-1], leaves)]
     first = 0
@@ -81,7 +95,7 @@ def leaf_dots(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tenso
         parts = (side[:, columns].reshape(-1, count, width) for side in (x, weight))
         sums += _run_dots(*parts).unbind(2)
         first = columns.stop
-    return fold_tree(sums, torch.add)
+    return sums
 
 
 def _run_dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -90,7 +90,10 @@ def embedding(to: Building, node: fx.Node, kind: type[Embed] = Embed, **more_ope
     assert isinstance(weight, fx.Node) and isinstance(ids, fx.Node)
     table = value_type(weight)
     summed = table.layout_of(0) is not None
-    out = terms_buffer(to, Site.EMBEDDING, node) if summed else residual_buffer(to, node, None)
+    if summed:
+        out = terms_buffer(to, Site.EMBEDDING, node, to.plan.column_splits)
+    else:
+        out = residual_buffer(to, node, None)
     to.put(node, out)
     for rank in range(to.ranks):
         rows = table.local_shape(rank)[0]

@@ -147,7 +147,7 @@ def linear_terms(to: Building, node: fx.Node) -> None:
 
 def _make_terms(to: Building, node: fx.Node, x: fx.Node, weight: fx.Node) -> int:
     site = site_of(x)
-    terms = terms_buffer(to, site, node)
+    terms = terms_buffer(to, site, node, to.plan.column_splits)
     for rank in range(to.ranks):
         at = _terms_operands(to, node, rank, x, weight, terms + rank)
         for slot, columns in enumerate(_columns(to, at)):

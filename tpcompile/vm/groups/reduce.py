@@ -94,6 +94,8 @@ class AllReduce(StepInstruction):
         for rank in range(at.ranks):
             held = memory[at.terms + rank][: at.slots * at.batch, self.columns.slice]
             terms += held.view(at.slots, at.batch, -1).unbind(0)
+        if at.site == Site.EXPERTS:  # slots one after the other, not ranks
+            terms = [term for slot in range(at.slots) for term in terms[slot :: at.slots]]
         found = with_bias(memory, at.bias, self.columns, fold_tree(terms, torch.add))
         if at.residual != NONE:
             found = memory[at.residual][:, self.columns.slice].float() + found
@@ -124,7 +126,7 @@ def sum_terms(
     out = residual_buffer(to, node, residual)
     to.put(node, out)
     site = Site.EMBEDDING if residual is None else TERMS_SITE[to.buffers[terms].name]
-    slots = 1 if site == Site.EMBEDDING else to.plan.column_splits
+    slots = 1 if site == Site.EMBEDDING else to.buffers[terms].shape[0] // to.plan.batch
     for rank in range(to.ranks):
         at = SumOperands(
             rank=rank,

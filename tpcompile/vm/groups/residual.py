@@ -22,13 +22,22 @@ class Site(IntEnum):
     EMBEDDING = 0
     ATTENTION = 1
     MLP = 2
+    EXPERTS = 3
+    """An MLP that is a mixture of experts. The terms of a shared expert are in a slot of their own;
+    those of all ranks in one slot are added up before those in the next."""
 
     @property
     def group(self) -> str:
         """The name of the sum in comparisons of values."""
-        return "embedding" if self == Site.EMBEDDING else f"{self.name.lower()}_residual"
+        return _GROUPS[self]
 
 
+_GROUPS = {
+    Site.EMBEDDING: "embedding",
+    Site.ATTENTION: "attention_residual",
+    Site.MLP: "mlp_residual",
+    Site.EXPERTS: "mlp_residual",
+}
 _MIXERS = (ATTENTION_REDUCE, GATED_ATTENTION_REDUCE, *DELTA_STEPS)
 
 
@@ -39,19 +48,22 @@ def site_of(x: fx.Node) -> Site:
     return Site.ATTENTION if x.target in _MIXERS else Site.MLP
 
 
-_TERMS_NAME = {Site.ATTENTION: "attention_terms", Site.MLP: "mlp_terms"}
+_TERMS_NAME = {
+    Site.ATTENTION: "attention_terms",
+    Site.MLP: "mlp_terms",
+    Site.EXPERTS: "expert_terms",
+}
 TERMS_SITE = {name: site for site, name in _TERMS_NAME.items()}
 
 
-def terms_buffer(to: Building, site: Site, node: fx.Node) -> int:
-    """Declare the buffer of the terms of a sum.
+def terms_buffer(to: Building, site: Site, node: fx.Node, slots: int) -> int:
+    """Declare the buffer of the terms of a sum, of which each rank has so many slots.
 
     The two halves of a layer have separate buffers, so that no rank waits until another rank has
     read the last terms. The embedding comes before attention, so its terms use the MLP's buffer.
     """
-    rows = to.plan.column_splits * to.plan.batch
     name = _TERMS_NAME.get(site, _TERMS_NAME[Site.MLP])
-    return to.alike(name, (rows, width_of(node)), torch.float32)
+    return to.alike(name, (slots * to.plan.batch, width_of(node)), torch.float32)
 
 
 def residual_buffer(to: Building, node: fx.Node, old: fx.Node | None) -> int:

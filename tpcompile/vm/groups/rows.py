@@ -9,7 +9,13 @@ from typing import Annotated, ClassVar
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import DELTA_STEPS, GATED_ATTENTION_REDUCE, arguments_of
+from tpcompile.ir.ops import (
+    DELTA_STEPS,
+    GATED_ATTENTION_REDUCE,
+    SHARED_EXPERT,
+    TOP_EXPERTS,
+    arguments_of,
+)
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.program import Format, rules
@@ -18,7 +24,7 @@ from tpcompile.vm.program.instruction_set import instruction
 
 
 class Wanted(IntEnum):
-    """What a linear computes: channels and gates of linear attention, or gates of attention.
+    """What a linear computes: for linear attention, for gates of attention, or for experts.
 
     The channels of linear attention and the gates `z` of its results may come from one linear.
     """
@@ -27,6 +33,10 @@ class Wanted(IntEnum):
     GATES = 1
     GATE = 2
     Z = 3
+    ROUTER = 4
+    """The logits of a router."""
+    SHARED_GATE = 5
+    """The gate of a shared expert."""
 
     @property
     def group(self) -> str:
@@ -98,11 +108,17 @@ def norm_rows(to: Building, node: fx.Node) -> None:
 
 def _wanted(node: fx.Node) -> Wanted:
     (reader,) = node.users
-    if reader.target is GATED_ATTENTION_REDUCE:
-        return Wanted.GATE
+    if reader.target in _WANTED:
+        return _WANTED[reader.target]
     (name,) = (name for name, arg in arguments_of(reader).items() if arg is node)
     return Wanted[name.upper()]
 
 
-ROWS_READERS = (*DELTA_STEPS, GATED_ATTENTION_REDUCE)
+_WANTED = {
+    GATED_ATTENTION_REDUCE: Wanted.GATE,
+    TOP_EXPERTS: Wanted.ROUTER,
+    SHARED_EXPERT: Wanted.SHARED_GATE,
+}
+"""What readers want of the only such linear that they read."""
+ROWS_READERS = (*DELTA_STEPS, *_WANTED)
 """The ops that read such a linear."""

@@ -12,6 +12,7 @@ from tpcompile.errors import UnsupportedError
 from tpcompile.ir.format import Format
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import origin_of, value_type
+from tpcompile.ir.ops import NORM_EXPERTS
 from tpcompile.ir.ops.spec import SPECS, arguments_of
 from tpcompile.ir.simulate import local_args
 from tpcompile.ir.text import format_node
@@ -129,6 +130,8 @@ class Building:
     def _parameter(self, node: fx.Node) -> int:
         kind = value_type(node)
         shapes = [tuple(map(int, kind.local_shape(rank))) for rank in range(self.ranks)]
+        if any(user.target is NORM_EXPERTS for user in node.users) and kind.dims > 2:
+            shapes = [(experts * rows, columns) for experts, rows, columns in shapes]
         dtype, stored = kind.stored.values.dtype.torch, kind.format
         firsts = [kind.columns(rank)[0] if stored else 0 for rank in range(self.ranks)]
         name = str(node.target)

@@ -71,7 +71,7 @@ def _side_by_side(to: Building, node: fx.Node) -> None:
     _same(to, node)
 
 
-@lowers(operator.getitem, where=reads(ops.ROTARY, ops.PARTIAL_ATTENTION))
+@lowers(operator.getitem, where=reads(ops.ROTARY, ops.PARTIAL_ATTENTION, ops.TOP_EXPERTS))
 def _item(to: Building, node: fx.Node) -> None:
     """Alias one of several results."""
     source, index = node.args

@@ -15,6 +15,12 @@ from tpcompile.ir.ops.decode.attention import (
     span_of,
 )
 from tpcompile.ir.ops.decode.delta_step import DELTA_STEP, DELTA_STEP_APART, DELTA_STEPS
+from tpcompile.ir.ops.decode.experts import (
+    ADD_RESIDUAL,
+    EXPERT_TERMS,
+    NORM_EXPERTS,
+    SHARED_EXPERT,
+)
 from tpcompile.ir.ops.decode.norm_linear import (
     NORM_GATE_UP_SWIGLU,
     NORM_LINEAR,
@@ -52,10 +58,13 @@ DECODE_OPS = (
     *NORM_MLPS.values(),
     *NORM_MLPS_APART.values(),
     NORM_LINEAR,
+    *EXPERT_TERMS,
+    ADD_RESIDUAL,
 )
 """The ops that occur only in decode graphs."""
 
 __all__ = [
+    "ADD_RESIDUAL",
     "ALL_REDUCE_RESIDUAL",
     "ATTENTION_REDUCE",
     "CACHED_ATTENTION",
@@ -65,8 +74,10 @@ __all__ = [
     "DELTA_STEP",
     "DELTA_STEPS",
     "DELTA_STEP_APART",
+    "EXPERT_TERMS",
     "GATED_ATTENTION_REDUCE",
     "LINEAR_RESIDUAL",
+    "NORM_EXPERTS",
     "NORM_GATE_UP_SWIGLU",
     "NORM_LINEAR",
     "NORM_MLPS",
@@ -75,6 +86,7 @@ __all__ = [
     "NORM_Q_K_V_ROPE_APPEND",
     "PARTIAL_ATTENTION",
     "QKV_OPS",
+    "SHARED_EXPERT",
     "STATE_OPS",
     "merge",
     "merge_spans",

@@ -1,0 +1,390 @@
+"""A mixture of experts: the choice of each sequence, their projections, and the terms of their sum.
+
+Which experts run is known only within the step. So an instruction reads the choices of all
+sequences, and does its rows of every expert that some sequence has chosen and the rank holds, in
+the order of their numbers. The work of a phase is balanced whatever is chosen, and a batch reads
+each chosen expert once. Regions name the rows of all experts, and costs are those of the expected
+number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import operand, value_type
+from tpcompile.ir.ops import ADD_RESIDUAL, NORM_EXPERTS, SHARED_EXPERT, TOP_EXPERTS
+from tpcompile.ir.ops.collectives import fold_tree
+from tpcompile.vm.groups.arithmetic import exp, leaf_products, leaves_of, sigmoid, swiglu, total
+from tpcompile.vm.groups.normed import Normed, linear, normed
+from tpcompile.vm.groups.reduce import sum_terms
+from tpcompile.vm.groups.residual import Site, terms_buffer
+from tpcompile.vm.lowering.building import Building, layer_of, width_of
+from tpcompile.vm.lowering.handlers import lowers
+from tpcompile.vm.program import Format, Role, rules
+from tpcompile.vm.program.accesses import Interval
+from tpcompile.vm.program.instruction import (
+    NONE,
+    Memory,
+    Probe,
+    Range,
+    StepInstruction,
+    WeightInstruction,
+    unseen,
+)
+from tpcompile.vm.program.instruction_set import instruction
+
+_IDS = rules.scratch("batch", "chosen", dtype=rules.I32)
+
+
+@dataclass(frozen=True)
+class ChoiceOperands:
+    """The logits of a router, and the choices of all sequences."""
+
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    logits: Annotated[int, rules.scratch("batch", "experts", dtype="T").reads("sequence")]
+    lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch").reads("sequence")]
+    scores: Annotated[int, rules.scratch("batch", "chosen", dtype="T").writes("sequence")]
+    ids: Annotated[int, _IDS.writes("sequence")]
+    batch: Annotated[int, rules.COUNT]
+    experts: Annotated[int, rules.COUNT]
+    chosen: Annotated[int, rules.Number(1, "experts")]
+    normalized: bool
+
+
+@instruction
+@dataclass(frozen=True)
+class TopExperts(StepInstruction):
+    """The experts of a sequence and their scores. A sequence without tokens chooses none."""
+
+    at: ChoiceOperands
+    sequence: Annotated[int, rules.Number(0, "batch - 1")]
+    name: ClassVar[str] = "top_experts"
+    opcode: ClassVar[int] = 17
+
+    @property
+    def traffic(self) -> int:
+        return 0
+
+    @property
+    def values(self) -> int:
+        return self.at.experts
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        at, row = self.at, self.sequence
+        logits = memory[at.logits][row]
+        order = torch.sort(logits, descending=True, stable=True).indices[: at.chosen]
+        shares = exp(logits.float() - logits[order[0]].float())
+        scores = shares[order] / total(shares)
+        if at.normalized:
+            scores = scores / total(scores)
+        empty = not int(memory[at.lengths][row])
+        memory[at.scores][row] = scores.to(logits.dtype)
+        memory[at.ids][row] = torch.full_like(order, NONE) if empty else order
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        row, columns = Range(self.sequence, self.sequence + 1), Range(0, self.at.chosen)
+        probe("scores", row, columns, memory[self.at.scores][row.slice])
+        probe("ids", row, columns, memory[self.at.ids][row.slice])
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The sequences that have chosen an expert, and the places of it among their choices."""
+
+    expert: int
+    """Its number among those of the rank."""
+    rows: torch.Tensor
+    places: torch.Tensor
+
+
+def _chosen(ids: torch.Tensor, first: int, held: int) -> Iterator[_Chosen]:
+    """Yield the experts of a rank that sequences have chosen, in order."""
+    for expert in range(held):
+        rows, places = (ids == first + expert).nonzero(as_tuple=True)
+        if len(rows):
+            yield _Chosen(expert, rows, places)
+
+
+def expected(experts: int, chosen: int, held: int, batch: int) -> float:
+    """Return the number of a rank's experts that a batch is expected to choose, if all are equally
+    likely."""
+    return float(held * (1 - (1 - chosen / experts) ** batch))
+
+
+@dataclass(frozen=True)
+class _MixtureInstruction(WeightInstruction):
+    """Base class of instructions that multiply rows of each chosen expert.
+
+    The operands have `experts`, `chosen` and `held`, and the instruction `rows`.
+    """
+
+    rows: Annotated[Range, rules.Within("extent")]
+    sides: ClassVar[int] = 1
+    """The parts of an expert that have such rows."""
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        """The number of rows of the experts that are expected to be chosen, and of columns."""
+        at, (_, columns) = self.at, self.weight_boxes[0]
+        many = expected(at.experts, at.chosen, at.held, at.batch)
+        return round(self.sides * self.rows.extent * many), columns[1] - columns[0]
+
+    @property
+    def work(self) -> int:
+        at, (_, columns) = self.at, self.weight_shape
+        products = self.sides * self.rows.extent * columns * at.chosen * at.batch
+        return int(products * at.held // at.experts)
+
+
+@dataclass(frozen=True)
+class ExpertsOperands:
+    """Gate and up of the experts of a rank: `extent` rows of gate, then of up, for each."""
+
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    normed: Normed
+    ids: Annotated[int, rules.scratch("normed.batch", "chosen", dtype=rules.I32).reads()]
+    weight: Annotated[int, rules.weight("held*2*extent", "normed.width").reads()]
+    out: Annotated[int, rules.scratch("normed.batch", "chosen", "extent").writes(":", ":", "rows")]
+    chosen: Annotated[int, rules.Number(1, "experts")]
+    extent: Annotated[int, rules.COUNT]
+    held: Annotated[int, rules.COUNT]
+    first: Annotated[int, rules.Number(0, "experts - held")]
+    """The number of the rank's first expert among all of them."""
+    experts: Annotated[int, rules.COUNT]
+    format: Annotated[Format, rules.FormatOf("weight")]
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self.normed.batch
+
+
+@instruction
+@dataclass(frozen=True)
+class NormExperts(_MixtureInstruction):
+    """silu(gate) · up of each chosen expert, for some rows of gate and the same rows of up."""
+
+    at: ExpertsOperands
+    sides: ClassVar[int] = 2
+    name: ClassVar[str] = "norm_experts"
+    opcode: ClassVar[int] = 18
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        at, rows = self.at, self.rows
+        x = at.normed.value(memory, probe, "mlp_norm")
+        for own in _chosen(memory[at.ids], at.first, at.held):
+            gate, up = (
+                linear(
+                    memory, x[own.rows], at.weight, NONE, Range(row + rows.start, row + rows.stop)
+                )
+                for row in (2 * own.expert * at.extent, (2 * own.expert + 1) * at.extent)
+            )
+            memory[at.out][own.rows, own.places, rows.slice] = swiglu(gate, up)
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        """Send the rows of choices to the probe; those of other ranks' experts are not here."""
+
+
+_TERMS = rules.scratch("slots*batch", "extent", dtype=rules.F32)
+
+
+@dataclass(frozen=True)
+class TermsOperands:
+    """Down projections of the experts of a rank, `extent` rows for each."""
+
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    x: Annotated[int, rules.scratch("batch", "chosen", "width", dtype="T").reads()]
+    scores: Annotated[int, rules.scratch("batch", "chosen", dtype="T").reads()]
+    ids: Annotated[int, _IDS.reads()]
+    weight: Annotated[int, rules.weight("held*extent", "width", dtype="T").reads()]
+    out: Annotated[int, _TERMS.writes(":batch", "rows")]
+    batch: Annotated[int, rules.COUNT]
+    width: Annotated[int, rules.COUNT]
+    leaves: Annotated[int, rules.Number(1, "width")]
+    chosen: Annotated[int, rules.Number(1, "experts")]
+    extent: Annotated[int, rules.COUNT]
+    held: Annotated[int, rules.COUNT]
+    first: Annotated[int, rules.Number(0, "experts - held")]
+    experts: Annotated[int, rules.COUNT]
+    format: Annotated[Format, rules.FormatOf("weight")]
+
+
+@instruction
+@dataclass(frozen=True)
+class ExpertTerms(_MixtureInstruction):
+    """A term of each sum: some rows of the chosen experts' results, multiplied by their scores.
+
+    The sums over leaves of columns are those of all experts, so that they do not depend on tp.
+    """
+
+    at: TermsOperands
+    name: ClassVar[str] = "expert_terms"
+    opcode: ClassVar[int] = 19
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        at, rows = self.at, self.rows
+        sums = torch.zeros(at.leaves, at.batch, rows.extent)
+        for own in _chosen(memory[at.ids], at.first, at.held):
+            first = own.expert * at.extent
+            x, wanted = (
+                memory[at.x][own.rows, own.places],
+                Range(first + rows.start, first + rows.stop),
+            )
+            scores = memory[at.scores][own.rows, own.places].float().unsqueeze(-1)
+            for leaf, found in zip(
+                sums, leaf_products(x, memory[at.weight], wanted, at.leaves), strict=True
+            ):
+                leaf[own.rows] += found * scores
+        memory[at.out][: at.batch, rows.slice] = fold_tree(list(sums), torch.add)
+
+
+@dataclass(frozen=True)
+class SharedOperands:
+    """The down projection of a shared expert, and the gate of each sequence."""
+
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    x: Annotated[int, rules.scratch("batch", "width", dtype="T").reads()]
+    gate: Annotated[int, rules.scratch("batch", "1", dtype="T").reads()]
+    weight: Annotated[int, rules.weight("extent", "width", dtype="T").reads("rows")]
+    out: Annotated[int, _TERMS.writes("terms", "rows")]
+    batch: Annotated[int, rules.COUNT]
+    width: Annotated[int, rules.COUNT]
+    leaves: Annotated[int, rules.Number(1, "width")]
+    extent: Annotated[int, rules.COUNT]
+    slot: Annotated[int, rules.Number(1, "slots - 1")]
+    format: Annotated[Format, rules.FormatOf("weight")]
+
+
+@instruction
+@dataclass(frozen=True)
+class SharedTerms(WeightInstruction):
+    """A term of each sum: some rows of the shared expert's result, multiplied by its gate."""
+
+    at: SharedOperands
+    rows: Annotated[Range, rules.Within("extent")]
+    terms = Interval("slot*batch")
+    name: ClassVar[str] = "shared_terms"
+    opcode: ClassVar[int] = 20
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        at = self.at
+        share = sigmoid(memory[at.gate].float()).to(memory[at.gate].dtype).float()
+        found = leaf_products(memory[at.x], memory[at.weight], self.rows, at.leaves)
+        total = fold_tree([leaf * share for leaf in found], torch.add)
+        memory[at.out][self.terms.slice, self.rows.slice] = total
+
+
+@lowers(TOP_EXPERTS)
+def top_experts(to: Building, node: fx.Node) -> None:
+    """Lower the choice to one instruction per sequence. Every rank computes it."""
+    bound = to.bound(node)
+    batch, shape = to.plan.batch, (to.plan.batch, bound["count"])
+    scores = to.alike("scores", shape, value_type(operand(node)).dtype)
+    ids = to.alike("ids", shape, torch.int32)
+    assert ids == scores + to.ranks, "an item of the result is found by its place"
+    to.put(node, scores)
+    for rank in range(to.ranks):
+        at = ChoiceOperands(
+            rank=rank,
+            layer=layer_of(node),
+            logits=to.where(bound["logits"], rank),
+            lengths=to.sole(Role.LENGTHS, (batch,)) + rank,
+            scores=scores + rank,
+            ids=ids + rank,
+            batch=batch,
+            experts=width_of(bound["logits"]),
+            chosen=bound["count"],
+            normalized=bound["normalized"],
+        )
+        to.instructions += [TopExperts(at, sequence) for sequence in range(batch)]
+
+
+@lowers(NORM_EXPERTS, terms=True)
+def norm_experts(to: Building, node: fx.Node) -> None:
+    """Lower the experts to blocks of their features, and then to blocks of their results."""
+    bound, batch = to.bound(node), to.plan.batch
+    gate_up, down = value_type(bound["gate_up"]), value_type(bound["down"])
+    chosen = width_of(bound["ids"])
+    shapes = [down.local_shape(rank) for rank in range(to.ranks)]
+    hidden = to.declare(
+        "hidden", [(batch, chosen, int(shape[2])) for shape in shapes], value_type(node).dtype
+    )
+    shared = any(user.target is SHARED_EXPERT for user in node.users)
+    terms = terms_buffer(to, Site.EXPERTS, node, slots=1 + shared)
+    to.put(node, terms)
+    experts = down.shape[0]
+    for rank in range(to.ranks):
+        held, rows, width = map(int, shapes[rank])
+        alike: dict[str, Any] = {
+            "rank": rank,
+            "layer": layer_of(node),
+            "ids": to.where(bound["ids"], rank),
+            "chosen": chosen,
+            "held": held,
+            "first": to.bound(node, rank)["first"],
+            "experts": experts,
+        }
+        up = ExpertsOperands(
+            normed=normed(to, node, rank),
+            weight=to.where(bound["gate_up"], rank),
+            out=hidden + rank,
+            extent=width,
+            format=gate_up.stored,
+            **alike,
+        )
+        to.deal(NormExperts(at=up, rows=own) for own in to.plan.blocks(width))
+        result = TermsOperands(
+            x=hidden + rank,
+            scores=to.where(bound["scores"], rank),
+            weight=to.where(bound["down"], rank),
+            out=terms + rank,
+            batch=batch,
+            width=width,
+            leaves=leaves_of(to.ranks),
+            extent=rows,
+            format=down.stored,
+            **alike,
+        )
+        to.deal(ExpertTerms(at=result, rows=own) for own in to.plan.blocks(rows))
+
+
+@lowers(SHARED_EXPERT, terms=True)
+def shared_expert(to: Building, node: fx.Node) -> None:
+    """Lower the shared expert's result to blocks of rows, in a slot of its own."""
+    bound = to.bound(node)
+    terms = to.where(bound["routed"], 0)
+    to.put(node, terms)
+    weight = value_type(bound["weight"])
+    for rank in range(to.ranks):
+        rows, width = map(int, weight.local_shape(rank))
+        at = SharedOperands(
+            rank=rank,
+            layer=layer_of(node),
+            x=to.where(bound["x"], rank),
+            gate=to.where(bound["gate"], rank),
+            weight=to.where(bound["weight"], rank),
+            out=terms + rank,
+            batch=to.plan.batch,
+            width=width,
+            leaves=leaves_of(to.ranks),
+            extent=rows,
+            slot=1,
+            format=weight.stored,
+        )
+        to.deal(SharedTerms(at, own) for own in to.plan.blocks(rows))
+
+
+@lowers(ADD_RESIDUAL)
+def add_residual(to: Building, node: fx.Node) -> None:
+    """Lower the sum of a single rank's terms, added to the residual."""
+    bound = to.bound(node)
+    sum_terms(to, node, to.where(bound["terms"], 0), bound["residual"], None)
