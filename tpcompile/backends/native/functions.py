@@ -21,6 +21,7 @@ from tpcompile.backends.torch_tp.functions import (
     decoded_rows,
     delta_decay,
     gated_delta_rule,
+    top_experts,
     vocab_embedding,
 )
 from tpcompile.ir.format import Format
@@ -36,6 +37,7 @@ __all__ = [
     "decoded",
     "decoded_rows",
     "delta_decay",
+    "experts",
     "gated_delta_rule",
     "gated_rms_norm",
     "linear",
@@ -47,6 +49,7 @@ __all__ = [
     "rope",
     "sigmoid_gate",
     "swiglu",
+    "top_experts",
     "vocab_embedding",
 ]
 
@@ -67,6 +70,18 @@ def linear(
     return torchs.linear(
         x, weight.decoded(x.dtype) if isinstance(weight, FewBits) else weight, bias
     )
+
+
+def experts(
+    x: torch.Tensor,
+    scores: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    first: int = 0,
+) -> torch.Tensor:
+    """See `tpcompile.ir.ops.experts`."""
+    return torchs.experts(x, scores, ids, gate_up, down, first, linear)
 
 
 def rms_norm(

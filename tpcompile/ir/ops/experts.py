@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,13 +59,25 @@ def experts(
     in fp32, in the order of the experts' numbers, so a sum is that of the token alone.
     """
     total = torch.zeros_like(x, dtype=torch.float32)
-    for own, (sides, result) in enumerate(zip(gate_up, down, strict=True)):
-        tokens, places = (ids == first + own).nonzero(as_tuple=True)
-        if len(tokens):
-            gate, up = linear(x[tokens], sides).chunk(2, -1)
-            weights = scores[tokens, places].float().unsqueeze(-1)
-            total[tokens] += linear(swiglu(gate, up), result).float() * weights
+    for own, tokens, places in chosen(ids, first, len(gate_up)):
+        gate, up = linear(x[tokens], gate_up[own]).chunk(2, -1)
+        weights = scores[tokens, places].float().unsqueeze(-1)
+        total[tokens] += linear(swiglu(gate, up), down[own]).float() * weights
     return total.to(x.dtype)
+
+
+def chosen(
+    ids: torch.Tensor, first: int, count: int
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Yield which of `count` experts from `first` on tokens have chosen, in order.
+
+    Each has the tokens, and the places of the expert among their choices.
+    """
+    numbers, counts = torch.unique(ids, return_counts=True)
+    order = torch.argsort(ids.flatten(), stable=True)
+    for number, found in zip(numbers.tolist(), torch.split(order, counts.tolist()), strict=True):
+        if 0 <= number - first < count:
+            yield number - first, found // ids.shape[1], found % ids.shape[1]
 
 
 def _top_experts_rule(

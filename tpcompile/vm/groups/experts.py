@@ -9,7 +9,6 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -19,6 +18,7 @@ from torch import fx
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import ADD_RESIDUAL, NORM_EXPERTS, SHARED_EXPERT, TOP_EXPERTS
 from tpcompile.ir.ops.collectives import fold_tree
+from tpcompile.ir.ops.experts import chosen
 from tpcompile.vm.groups.arithmetic import exp, leaf_products, leaves_of, sigmoid, swiglu, total
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.groups.reduce import sum_terms
@@ -93,22 +93,9 @@ class TopExperts(StepInstruction):
         probe("ids", row, columns, memory[self.at.ids][row.slice])
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """The sequences that have chosen an expert, and the places of it among their choices."""
-
-    expert: int
-    """Its number among those of the rank."""
-    rows: torch.Tensor
-    places: torch.Tensor
-
-
-def _chosen(ids: torch.Tensor, first: int, held: int) -> Iterator[_Chosen]:
-    """Yield the experts of a rank that sequences have chosen, in order."""
-    for expert in range(held):
-        rows, places = (ids == first + expert).nonzero(as_tuple=True)
-        if len(rows):
-            yield _Chosen(expert, rows, places)
+def _rows_after(rows: Range, first: int) -> Range:
+    """Return the rows of a matrix in which those of an expert begin with `first`."""
+    return Range(first + rows.start, first + rows.stop)
 
 
 def expected(experts: int, chosen: int, held: int, batch: int) -> float:
@@ -179,14 +166,12 @@ class NormExperts(_MixtureInstruction):
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at, rows = self.at, self.rows
         x = at.normed.value(memory, probe, "mlp_norm")
-        for own in _chosen(memory[at.ids], at.first, at.held):
-            gate, up = (
-                linear(
-                    memory, x[own.rows], at.weight, NONE, Range(row + rows.start, row + rows.stop)
-                )
-                for row in (2 * own.expert * at.extent, (2 * own.expert + 1) * at.extent)
+        for own, sequences, places in chosen(memory[at.ids], at.first, at.held):
+            sides = (
+                linear(memory, x[sequences], at.weight, NONE, _rows_after(rows, side * at.extent))
+                for side in (2 * own, 2 * own + 1)
             )
-            memory[at.out][own.rows, own.places, rows.slice] = swiglu(gate, up)
+            memory[at.out][sequences, places, rows.slice] = swiglu(*sides)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         """Send the rows of choices to the probe; those of other ranks' experts are not here."""
@@ -232,17 +217,12 @@ class ExpertTerms(_MixtureInstruction):
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at, rows = self.at, self.rows
         sums = torch.zeros(at.leaves, at.batch, rows.extent)
-        for own in _chosen(memory[at.ids], at.first, at.held):
-            first = own.expert * at.extent
-            x, wanted = (
-                memory[at.x][own.rows, own.places],
-                Range(first + rows.start, first + rows.stop),
-            )
-            scores = memory[at.scores][own.rows, own.places].float().unsqueeze(-1)
-            for leaf, found in zip(
-                sums, leaf_products(x, memory[at.weight], wanted, at.leaves), strict=True
-            ):
-                leaf[own.rows] += found * scores
+        for own, sequences, places in chosen(memory[at.ids], at.first, at.held):
+            x, wanted = memory[at.x][sequences, places], _rows_after(rows, own * at.extent)
+            scores = memory[at.scores][sequences, places].float().unsqueeze(-1)
+            found = leaf_products(x, memory[at.weight], wanted, at.leaves)
+            for terms, leaf in zip(sums, found, strict=True):
+                terms[sequences] += leaf * scores
         memory[at.out][: at.batch, rows.slice] = fold_tree(list(sums), torch.add)
 
 
@@ -279,8 +259,8 @@ class SharedTerms(WeightInstruction):
         at = self.at
         share = sigmoid(memory[at.gate].float()).to(memory[at.gate].dtype).float()
         found = leaf_products(memory[at.x], memory[at.weight], self.rows, at.leaves)
-        total = fold_tree([leaf * share for leaf in found], torch.add)
-        memory[at.out][self.terms.slice, self.rows.slice] = total
+        sums = fold_tree([leaf * share for leaf in found], torch.add)
+        memory[at.out][self.terms.slice, self.rows.slice] = sums
 
 
 @lowers(TOP_EXPERTS)
@@ -313,10 +293,10 @@ def norm_experts(to: Building, node: fx.Node) -> None:
     """Lower the experts to blocks of their features, and then to blocks of their results."""
     bound, batch = to.bound(node), to.plan.batch
     gate_up, down = value_type(bound["gate_up"]), value_type(bound["down"])
-    chosen = width_of(bound["ids"])
+    choices = width_of(bound["ids"])
     shapes = [down.local_shape(rank) for rank in range(to.ranks)]
     hidden = to.declare(
-        "hidden", [(batch, chosen, int(shape[2])) for shape in shapes], value_type(node).dtype
+        "hidden", [(batch, choices, int(shape[2])) for shape in shapes], value_type(node).dtype
     )
     shared = any(user.target is SHARED_EXPERT for user in node.users)
     terms = terms_buffer(to, Site.EXPERTS, node, slots=1 + shared)
@@ -328,7 +308,7 @@ def norm_experts(to: Building, node: fx.Node) -> None:
             "rank": rank,
             "layer": layer_of(node),
             "ids": to.where(bound["ids"], rank),
-            "chosen": chosen,
+            "chosen": choices,
             "held": held,
             "first": to.bound(node, rank)["first"],
             "experts": experts,

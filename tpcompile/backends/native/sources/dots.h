@@ -153,7 +153,17 @@ struct Operand {
   Sequences<F> values;
   int64_t batch, columns, leaves;
   const float* const* packed;  // tiles for AMX, or panels for AVX2, if there are enough sequences
+  // If not 0, the sums of leaves are not added: those of a leaf are stored so far from the last ones.
+  int64_t apart = 0;
 };
+
+// Add the sums of leaves, unless they stay apart. Return the number of those that are stored.
+template <class X, class Term>
+TPC_INLINE int64_t join_leaves(const X& x, Term* terms, int64_t size) {
+  if (x.apart) return x.leaves;
+  fold_sums(terms, x.leaves, size);
+  return 1;
+}
 
 // Prefetches of the rows after a block of rows, a few lines at a time. They come in the order of
 // memory, so that the prefetchers of the CPU follow them. They go into the second-level cache: in the
@@ -290,10 +300,13 @@ TPC_INLINE void block_dots(typename F::Weights weight, const Operand<F>& x, floa
     }
     first += width;
   }
-  fold_sums(terms, x.leaves, groups);
-  for (int64_t b = 0; b < x.batch; ++b)
-    std::memcpy(out + b * out_stride, reinterpret_cast<const float*>(terms) +
-                b / kBlock * kLanes + b % kBlock * kRows, sizeof(float) * kRows);
+  const int64_t kept = join_leaves(x, terms, groups);
+  for (int64_t leaf = 0; leaf < kept; ++leaf)
+    for (int64_t b = 0; b < x.batch; ++b)
+      std::memcpy(out + leaf * x.apart + b * out_stride,
+                  reinterpret_cast<const float*>(terms + leaf * groups) + b / kBlock * kLanes +
+                      b % kBlock * kRows,
+                  sizeof(float) * kRows);
 }
 
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
@@ -335,8 +348,10 @@ inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, floa
       first += width;
     }
     sums.flush();
-    fold_sums(terms, x.leaves, x.batch);
-    for (int64_t b = 0; b < x.batch; ++b) out[row + b * out_stride] = terms[b];
+    const int64_t kept = join_leaves(x, terms, x.batch);
+    for (int64_t leaf = 0; leaf < kept; ++leaf)
+      for (int64_t b = 0; b < x.batch; ++b)
+        out[row + leaf * x.apart + b * out_stride] = terms[leaf * x.batch + b];
   }
   sums.flush();
 }

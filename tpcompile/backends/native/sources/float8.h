@@ -190,8 +190,10 @@ template <class F>
     }
     if (!split) continue;
     sums.flush();
-    fold_sums(terms, x.leaves, x.batch);
-    for (int64_t b = 0; b < x.batch; ++b) out[row + b * out_stride] = terms[b];
+    const int64_t kept = join_leaves(x, terms, x.batch);
+    for (int64_t leaf = 0; leaf < kept; ++leaf)
+      for (int64_t b = 0; b < x.batch; ++b)
+        out[row + leaf * x.apart + b * out_stride] = terms[leaf * x.batch + b];
   }
   sums.flush();
 }

@@ -347,11 +347,13 @@ template <class A, int kBits, int kSequences>
         product.leaf_sums(load(leaf), load(leaf + 1), ahead, to);
     }
     const auto* found = reinterpret_cast<float*>(terms);
-    fold_sums(reinterpret_cast<float*>(terms), x.leaves, kGroups * kLanes);
+    const int64_t kept =
+        join_leaves(x, reinterpret_cast<float*>(terms), kGroups * kLanes);
     const int64_t count = rows - row < kPanelRows ? rows - row : kPanelRows;
-    for (int64_t b = 0; b < sequences; ++b)
-      for (int64_t own = 0; own < count; ++own)
-        out[row + own + (first + b) * out_stride] = found[own * kSequences + b];
+    for (int64_t leaf = 0; leaf < kept; ++leaf, found += kGroups * kLanes)
+      for (int64_t b = 0; b < sequences; ++b)
+        for (int64_t own = 0; own < count; ++own)
+          out[leaf * x.apart + row + own + (first + b) * out_stride] = found[own * kSequences + b];
   }
 }
 

@@ -267,8 +267,10 @@ template <class A, int kBits, int kLoads, int kBlocks>
     }
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
       terms[leaf] = all ? lanes[leaf].template sum<true>() : lanes[leaf].template sum<false>();
-    fold_sums(terms, x.leaves, 1);
-    std::memcpy(out + row, terms, sizeof(float) * static_cast<size_t>(count));
+    const int64_t kept = join_leaves(x, terms, 1);
+    for (int64_t leaf = 0; leaf < kept; ++leaf)
+      std::memcpy(out + leaf * x.apart + row, terms + leaf,
+                  sizeof(float) * static_cast<size_t>(count));
   }
 }
 #endif
@@ -304,7 +306,7 @@ template <class A, int kBits, int kLoads, int kBlocks>
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
       sums.add(load_bytes<Lanes>(totals + leaf), terms + leaf);
     sums.flush();
-    fold_sums(terms, x.leaves, 1);
-    out[row] = terms[0];
+    const int64_t kept = join_leaves(x, terms, 1);
+    for (int64_t leaf = 0; leaf < kept; ++leaf) out[leaf * x.apart + row] = terms[leaf];
   }
 }

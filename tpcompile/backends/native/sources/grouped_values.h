@@ -164,6 +164,7 @@ struct LaidValues {
   const LaidRun<A>* laid;
   int64_t rounds;       // of all runs
   int64_t most_blocks;  // of a leaf
+  int64_t apart = 0;    // as in other operands
 
   // Whether leaves are added for several rows at a time: no leaf has two blocks in a lane.
   bool side_by_side() const { return kAddsSideBySide && leaves > 1 && most_blocks <= kLanes; }

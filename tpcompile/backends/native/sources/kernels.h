@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "delta.h"
 #include "embed.h"
+#include "experts.h"
 #include "head.h"
 #include "mlp.h"
 #include "project.h"
@@ -69,6 +70,9 @@ using Eight = Types<S, Plain<S>, S, scaled8>;
       TPC_LINEAR(KINDS, NORM_UP_ACTIVATION, norm_up_activation),     \
       TPC_LINEAR(KINDS, NORM_GATE, norm_gate),                       \
       TPC_LINEAR(KINDS, NORM_GATED_UP, norm_gated_up),               \
-      TPC_LINEAR(KINDS, NORM_ROWS, norm_rows)
+      TPC_LINEAR(KINDS, NORM_ROWS, norm_rows),                       \
+      TPC_LINEAR(KINDS, NORM_EXPERTS, norm_experts),                 \
+      TPC_LINEAR(KINDS, EXPERT_TERMS, expert_terms),                 \
+      TPC_LINEAR(KINDS, SHARED_TERMS, shared_terms)
 
 }  // namespace

@@ -30,8 +30,8 @@ inline void rms_norm(const float* x, const N* weight, int64_t width, float eps, 
 // Return the normed residual of all sequences. `Words` are of an instruction that begins with a
 // norm.
 template <class Types, class Words>
-inline Operand<typename Types::Product> normed(const Memory& memory, const Words& at,
-                                               Scratch& scratch) {
+inline Sequences<typename Types::Product> normed_rows(const Memory& memory, const Words& at,
+                                                      Scratch& scratch) {
   using T = typename Types::Value;
   using F = typename Types::Product;
   using Value = typename F::Value;
@@ -44,8 +44,16 @@ inline Operand<typename Types::Product> normed(const Memory& memory, const Words
                 at.normed_zero_centered, row);
     convert(row, width, found + b * width);
   }
+  return {found, width};
+}
+
+// The same, as rows of the weight are multiplied by it.
+template <class Types, class Words>
+inline Operand<typename Types::Product> normed(const Memory& memory, const Words& at,
+                                               Scratch& scratch) {
+  const auto rows = normed_rows<Types>(memory, at, scratch);
   const typename Types::Weight weight(memory, at.weight);
-  return operand(Sequences<F>{found, width}, batch, width, 1, weight, scratch);
+  return operand(rows, at.normed_batch, at.normed_width, 1, weight, scratch);
 }
 
 // Apply rows of a linear to the normed residual; round the results as values.

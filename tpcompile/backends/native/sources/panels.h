@@ -156,10 +156,12 @@ TPC_INLINE void panel_rows(typename F::Weights weight, const Operand<F>& x, floa
         panel_dots<kRows, 1>(rows, own, width, next, lines, to);
       first += width;
     }
-    fold_sums(terms, x.leaves, kSize);
-    for (int64_t b = 0; b < sequences; ++b)
-      for (int64_t row = 0; row < kRows; ++row)
-        out[(group * kGroup + b) * out_stride + row] = terms[row * kGroup + b];
+    const int64_t kept = join_leaves(x, terms, kSize);
+    for (int64_t leaf = 0; leaf < kept; ++leaf)
+      for (int64_t b = 0; b < sequences; ++b)
+        for (int64_t row = 0; row < kRows; ++row)
+          out[leaf * x.apart + (group * kGroup + b) * out_stride + row] =
+              terms[leaf * kSize + row * kGroup + b];
   }
 }
 

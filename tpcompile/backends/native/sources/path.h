@@ -16,6 +16,7 @@ constexpr tpc::TypedKernel kKernels[] = {
     TPC_READER(PARTIAL_ATTENTION, partial_attention),
     TPC_DENSE(ATTENTION_REDUCE, attention_reduce),
     TPC_DENSE(DELTA_STEP, delta_step),
+    TPC_DENSE(TOP_EXPERTS, top_experts),
     TPC_DENSE(ALL_REDUCE, all_reduce),
     {TPC_OP_ARGMAX, {}, argmax},
 };

@@ -12,13 +12,14 @@ void all_reduce(const Memory& memory, const int32_t* words, Scratch& scratch) {
   const auto& at = *reinterpret_cast<const tpc_all_reduce*>(words);
   const int64_t columns = at.columns.stop - at.columns.start, whole = memory.extent(at.out, 1);
   const int64_t count = int64_t{at.ranks} * at.slots;
+  const bool by_slot = at.site == TPC_SITE_EXPERTS;  // slots one after the other, not ranks
   Lanes* terms = scratch.take<Lanes>(count);
   for (int64_t b = 0; b < at.batch; ++b)
     for (int64_t column = 0; column < columns; column += kLanes) {
       const int64_t left = columns - column, place = b * whole + at.columns.start + column;
       for (int64_t rank = 0; rank < at.ranks; ++rank)
         for (int64_t slot = 0; slot < at.slots; ++slot)
-          terms[rank * at.slots + slot] = load_some(
+          terms[by_slot ? slot * at.ranks + rank : rank * at.slots + slot] = load_some(
               memory.at<float>(at.terms + rank) + slot * at.batch * whole + place, left);
       fold_sums(terms, count, 1);
       Lanes found = terms[0];

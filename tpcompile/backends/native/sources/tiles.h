@@ -108,13 +108,16 @@ inline void tile_dots(Plain<bf16> weight, int64_t rows,
                    sums + leaf * held * sequences);
         first += width;
       }
-      fold_sums(sums, x.leaves, held * sequences);
-      Lanes of_rows[kLanes];
-      for (int64_t place = 0; place < kTileRows; ++place)
-        of_rows[place] = load(sums + place * sequences);  // those after `held` are not used
-      transpose(of_rows);
-      for (int64_t b = 0; b < sequences; ++b)
-        store_some(out + row + (16 * group + b) * out_stride, of_rows[b], held);
+      const int64_t kept = join_leaves(x, sums, held * sequences);
+      for (int64_t leaf = 0; leaf < kept; ++leaf) {
+        const float* own = sums + leaf * held * sequences;
+        Lanes of_rows[kLanes];
+        for (int64_t place = 0; place < kTileRows; ++place)
+          of_rows[place] = load(own + place * sequences);  // those after `held` are not used
+        transpose(of_rows);
+        for (int64_t b = 0; b < sequences; ++b)
+          store_some(out + leaf * x.apart + row + (16 * group + b) * out_stride, of_rows[b], held);
+      }
     }
   }
   _tile_release();
