@@ -64,7 +64,7 @@ class ShardLinears:
         for delta in delta_blocks(gm.graph):
             report.matches += _shard_delta(delta, plan.heads_of(delta.rule))
         mixtures = expert_blocks(gm.graph)
-        shared = {mixture.shared.down for mixture in mixtures if mixture.shared}
+        shared = {mixture.shared for mixture in mixtures}
         for mlp in mlp_blocks(gm.graph):
             layout = plan.ffn_of(mlp.activated)
             for linear in (mlp.gate, mlp.up):

@@ -88,7 +88,8 @@ class ExpertBlock:
     """The call of `top_experts`."""
     router: fx.Node
     """The linear of the logits."""
-    shared: MlpBlock | None
+    shared: fx.Node | None
+    """The last linear of this MLP."""
     shared_gate: fx.Node | None
     """The linear of the gate that the result of the shared MLP is multiplied by."""
     total: fx.Node
@@ -179,8 +180,8 @@ def _expert_block(node: fx.Node) -> ExpertBlock:
     return ExpertBlock(node, choice, router, *shared)
 
 
-def _shared_expert(experts: fx.Node) -> tuple[MlpBlock, fx.Node, fx.Node] | None:
-    """Return the MLP whose gated result is added to that of experts, its gate, and the sum."""
+def _shared_expert(experts: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """Return the linear whose gated result is added to that of experts, its gate, and the sum."""
     (total,) = experts.users if len(experts.users) == 1 else (experts,)
     if total.target is not aten.add.Tensor:
         return None
@@ -192,7 +193,7 @@ def _shared_expert(experts: fx.Node) -> tuple[MlpBlock, fx.Node, fx.Node] | None
     if len(gates) != 1 or len(results) != 1 or operand(results[0]).target is not SWIGLU:
         return None
     gate = _expect(operand(gates[0]), LINEAR, experts, "the gate of the shared expert")
-    return _mlp_block(operand(results[0])), gate, total
+    return results[0], gate, total
 
 
 def _projection(attention: fx.Node, operand: object) -> fx.Node:

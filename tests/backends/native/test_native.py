@@ -19,6 +19,10 @@ from tests.backends.reference.stepping import (
     DELTA_APART,
     EDGES,
     EVEN,
+    EXPERTS,
+    HYBRID_EXPERTS,
+    SHARED,
+    WHOLE,
     WINDOWED,
     Case,
     place,
@@ -54,7 +58,11 @@ def _steps(case: Case, path: str | None = None, steps: int = STEPS) -> list[torc
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "model", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5", NEXT, EVEN, BIASED, APART, DELTA_APART]
+    "model",
+    [
+        *("tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5", NEXT, EVEN, BIASED, APART, DELTA_APART),
+        *(EXPERTS, WHOLE, SHARED, HYBRID_EXPERTS),
+    ],
 )
 def test_steps_are_eager_s(model: str, path: str) -> None:
     for lowering, interleaved in product(("heads", "rows"), (False, rotated_whole(model))):
@@ -82,7 +90,10 @@ def test_one_sequence(length: int, spans: int) -> None:
 
 BITS = pytest.mark.parametrize(
     ("model", "kv"),
-    [("tiny-qwen3", "model"), ("tiny-qwen3", "int8"), ("tiny-qwen3.5", "model")],
+    [
+        *(("tiny-qwen3", "model"), ("tiny-qwen3", "int8"), ("tiny-qwen3.5", "model")),
+        *((EXPERTS, "model"), (WHOLE, "model"), (SHARED, "model")),
+    ],
 )
 
 
@@ -107,6 +118,14 @@ def test_bits_do_not_depend_on_the_batch(path: str, model: str, kv: str) -> None
         found = _steps(Case(model, lengths=(1,) * batch, kv=kv), path, 9)
         for step, logits in zip(alone, found, strict=True):
             assert torch.equal(step[0], logits[0]), batch
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("model", [EXPERTS, SHARED])
+def test_bits_of_experts_do_not_depend_on_tp(path: str, model: str) -> None:
+    """Each expert is split over the ranks, which hold whole partial sums of it."""
+    alone, split = (_steps(Case(model, tp, lengths=(9, 3)), path, 5) for tp in (1, 2))
+    assert all(map(torch.equal, alone, split))
 
 
 def test_tokens_of_a_launch_are_those_of_single_steps() -> None:

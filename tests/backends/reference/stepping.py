@@ -7,7 +7,7 @@ one by one, so that a single forward pass of Hugging Face gives the expected log
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ from tpcompile.ir.simulate import components, materialise, run_ranks
 from tpcompile.passes.cache_kv import CACHE, CacheKv, kv_format
 from tpcompile.passes.fuse_delta import FuseDelta
 from tpcompile.passes.pipeline import decode_pipeline
+from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.presets import preset
 from tpcompile.rewriting.linears import fuse_linears
 from tpcompile.rewriting.manager import Pass, clone
@@ -79,11 +80,38 @@ HYBRID_ODD = "hybrid-odd"
 """The same with three taps, and heads whose widths are no powers of two."""
 HYBRID_SHORT = "hybrid-short"
 """The same with two taps, as many value heads as key heads, and heads that are rotated whole."""
+EXPERTS = "experts"
+"""A model of Qwen3-MoE: an MLP in its first layer, and in its second one six experts, of which a
+token chooses two."""
+WHOLE = "whole experts"
+"""The same, of which ranks hold whole experts."""
+SHARED = "shared expert"
+"""A model of Qwen2-MoE, which has an expert for all tokens beside seven of which they choose three.
+Scores do not add up to 1."""
+HYBRID_EXPERTS = "hybrid-experts"
+"""A model of Qwen3.5-MoE, with linear attention, attention with gates, and a shared expert."""
 _HYBRID = {
     **preset("tiny-qwen3.5"),
     "num_hidden_layers": 2,
     "full_attention_interval": 2,
     "vocab_size": 199,
+}
+_EXPERTS = {
+    **preset("tiny-qwen3"),
+    "model_type": "qwen3_moe",
+    "vocab_size": 199,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [0],
+    "tie_word_embeddings": False,
+}
+_SHARED = {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
 }
 _CUT = {**preset("tiny-qwen3"), "intermediate_size": 192, "vocab_size": 199}
 OWN = {
@@ -150,6 +178,16 @@ OWN = {
         "linear_num_value_heads": 3,
         "rope_parameters": {**_HYBRID["rope_parameters"], "partial_rotary_factor": 1.0},
     },
+    EXPERTS: _EXPERTS,
+    WHOLE: _EXPERTS,
+    SHARED: {
+        **preset("tiny-qwen2"),
+        "model_type": "qwen2_moe",
+        "vocab_size": 199,
+        "norm_topk_prob": False,
+        **_SHARED,
+    },
+    HYBRID_EXPERTS: {**_HYBRID, "model_type": "qwen3_5_moe_text", **_SHARED},
     INT4: in_few_bits(_CUT, 4, 32, offsets=True),
     INT4_WIDE: in_few_bits({**_CUT, "hidden_size": 96}, 4, 48),
     INT8: in_few_bits({**_CUT, "tie_word_embeddings": False}, 8, ignore=()),
@@ -165,9 +203,21 @@ def pair_named(model: str) -> Pair:
         return Pair(captured_once(eager), eager, ModelWeights(eager))
     if model in _FEW_BITS:
         return few_bits_pair(AutoConfig.for_model(**OWN[model]))
+    if model in (EXPERTS, WHOLE, SHARED, HYBRID_EXPERTS):
+        eager = with_lively_routers(enlivened(AutoConfig.for_model(**OWN[model])))
+        return Pair(captured_once(eager), eager, ModelWeights(eager))
     if model in OWN:
         return pair_of(AutoConfig.for_model(**OWN[model]))
     return preset_pair(model)
+
+
+def with_lively_routers(eager: Any) -> Any:
+    """Draw the routers of a model, which choose the same experts for all tokens if they are new."""
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in eager.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            parameter.data.normal_(std=0.3, generator=generator)
+    return eager
 
 
 def rotated_whole(model: str) -> bool:
@@ -276,6 +326,10 @@ def decode_passes(
     apart = ("fuse-qkv", "fuse-gate-up") if model == APART else ()
     if model == DELTA_APART:
         passes = with_delta_apart(passes)
+    if model == WHOLE:
+        passes = [
+            replace(one, experts="ep") if isinstance(one, PlanSharding) else one for one in passes
+        ]
     return [one for one in passes if one.name not in apart]
 
 

@@ -14,7 +14,11 @@ from tests.backends.reference.stepping import (
     DELTA_APART,
     EDGES,
     EVEN,
+    EXPERTS,
+    HYBRID_EXPERTS,
+    SHARED,
     STEPS,
+    WHOLE,
     WINDOWED,
     Case,
     eager_logits,
@@ -81,6 +85,16 @@ def test_channels_and_gates_of_linear_attention_with_a_weight_each(tp: int) -> N
     assert all(one.at.z != one.at.projected and one.at.first_z == 0 for one in steps)
     for logits, wanted in zip(found, steps_of(joined, FEW_STEPS), strict=True):
         assert relative_error(logits, wanted) < 1e-6
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 5])
+@pytest.mark.parametrize("model", [EXPERTS, WHOLE, SHARED, HYBRID_EXPERTS])
+def test_experts(model: str, tp: int) -> None:
+    case = _on_the_way(Case(model, tp), (EXPERTS, WHOLE, SHARED, HYBRID_EXPERTS).index(model) + tp)
+    assert worst_error(case, steps_of(case, FEW_STEPS)) < TOLERANCE
+    kinds = {one.name for one in case.program.instructions}
+    assert kinds >= {"top_experts", "norm_experts", "expert_terms"}
+    assert ("shared_terms" in kinds) == (model in (SHARED, HYBRID_EXPERTS))
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3])

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.reference.stepping import Case, tables_of, texts
+from tests.backends.reference.stepping import (
+    HYBRID_EXPERTS,
+    WHOLE,
+    Case,
+    tables_of,
+    texts,
+)
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.regions import verify_regions
 from tpcompile.errors import VerifyError
@@ -22,6 +28,8 @@ CASES = {
     "interleaved, 3 ranks": Case("tiny-qwen3", 3, lengths=(5,), lowering="rows", interleaved=True),
     "a cache in int8": Case("tiny-qwen3", 2, lengths=(3, 9), kv="int8"),
     "linear attention": Case("tiny-qwen3.5", 2, lengths=(1, 9), lowering="rows"),
+    "whole experts on 3 ranks": Case(WHOLE, 3, lengths=(3, 9, 5)),
+    "experts, one of them shared": Case(HYBRID_EXPERTS, 2, lengths=(1, 9)),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx
 
+from tests.backends.reference.stepping import SHARED, pair_named
 from tests.compare.program.cases import (
     BLOCK,
     QWEN2,
@@ -49,9 +50,11 @@ from tpcompile.vm.groups import (
     NormLmHead,
     NormQkvRopeAppend,
     PartialAttention,
+    TopExperts,
 )
 from tpcompile.vm.groups.qkv_operands import Part
 from tpcompile.vm.lowering import lower
+from tpcompile.vm.program.instruction import Memory, Probe, unseen
 
 PROJECTED = ["norm", "q", "k", "v", "q_normed", "k_normed", "q_rotated", "k_rotated"]
 ATTENDED = ["k_cached", "v_cached", "partial_lse", "partial_values", "attention"]
@@ -95,6 +98,32 @@ def test_linear_attention_has_groups_of_its_own(tp: int) -> None:
     assert groups_of(found, "torch module") == groups_of(found, "program") == 2 * names
     assert found.ok, found.table()
     assert max(row.rel for row in found.rows) < 1e-5
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_routers_have_groups_of_their_own(tp: int) -> None:
+    """Both logits and scores; the second half of a layer has the values of its shared expert."""
+    found = compared(pair_named(SHARED).eager, tp)
+    half = ["attention_residual", "mlp_norm", "router", "scores", "swiglu", "shared_gate"]
+    names = {name for name, _ in groups_of(found, "program")}
+    assert names >= {*half, "mlp_residual"}
+    assert groups_of(found, "torch module") == groups_of(found, "program")
+    assert found.ok, found.table()
+    assert max(row.rel for row in found.rows) < 1e-5
+
+
+def test_another_choice_is_found_at_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router's logits are right, and its choice is not."""
+    monkeypatch.setattr(TopExperts, "run", _least_experts)
+    first = compared(pair_named(SHARED).eager, 2).first
+    assert first is not None and (first.node, first.layer) == ("scores", 0)
+
+
+def _least_experts(one: TopExperts, memory: Memory, probe: Probe = unseen) -> None:
+    at, row = one.at, one.sequence
+    shares = memory[at.logits][row].softmax(-1)
+    least = shares.topk(at.chosen, largest=False)
+    memory[at.scores][row], memory[at.ids][row] = least.values, least.indices.int()
 
 
 def test_heads_that_are_not_normed_have_no_such_group() -> None:

@@ -12,6 +12,8 @@ from tests.backends.reference.stepping import (
     DELTA_APART,
     GELU,
     RELU2,
+    SHARED,
+    WHOLE,
     decode_passes,
     pair_named,
 )
@@ -53,6 +55,8 @@ CASES = (
     Case(APART, 2, "rows"),
     Case("tiny-qwen3.5", 2, "rows"),
     Case(DELTA_APART, 3, "rows"),
+    Case(WHOLE, 3, "rows"),
+    Case(SHARED, 2),
 )
 """Together they contain all instruction kinds, with and without biases and per-head norms."""
 

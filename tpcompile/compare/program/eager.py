@@ -39,11 +39,15 @@ from tpcompile.runtime.cache_name import CACHE
 
 _OUTPUTS = (
     *("norm", "q", "k", "v", "q_normed", "k_normed", "attention_gate", "mlp_norm", "gate"),
-    *("embedding", "final_norm"),
+    *("embedding", "final_norm", "shared_gate"),
 )
 """The values that modules of the model return. Residuals are the inputs of its norms."""
 _INPUTS = ("attention", "mixed", "swiglu", "activated")
 """The values that are inputs of a linear, if they are not the results of a function."""
+
+
+_OF_ROUTER = {"router": 0, "scores": 1}
+"""The values that a router returns, and their places among its results."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,12 @@ class Spot:
     run: Run | None = None
     """The part of each head of the module's output that it is, if it is not the whole output."""
     columns: Interval | None = None
+    item: int | None = None
+    """Its place among several outputs."""
 
-    def part(self, values: torch.Tensor) -> torch.Tensor:
+    def part(self, found: Any) -> torch.Tensor:
         """Return the value, as one row, given the module's input or output for one token."""
+        values: torch.Tensor = found if self.item is None else found[self.item]
         if self.run is None:
             return values.reshape(1, -1)
         last = self.run.first + self.run.width
@@ -155,7 +162,7 @@ class Eager:
                 stack.enter_context(_delta_shown(self._model, layer, watch))
             yield
 
-    def _hook(self, stack: ExitStack, spot: Spot, hook: Callable[[torch.Tensor], None]) -> None:
+    def _hook(self, stack: ExitStack, spot: Spot, hook: Callable[[Any], None]) -> None:
         module = self._model.get_submodule(spot.module)
         handle = (
             module.register_forward_pre_hook(lambda _, args: hook(args[0]))
@@ -173,6 +180,8 @@ def spots(structure: Structure) -> dict[Key, tuple[Spot, ...]]:
         readers = [user for user in node.users if user.target is LINEAR]
         if key[0] in _OUTPUTS:
             found[key] = (Spot(_module(node), run=_run_of(node)),)
+        elif key[0] in _OF_ROUTER:
+            found[key] = (Spot(_module(node), item=_OF_ROUTER[key[0]]),)
         elif key[0] in ("projected", "z", "gates"):
             found[key] = tuple(_parts(node))
         elif key[0] == "attention_residual":
@@ -225,7 +234,7 @@ def _module(node: fx.Node) -> str:
     return found
 
 
-def _hook(watch: _Watch, key: Key, spot: Spot) -> Callable[[torch.Tensor], None]:
+def _hook(watch: _Watch, key: Key, spot: Spot) -> Callable[[Any], None]:
     return lambda values: watch.put(key, spot.part(values), spot.columns)
 
 

@@ -21,9 +21,9 @@ from tpcompile.compare.program.layers import (
 from tpcompile.compare.program.texts import Texts
 from tpcompile.ir.activations import activations
 from tpcompile.ir.meta import operand
-from tpcompile.ir.ops import ARGMAX, LINEAR, SWIGLU
+from tpcompile.ir.ops import ARGMAX, LINEAR, SWIGLU, arguments_of
 from tpcompile.passes.cache_kv import block_size
-from tpcompile.rewriting.structure import head_of, output_of
+from tpcompile.rewriting.structure import ExpertBlock, expert_blocks, head_of, output_of
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,18 @@ def structure_of(gm: fx.GraphModule, spans: int) -> Structure:
     """Find the groups of a graph, for any model that can be lowered to a program."""
     mixers = [node for node in gm.graph.nodes if node.target in MIXERS]
     others = {other.result: other.projections for other in activations(gm.graph)}
-    mlps = [node for node in gm.graph.nodes if node.target is SWIGLU or node in others]
+    mixtures = expert_blocks(gm.graph)
+    shared = {operand(mixture.shared) for mixture in mixtures if mixture.shared}
+    seconds = {mixture.experts: _mixture(mixture) for mixture in mixtures}
+    seconds |= {
+        node: _mlp(node, *others.get(node, node.args))
+        for node in gm.graph.nodes
+        if (node.target is SWIGLU and node not in shared) or node in others
+    }
+    mlps = [node for node in gm.graph.nodes if node in seconds]
     expect(len(mixers) == len(mlps) > 0, mixers[-1:], "an MLP in each layer")
     halves = [
-        (MIXERS[mixer.target](number, mixer), _mlp(mlp, *others.get(mlp, mlp.args)))
+        (MIXERS[mixer.target](number, mixer), seconds[mlp])
         for number, (mixer, mlp) in enumerate(zip(mixers, mlps, strict=True))
     ]
     logits = head_of(gm.graph)
@@ -88,6 +96,16 @@ def _mlp(node: fx.Node, *projections: Any) -> dict[str, fx.Node]:
     if others and first.target is LINEAR:
         return {**found, "gate": first, "activated": node}
     return {**found, "swiglu" if node.target is SWIGLU else "activated": node}
+
+
+def _mixture(block: ExpertBlock) -> dict[str, fx.Node]:
+    """Return the values of a mixture of experts that are stored for all choices alike."""
+    norm = norm_before(block.router)
+    found = {"attention_residual": operand(norm), "mlp_norm": norm, "router": block.router}
+    found |= {"scores": arguments_of(block.experts)["scores"]}
+    if block.shared is not None and block.shared_gate is not None:
+        found |= {"swiglu": operand(block.shared), "shared_gate": block.shared_gate}
+    return found
 
 
 def _token(gm: fx.GraphModule) -> fx.Node:

@@ -90,7 +90,6 @@ class TopExperts(StepInstruction):
     def report(self, memory: Memory, probe: Probe) -> None:
         row, columns = Range(self.sequence, self.sequence + 1), Range(0, self.at.chosen)
         probe("scores", row, columns, memory[self.at.scores][row.slice])
-        probe("ids", row, columns, memory[self.at.ids][row.slice])
 
 
 def _rows_after(rows: Range, first: int) -> Range:

@@ -43,6 +43,11 @@ class Wanted(IntEnum):
         """The name of the values in comparisons. The gate of an MLP is another value."""
         return "attention_gate" if self == Wanted.GATE else self.name.lower()
 
+    @property
+    def norm(self) -> str:
+        """The name of the normed residual in comparisons: of which half of the layer it is."""
+        return "mlp_norm" if self in (Wanted.ROUTER, Wanted.SHARED_GATE) else "norm"
+
 
 @dataclass(frozen=True)
 class RowsOperands:
@@ -76,7 +81,7 @@ class NormRows(WeightInstruction):
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
-        x = at.normed.value(memory, probe, "norm")
+        x = at.normed.value(memory, probe, at.wanted.norm)
         memory[at.out][:, self.rows.slice] = linear(memory, x, at.weight, at.bias, self.rows)
 
     def report(self, memory: Memory, probe: Probe) -> None:
