@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 import tpcompile
-from tests.runtime.eager_pair import lively
+from tests.backends.reference.stepping import EXPERTS, OWN, with_lively_routers
+from tests.runtime.eager_pair import enlivened, lively
 from tests.serving.hybrids import CHUNK, remembering
 from tpcompile.errors import UsageError
 from tpcompile.runtime.ranks.step import Step
@@ -114,6 +116,16 @@ def test_a_cache_in_int8() -> None:
         test_a_shared_prefix(model)
         test_a_request_that_is_preempted(model)
         test_bits_do_not_depend_on_the_batch(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_random_mixes_with_experts(dtype: torch.dtype) -> None:
+    """The rows of an expert are those of any tokens; in bf16 they share runs, in fp32 they do not."""
+    config = AutoConfig.for_model(**{**OWN[EXPERTS], "vocab_size": VOCABULARY})
+    eager = with_lively_routers(enlivened(config)).to(dtype)
+    with tpcompile.compile(eager, max_seq_len=160) as model:
+        for seed in range(2):
+            mixed(model, seed)
 
 
 @pytest.fixture(scope="module", params=[1, 2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from tpcompile.backends.executor import EXECUTORS, TORCH
 from tpcompile.backends.torch_tp import as_matrix
 from tpcompile.ir.format import Format
-from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.meta import operand, value_type
+from tpcompile.ir.ops import EXPERTS, LINEAR
 from tpcompile.runtime.backend import MODULES
 from tpcompile.runtime.model import CompiledModel
 
@@ -30,23 +30,39 @@ def independent_from(model: CompiledModel) -> int | None:
     """Return the rows from which products have the same bits for each row, in this model's modules.
 
     Kernels may choose the order of a sum by the number of rows, so this is measured, with the
-    library and the number of threads of this process. None: rows depend on each other.
+    library and the number of threads of this process. None: rows depend on each other. The rows of
+    an expert are those of the tokens that have chosen it, so any number of them must be
+    independent.
     """
     package = TORCH if model.backend == MODULES else EXECUTORS[model.backend].functions
     functions = import_module(f"{package}.functions")
-    weights = [_weight(functions, model, *each) for each in _kinds(model)]
-    for least in _LEAST:
-        if all(_independent(functions.linear, *each, model, least) for each in weights):
-            return least
-    return None
+
+    def independent(places: Mapping[Any, Sequence[int]], least: int) -> bool:
+        weights = (_weight(functions, model, *each) for each in _kinds(model, places))
+        return all(_independent(functions.linear, *each, model, least) for each in weights)
+
+    if not independent(_OF_EXPERTS, 1):
+        return None
+    return next((least for least in _LEAST if independent(_OF_LINEARS, least)), None)
 
 
-def _kinds(model: CompiledModel) -> list[tuple[int, int, Format | None]]:
-    """Return the shapes and formats of the weights of linears, on all ranks."""
-    weights = {node.args[1] for node in model.graph.graph.nodes if node.target is LINEAR}
+_OF_LINEARS = {LINEAR: (1,)}
+_OF_EXPERTS = {EXPERTS: (3, 4)}
+"""The places of weights among the operands of ops."""
+
+
+def _kinds(
+    model: CompiledModel, places: Mapping[Any, Sequence[int]]
+) -> list[tuple[int, int, Format | None]]:
+    """Return the shapes and formats of such weights, on all ranks."""
+    weights = {
+        operand(node, place)
+        for node in model.graph.graph.nodes
+        for place in places.get(node.target, ())
+    }
     types = [value_type(weight) for weight in weights]
     shapes = [(one.local_shape(rank), one.format) for one in types for rank in range(model.tp)]
-    found = {(int(out), int(width), stored) for (out, width), stored in shapes}
+    found = {(int(out), int(width), stored) for (*_, out, width), stored in shapes}
     return sorted(found, key=str)
 
 

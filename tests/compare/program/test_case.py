@@ -115,8 +115,8 @@ def test_routers_have_groups_of_their_own(tp: int) -> None:
 def test_another_choice_is_found_at_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The router's logits are right, and its choice is not."""
     monkeypatch.setattr(TopExperts, "run", _least_experts)
-    first = compared(pair_named(SHARED).eager, 2).first
-    assert first is not None and (first.node, first.layer) == ("scores", 0)
+    first = compared(pair_named(SHARED).eager, 2).first_divergence
+    assert isinstance(first, GroupRow) and (first.node, first.layer) == ("scores", 0)
 
 
 def _least_experts(one: TopExperts, memory: Memory, probe: Probe = unseen) -> None:
