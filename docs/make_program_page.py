@@ -50,7 +50,7 @@ program. `make docs` generates this page, and CI checks it.
 
 A program means the sequential execution of its instructions. Workers run their queues
 concurrently. The verifier proves that every execution order of the workers gives the sequential
-result.
+result, and that each step writes `logits` and `scratch` before it reads them.
 
 - **Buffers** have a number, a rank whose memory they are in, and a role by which executors find
   them; their names are for readers. Contents of weights, `tables`, `stops`, `cos` and `sin` come

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.vm.programs import Touch
-from tpcompile.vm.program import Join, Program, Region, Wait
+from tpcompile.vm.program import Join, Program, Region, Role, Wait
 
 Draw = Callable[..., Any]
 Mutation = Callable[[Program, Draw], Program]
@@ -140,6 +140,13 @@ def region_shrunk(program: Program, draw: Draw) -> Program:
     return replace(program, instructions=changed(program.instructions, number, true))
 
 
+def made_scratch(program: Program, draw: Draw) -> Program:
+    """Make some buffers scratch memory, which is undefined before a step."""
+    roles = [draw(st.sampled_from([Role.SCRATCH, buffer.role])) for buffer in program.buffers]
+    buffers = zip(program.buffers, roles, strict=True)
+    return replace(program, buffers=tuple(replace(b, role=role) for b, role in buffers))
+
+
 def head_split(program: Program, draw: Draw) -> Program:
     """Drop one block of a head."""
     number, join = _block(program, draw)
@@ -208,6 +215,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     workers_added,
     buffer_shared,
     region_shrunk,
+    made_scratch,
     head_split,
     part_overlapping,
     arrivals_wrong,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tpcompile.vm.program import Box, Buffer, Instruction, Join, Program, Region, overlap
+from tpcompile.vm.program import Box, Buffer, Instruction, Join, Program, Region, Role, overlap
 from tpcompile.vm.proof.counters import assign_counters
 from tpcompile.vm.proof.dependencies import dependencies
 from tpcompile.vm.proof.waiting import Groups
@@ -21,6 +21,9 @@ MANY = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+KEPT = Role.HISTORY
+"""The role of buffers that instructions may read before they write them, unlike scratch memory."""
 
 _SEEDS = st.integers(0, 2**64 - 1)
 """Seeds of whole programs; drawing each number separately is ten times slower than the checks."""
@@ -68,7 +71,7 @@ def steps(most: int = 12, ranks: int = 1) -> st.SearchStrategy[Any]:
 
 def _steps(dice: Random, most: int, ranks: int) -> tuple[tuple[Buffer, ...], tuple[Touch, ...]]:
     shapes = dice.choices([(4,), (2, 3), (1,)], k=dice.randint(1, 3))
-    buffers = tuple(Buffer(f"b{number}", shape) for number, shape in enumerate(shapes))
+    buffers = tuple(Buffer(f"b{number}", shape, role=KEPT) for number, shape in enumerate(shapes))
 
     def some(least: int = 0) -> tuple[Region, ...]:
         numbers = dice.choices(range(len(buffers)), k=dice.randint(least, 2))
@@ -151,7 +154,12 @@ def layered(layers: int, ranks: int, blocks: int) -> tuple[tuple[Buffer, ...], t
     Layers reuse the buffers, so that all kinds of dependencies occur.
     """
     names = ("x", "y", "h", "terms")
-    buffers = tuple(Buffer(f"{name}", (blocks,), rank=r) for name in names for r in range(ranks))
+    roles = {"x": KEPT}
+    buffers = tuple(
+        Buffer(name, (blocks,), rank=rank, role=roles.get(name, Role.SCRATCH))
+        for name in names
+        for rank in range(ranks)
+    )
 
     def whole(name: str, rank: int) -> Region:
         return Region(names.index(name) * ranks + rank, ((0, blocks),))

@@ -17,7 +17,7 @@ from typing import ClassVar
 from tpcompile.vm.program import Box, Instruction, Program, Wait, overlap
 from tpcompile.vm.proof.conflict import heads_of
 from tpcompile.vm.proof.execution import run_order, unrolled
-from tpcompile.vm.proof.oracle import STEPS, misplaced, split
+from tpcompile.vm.proof.oracle import STEPS, misplaced, split, undefined
 
 Instructions = Sequence[Instruction]
 _Use = tuple[Box, bool, int | None]
@@ -42,6 +42,7 @@ class Judge:
             len(list(run_order(steps))) < len(steps.instructions)
             or any(True for _ in self.overtaken(program))
             or _splits_a_head(steps)
+            or any(True for _ in undefined(program))
         )
 
     def overtaken(self, program: Program) -> Iterator[tuple[int, int]]:

@@ -52,6 +52,21 @@ def test_only_what_is_written_is_numbered() -> None:
     assert [sorted(near) for near in parts.near] == [[0, 1], [0, 1]]
 
 
+def test_parts_are_numbered_by_first_access() -> None:
+    x, low, high = (Region(0, ((start, stop),)) for start, stop in ((0, 4), (0, 2), (2, 4)))
+    parts = Parts([Touch(writes=(low,)), Touch((x, low), (x, high)), Touch((high,))])
+    assert parts.regions == [low, x, high] and parts.read_first == [1]
+    assert parts.written == {0}
+
+
+def test_known_parts_are_taken_only_for_the_same_instructions() -> None:
+    steps = (Touch(writes=(Region(0, ((0, 4),)),)), Touch())
+    parts = Parts(steps)
+    assert Parts.of(steps, parts) is parts
+    for other, known in ((steps, None), (steps[:1], parts)):
+        assert Parts.of(other, known).instructions is other
+
+
 def test_boxes_of_all_accesses_are_collected() -> None:
     weight, x, low = Region(0, ((0, 4),)), Region(1, ((0, 4),)), Region(1, ((0, 2),))
     parts = Parts([Touch((weight, x), (low,)), Touch((weight, low))])

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.vm.programs import Touch, program_of
+from tests.vm.programs import KEPT, Touch, program_of
 from tpcompile.vm.program import Buffer, Join, Program, Region, Wait
-from tpcompile.vm.proof.oracle import broken, deadlocked, misplaced, overtaken, split_head
+from tpcompile.vm.proof.oracle import (
+    broken,
+    deadlocked,
+    misplaced,
+    overtaken,
+    split_head,
+    undefined,
+)
 
 X, Q = Region(0, ((0, 4),)), Region(1, ((0, 4),))
 BUFFERS = (Buffer("x", (4,)), Buffer("q", (4,)))
@@ -42,6 +49,15 @@ def test_a_step_that_begins_before_the_last_is_done() -> None:
     program = pair(repeats=True)
     assert not broken(program)
     assert overtaken(replace(program, waits=((), *program.waits[1:]))) is not None
+
+
+def test_memory_that_is_read_before_it_is_written() -> None:
+    low = Region(0, ((0, 2),))
+    steps = (Touch(writes=(low,)), Touch((X,), (X,)), Touch((X,)))
+    program = program_of(BUFFERS, steps, ((0, 1, 2),))
+    assert list(undefined(program)) == [(1, X)] and broken(program)
+    assert not broken(replace(program, buffers=(replace(BUFFERS[0], role=KEPT), BUFFERS[1])))
+    assert not broken(program_of(BUFFERS, (Touch(writes=(X,)), *steps), ((0, 1, 2, 3),)))
 
 
 def test_another_ranks_worker() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.vm.programs import Touch, program_of
-from tpcompile.vm.program import Box, Buffer, Program, Region, Wait
+from tpcompile.vm.program import Box, Buffer, Program, Region, Role, Wait
 from tpcompile.vm.proof.oracle import broken
 from tpcompile.vm.proof.overlap import steps_may_overlap
 from tpcompile.vm.proof.verify import check_program
@@ -16,9 +16,15 @@ ALL: Box = ((0, 4),)
 TOKENS, BEST = (Region(0, ALL), Region(1, ALL)), (Region(2, ALL), Region(3, ALL))
 
 
+def _buffers(*scratch: str) -> tuple[Buffer, ...]:
+    """Return the tokens of two ranks, which persist between steps, and scratch memory."""
+    tokens = (Buffer(f"t{rank}", (4,), rank=rank, role=Role.TOKENS) for rank in (0, 1))
+    return *tokens, *(Buffer(name, (4,)) for name in scratch)
+
+
 def two_ranks() -> Program:
     """Return a step in which each rank computes a best, and then a token from both bests."""
-    buffers = tuple(Buffer(name, (4,)) for name in ("t0", "t1", "best0", "best1"))
+    buffers = _buffers("best0", "best1")
     steps = (
         *(Touch((TOKENS[r],), (BEST[r],), f"best {r}", rank=r) for r in (0, 1)),
         *(Touch(BEST, (TOKENS[r],), f"token {r}", rank=r) for r in (0, 1)),
@@ -50,7 +56,7 @@ def test_a_rank_that_begins_while_another_still_reads() -> None:
 
 def test_a_rank_that_begins_with_something_else() -> None:
     """Starting early with a private buffer is safe if the best is written after a step wait."""
-    buffers = tuple(Buffer(name, (4,)) for name in ("t0", "t1", "best0", "best1", "own0", "own1"))
+    buffers = _buffers("best0", "best1", "own0", "own1")
     own = (Region(4, ALL), Region(5, ALL))
     steps = (
         *(Touch((TOKENS[r],), (own[r],), f"own {r}", rank=r) for r in (0, 1)),

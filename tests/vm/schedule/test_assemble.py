@@ -6,7 +6,7 @@ import pytest
 
 from tests.vm.programs import Touch
 from tpcompile.errors import UsageError
-from tpcompile.vm.program import Buffer, Region, Wait
+from tpcompile.vm.program import Buffer, Region, Role, Wait
 from tpcompile.vm.proof.verify import check_program
 from tpcompile.vm.schedule.assemble import assemble
 from tpcompile.vm.schedule.policies import POLICIES
@@ -14,8 +14,10 @@ from tpcompile.vm.schedule.policies import POLICIES
 
 def two_ranks() -> tuple[tuple[Buffer, ...], tuple[Touch, ...]]:
     """Return per rank an embed, two halves of a term, a sum of both ranks' terms, and a token."""
-    names = ("token", "x", "terms")
-    buffers = tuple(Buffer(name, (4,), rank=rank) for name in names for rank in range(2))
+    roles = {"token": Role.TOKENS, "x": Role.SCRATCH, "terms": Role.SCRATCH}
+    buffers = tuple(
+        Buffer(name, (4,), rank=rank, role=role) for name, role in roles.items() for rank in (0, 1)
+    )
     whole = [Region(number, ((0, 4),)) for number in range(6)]
     steps = [Touch((whole[r],), (whole[2 + r],), f"embed {r}", r) for r in range(2)]
     for half in ((0, 2), (2, 4)):

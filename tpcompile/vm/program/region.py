@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import lt
 from typing import NamedTuple
 
@@ -55,6 +55,28 @@ class Join(NamedTuple):
 def overlap(one: Box, other: Box) -> bool:
     """Return whether two parts of one buffer share an element."""
     return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def remainder(box: Box, others: Iterable[Box]) -> list[Box]:
+    """Return disjoint boxes that make up the elements of `box` that are in none of the others."""
+    left = [box]
+    for other in others:
+        left = [piece for part in left for piece in _outside(part, other)]
+    return left
+
+
+def _outside(box: Box, other: Box) -> list[Box]:
+    if not overlap(box, other):
+        return [box]
+    found: list[Box] = []
+    for dim, ((start, stop), (first, last)) in enumerate(zip(box, other, strict=True)):
+        before, after = box[:dim], box[dim + 1 :]
+        if start < first:
+            found.append((*before, (start, first), *after))
+        if last < stop:
+            found.append((*before, (last, stop), *after))
+        box = (*before, (max(start, first), min(stop, last)), *after)
+    return found
 
 
 def all_fit(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:

@@ -24,6 +24,8 @@ class Parts:
         self.instructions = instructions
         written = {region[0] for one in instructions for region in one.writes}
         written |= {join.region[0] for one in instructions for join in one.joins}
+        self.written = written
+        """The buffers that some instruction writes."""
         self._numbers: dict[Region, int] = defaultdict(count().__next__)
         self.reads: list[list[int]] = []
         """By instruction, the numbers of the parts that it reads in buffers that are written."""
@@ -31,15 +33,20 @@ class Parts:
         self.joins: list[list[int]] = []
         self.arrivals: list[list[int]] = []
         """By instruction, the number of blocks of each head that it joins."""
+        self.read_first: list[int] = []
+        """The parts whose first access is a read."""
         numbers = self._numbers
         constant: dict[int, list[Box]] = defaultdict(list)
         for instruction in instructions:
             reads: list[int] = []
+            before = len(numbers)
             for region in instruction.reads:
                 if region[0] in written:
                     reads.append(numbers[region])
                 else:
                     constant[region[0]].append(region[1])
+            if len(numbers) > before:
+                self.read_first += range(before, len(numbers))
             self.reads.append(reads)
             self.writes.append([numbers[region] for region in instruction.writes])
             joins = instruction.joins
@@ -52,6 +59,16 @@ class Parts:
         self.near: list[tuple[int, ...]] = [()] * len(self._numbers)
         """For each part, the parts that overlap it, including itself."""
         self._cut()
+
+    @staticmethod
+    def of(instructions: Sequence[Instruction], known: Parts | None) -> Parts:
+        """Return `known` if it was made from these instructions, and otherwise make their parts."""
+        return known if known and known.instructions is instructions else Parts(instructions)
+
+    @property
+    def regions(self) -> list[Region]:
+        """The region of each part."""
+        return list(self._numbers)  # parts are numbered in the order in which they were added
 
     def accesses(self, start: int, stop: int) -> list[int]:
         """Return the parts that some instructions access. Parts are numbered by first access."""

@@ -38,8 +38,7 @@ class Earlier:
     """The earlier conflicting instructions of every instruction, found in program order."""
 
     def __init__(self, program: Program, heads: Heads, parts: Parts | None = None) -> None:
-        if parts is None or parts.instructions is not program.instructions:
-            parts = Parts(program.instructions)
+        parts = Parts.of(program.instructions, parts)
         self._cells, self._near = parts.cells, parts.near
         count = len(parts.near)
         self._read: list[list[_Use]] = [[] for _ in range(count)]

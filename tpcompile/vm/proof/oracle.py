@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+import torch
+
 from tpcompile.vm.program import Instruction, Program, Region, overlap
+from tpcompile.vm.program.program import joined
 from tpcompile.vm.proof.conflict import conflict, heads_of
 from tpcompile.vm.proof.execution import run_order, unrolled
 
@@ -26,6 +29,7 @@ def broken(program: Program) -> bool:
         or deadlocked(program)
         or overtaken(program) is not None
         or split_head(program) is not None
+        or any(True for _ in undefined(program))
     )
 
 
@@ -73,6 +77,31 @@ def split_head(program: Program) -> Region | None:
         if found is not None:
             return found
     return None
+
+
+def undefined(program: Program) -> Iterator[tuple[int, Region]]:
+    """Yield reads of scratch memory with an element that no earlier instruction has written.
+
+    It runs the instructions of one step in program order. In any other order that lets a read
+    overtake a write, the reader overtakes a conflicting instruction.
+    """
+    written = {
+        number: torch.zeros(buffer.shape, dtype=torch.bool)
+        for number, buffer in enumerate(program.buffers)
+        if buffer.role.kind == "scratch"
+    }
+    for number, instruction in enumerate(program.instructions):
+        for region in dict.fromkeys(instruction.reads):
+            own = written.get(region.buffer)
+            if own is not None and not own[_slices(region)].all():
+                yield number, region
+        for region in (*instruction.writes, *joined(instruction)):
+            if region.buffer in written:
+                written[region.buffer][_slices(region)] = True
+
+
+def _slices(region: Region) -> tuple[slice, ...]:
+    return tuple(slice(*interval) for interval in region.box)
 
 
 @dataclass

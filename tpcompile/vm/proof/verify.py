@@ -1,8 +1,9 @@
 """The verifier: a proof that every legal execution of a program gives its sequential results.
 
 It checks that every instruction is in exactly one queue of its rank, that the program cannot
-deadlock, that the blocks of each head cover it, and that a queue or counters order every two
-conflicting instructions, within one step and across steps.
+deadlock, that the blocks of each head cover it, that scratch memory is written before it is read,
+and that a queue or counters order every two conflicting instructions, within one step and across
+steps.
 
 If workers share queues, the proof holds for any number of workers per queue, not only for
 `sharing`. The order of a shared queue then proves progress (a single worker can run the whole
@@ -21,6 +22,7 @@ from tpcompile.vm.program.program import joined
 from tpcompile.vm.program.region import box_text
 from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.conflict import Heads, conflict, heads_of
+from tpcompile.vm.proof.defined import check_defined
 from tpcompile.vm.proof.done import Done
 from tpcompile.vm.proof.earlier import Earlier
 from tpcompile.vm.proof.execution import run_order
@@ -93,15 +95,20 @@ def _faults(program: Program, parts: Parts | None) -> list[Fault]:
 
 
 def _order_faults(program: Program, parts: Parts | None) -> list[Fault]:
-    """Return the faults in heads, thresholds, progress and order; all regions must be correct."""
+    """Return the faults in heads, thresholds, definedness, progress and order.
+
+    All regions must be correct.
+    """
     heads = heads_of(program.instructions)
     faults = list(check_heads(program, heads)) + list(check_thresholds(program))
     if faults:
         return faults
+    parts = Parts.of(program.instructions, parts)
+    undefined = list(check_defined(program, parts))
     order = list(run_order(program))
     if len(order) < len(program.instructions):
-        return [_deadlock(program, order)]
-    return list(_check_order(program, Earlier(program, heads, parts), heads, order))
+        return [*undefined, _deadlock(program, order)]
+    return [*undefined, *_check_order(program, Earlier(program, heads, parts), heads, order)]
 
 
 def _deadlock(program: Program, order: list[int]) -> Fault:
