@@ -123,7 +123,11 @@ def test_and_so_are_many(kind: str) -> None:
     assert any(wrong) if kind in FEW_COME_RIGHT else all(wrong), wrong
 
 
-HARMLESS = ("queue_changed", "wait_added", "region_shifted", "buffer_reused", *SAFE)
+HARMLESS = (
+    *("queue_changed", "wait_added", "region_shifted", "buffer_reused"),
+    *("instruction_left_out", "written_too_late", "own_result_read"),
+    *SAFE,
+)
 
 
 def _come_right(kind: str, count: int) -> list[bool]:
@@ -301,6 +305,10 @@ HOLES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "heads": ("rows_shifted", lambda patch: patch.setattr(verify, "check_heads", _nothing)),
     "steps": ("no_waits_between_steps", lambda patch: patch.setattr(Done, "unguarded", _nothing)),
     "order": ("wait_dropped", lambda patch: patch.setattr(verify, "_missing", lambda *a: None)),
+    "undefined": (
+        "own_result_read",
+        lambda patch: patch.setattr(verify, "check_defined", _nothing),
+    ),
     "queues": ("rank_changed", lambda patch: patch.setattr(verify, "check_queues", _nothing)),
     "partial thresholds count as complete": (
         "threshold_lowered",

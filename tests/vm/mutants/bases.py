@@ -127,6 +127,19 @@ def described(true: StepInstruction) -> Described:
     return Described(true, true.reads, true.writes, true.joins)
 
 
+@dataclass(frozen=True)
+class Missing(Described):
+    """Instruction that does nothing."""
+
+    def run(self, memory: Sequence[object], probe: object) -> None:
+        pass
+
+
+def missing(true: StepInstruction) -> Missing:
+    """Return an instruction that does nothing in the place of this one."""
+    return Missing(true, (), ())
+
+
 def bases() -> list[Base]:
     """Return all models, ranks and lowerings, with alternating policies, batches and splits."""
     found = []

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from random import Random
 from typing import Any
 
-from tests.vm.mutants.bases import Base, Described
+from tests.vm.mutants.bases import Base, missing
 from tests.vm.mutants.orders import Made
 from tests.vm.mutations import changed
 from tpcompile.vm.groups import NormQkvRows
 from tpcompile.vm.program import Instruction, Join, Region
 from tpcompile.vm.program.instruction import Memory, Probe, Range, unseen
-
-
-@dataclass(frozen=True)
-class Missing(Described):
-    """Instruction that does nothing."""
-
-    def run(self, memory: Sequence[object], probe: object) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,7 @@ def block_dropped(base: Base, dice: Random) -> Made:
     if not head:
         return None
     number = dice.choice(head)
-    return _with(base, dice, {number: Missing(base.steps[number], (), ())}, "is missing")
+    return _with(base, dice, {number: missing(base.steps[number])}, "is missing")
 
 
 def rows_shifted(base: Base, dice: Random) -> Made:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from random import Random
 
 from tests.vm.mutants.bases import Base, bases
+from tests.vm.mutants.defined import DEFINED
 from tests.vm.mutants.heads import HEADS
 from tests.vm.mutants.judge import Judge
 from tests.vm.mutants.orders import ORDERS, Made
@@ -20,7 +21,13 @@ Kind = Callable[[Base, Random], Made]
 
 KINDS: dict[str, Kind] = {
     kind.__name__: kind
-    for kind in (*ORDERS, *REGIONS, *HEADS, *(own for kinds in TRAPS.values() for own in kinds))
+    for kind in (
+        *ORDERS,
+        *REGIONS,
+        *HEADS,
+        *DEFINED,
+        *(own for kinds in TRAPS.values() for own in kinds),
+    )
 }
 
 
