@@ -108,7 +108,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "state_size": 8, "n_groups": 1},
     "olmo_hybrid": _HYBRID,
     "qwen3_5": {"text_config": {**_TEXT, **_HYBRID}},
-    **dict.fromkeys(("qwen3_5_text", "qwen3_next"), _HYBRID),
+    "qwen3_5_moe": {"text_config": {**_TEXT, **_EXPERTS, **_HYBRID}},
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), _HYBRID),
     "moshi": {"audio_vocab_size": 32},
     "reformer": {
         "axial_pos_embds_dim": [16, 16],
@@ -158,6 +159,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"num_hidden_layers": 3, "use_sliding_window": True, "max_window_layers": 1}),
     ("qwen3", {"num_hidden_layers": 3, "use_sliding_window": True, "max_window_layers": 1}),
     ("qwen3", {"num_hidden_layers": 3, "use_sliding_window": True, "layer_types": SLIDING}),
+    ("qwen2_moe", {"mlp_only_layers": [0], "norm_topk_prob": True}),
+    ("qwen3_moe", {"num_hidden_layers": 3, "decoder_sparse_step": 2, "norm_topk_prob": True}),
     ("qwen3_5_text", {"layer_types": ["full_attention", "linear_attention"]}),
     ("qwen3_next", {"mlp_only_layers": [0, 1]}),
     ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
@@ -167,7 +170,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 """Other settings of classes that compile: windows, biases, tying, mixed layer types."""
 
 EQUAL = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_5_text", "seed_oss", "smollm3"}
+    {
+        *("llama", "mistral", "seed_oss", "smollm3"),
+        *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
+        *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+    }
 )
 """Classes that must compile with any version of Hugging Face."""
 
@@ -180,7 +187,9 @@ REASONS: dict[str, str] = {
     "half-width rotary": r"has .*rotary tables of half the rotated width",
     "rotary per layer type": r"has .*a rotary table per layer type",
     "several rotary modules": r"has .*\d+ rotary modules",
-    "experts": r"has .*a mixture of \d+ experts",
+    "experts without the interface": r"has .*a mixture of \d+ experts",
+    "other experts": r"has .*experts (with|without|that apply) ",
+    "other router": r"has a router of another form",
     "branches on values": r"branches on values that it computes",
     "heads of two widths": r"has .*heads of two widths",
     "no rotary": r"has .*no rotary position embedding",

@@ -79,6 +79,7 @@ def compile(
     head: str | None = None,
     activations: str = "16",
     kv: str | None = None,
+    experts: str = "auto",
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
@@ -119,6 +120,10 @@ def compile(
 
     With `kv="int8"`, the KV cache stores keys, after their rotation, and values in int8, with a
     scale per token and head. By default it stores them in the model's dtype.
+
+    `experts` says how ranks share a mixture of experts: with "tp" each rank has a part of every
+    expert, with "ep" it has whole experts. "auto" chooses the plan whose busiest rank is expected
+    to read fewer bytes of experts for a token.
     """
     asked = dict(locals())
     load_plugins()
@@ -135,7 +140,7 @@ def compile(
     group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()
     share = threads if threads or group is None else agreed_threads(group, place)
-    passes = passes_for(pipeline, tp, kv)
+    passes = passes_for(pipeline, tp, kv, experts)
     check_shards(passes, tp)
     inside = simulate or (tp == 1 and not isolate)
     with starting(tp, group, place, inside=inside, timeout=rank_timeout, threads=share) as load:

@@ -18,6 +18,8 @@ ACTIVATIONS = ("16", "int8")
 """The dtypes of inputs of linears with weights in 8 or 4 bits; "16" is that of the model."""
 KV = ("int8",)
 """What the KV cache can store instead of the model's dtype."""
+EXPERTS = ("auto", "tp", "ep")
+"""How experts are sharded: each of them is split, ranks hold whole ones, or the cheaper of both."""
 GROUP_COLUMNS = 64
 """The default number of columns per group."""
 GROUPS = ("32", "64", "128", "row")

@@ -111,6 +111,7 @@ def explore(
     head: str | None = None,
     activations: str = "16",
     kv: str | None = None,
+    experts: str = "auto",
     say: Say = lambda text: None,
 ) -> Exploration:
     """Collect everything about a compilation of MODEL for `tp` ranks, as the data of a page.
@@ -119,13 +120,13 @@ def explore(
     decode step is scheduled on `target` with a `policy`, as by `schedule`; with `measured`, steps
     also run on this machine. With `compare`, every value is compared with Hugging Face eager in
     fp32 and in bf16, which needs weights; torch then has `threads` threads on each rank. `weights`,
-    `head`, `activations` and `kv` are those of `compile`.
+    `head`, `activations`, `kv` and `experts` are those of `compile`.
     """
     load_plugins()
     scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
-    passes = passes_for(pipeline, tp, kv)
+    passes = passes_for(pipeline, tp, kv, experts)
     check_shards(passes, tp)
-    others = [(other, passes_for(text, other, kv)) for other, text in beside]
+    others = [(other, passes_for(text, other, kv, experts)) for other, text in beside]
     choices = choose(
         tp=tp,
         target=DEFAULT_TARGET if target is None else target,
@@ -136,6 +137,7 @@ def explore(
         lowering=lowering,
         measured=CPU if measured else None,
         kv=kv,
+        experts=experts,
     )
     say(f"capturing {model}")
     captured = capture(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds).graph

@@ -13,6 +13,7 @@ from tpcompile.dtypes import (
     AUTO_DTYPE,
     DTYPE_NAMES,
     DTYPES,
+    EXPERTS,
     HEADS,
     KV,
     WEIGHTS_FORM,
@@ -22,25 +23,29 @@ from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.ir.format import Kind
 from tpcompile.ir.scheme import Integers, Scheme
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline
-from tpcompile.passes.pipeline import with_kv
+from tpcompile.passes.pipeline import with_experts, with_kv
 from tpcompile.passes.plan_sharding import PlanSharding
 
 
-def passes_for(pipeline: str | Sequence[Pass] | None, tp: int, kv: str | None = None) -> list[Pass]:
+def passes_for(
+    pipeline: str | Sequence[Pass] | None,
+    tp: int,
+    kv: str | None = None,
+    experts: str = "auto",
+) -> list[Pass]:
     """Return the passes of `pipeline` (default: the standard pipeline) for `tp` ranks.
 
-    `kv` is what the KV cache stores: see `check_kv`.
+    `kv` is what the KV cache stores, and `experts` how experts are sharded: see `with_choices`.
     """
     check_tp(tp)
-    check_kv(kv)
     if pipeline is None:
-        return with_kv(default_pipeline(tp), kv)
+        return with_choices(default_pipeline(tp), kv, experts)
     if not isinstance(pipeline, str | Sequence):
         raise UsageError(
             f"pipeline must be text or a sequence of passes, got {type(pipeline).__name__}"
         )
     named = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
-    passes = with_kv(for_ranks(named, tp), kv)
+    passes = with_choices(for_ranks(named, tp), kv, experts)
     for current in passes:
         if isinstance(current, PlanSharding) and current.tp != tp:
             raise UsageError(
@@ -49,6 +54,13 @@ def passes_for(pipeline: str | Sequence[Pass] | None, tp: int, kv: str | None = 
                 hint=f"Remove the option from plan-sharding{{tp={current.tp}}}",
             )
     return passes
+
+
+def with_choices(passes: Sequence[Pass], kv: str | None, experts: str) -> list[Pass]:
+    """Return the passes with these options of `compile`: see `check_kv` and `check_experts`."""
+    check_kv(kv)
+    check_experts(experts)
+    return with_experts(with_kv(passes, kv), experts)
 
 
 def check_tp(tp: int) -> None:
@@ -145,6 +157,15 @@ def check_kv(kv: str | None) -> None:
         raise UsageError(
             f"kv must be one of {', '.join(KV)}, or None for the model's dtype, got {kv!r}",
             hint=did_you_mean(str(kv), KV),
+        )
+
+
+def check_experts(experts: str) -> None:
+    """Raise unless `experts` is a way to shard experts."""
+    if experts not in EXPERTS:
+        raise UsageError(
+            f"experts must be one of {', '.join(EXPERTS)}, got {experts!r}",
+            hint=did_you_mean(str(experts), EXPERTS),
         )
 
 

@@ -89,6 +89,66 @@ _QWEN35_SIZES: dict[str, tuple[int, int, int, int, int, bool, int]] = {
     "qwen3.5-9b": (4096, 12288, 32, 16, 4, False, 32),
     "qwen3.5-27b": (5120, 17408, 64, 24, 4, False, 48),
 }
+_QWEN2_MOE = {**_QWEN25, "model_type": "qwen2_moe", "vocab_size": 151936, "norm_topk_prob": False}
+_QWEN3_MOE = {**_QWEN3, "model_type": "qwen3_moe", "norm_topk_prob": True}
+_QWEN3_NEXT = {
+    **_QWEN35,
+    "model_type": "qwen3_next",
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000.0,
+        "partial_rotary_factor": 0.25,
+    },
+    "intermediate_size": 5120,
+    "linear_num_value_heads": 32,
+    "norm_topk_prob": True,
+    "vocab_size": 151936,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+_QWEN35_MOE = {**_QWEN35, "model_type": "qwen3_5_moe_text"}
+_MOE_COLUMNS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "moe_intermediate_size",
+    "num_experts",
+    "num_experts_per_tok",
+)
+_MOE_SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    # name: the columns, then the family and what else differs by size
+    "qwen1.5-moe-a2.7b": (
+        (2048, 24, 16, 16, 1408, 60, 4),
+        {
+            **_QWEN2_MOE,
+            "intermediate_size": 5632,
+            "shared_expert_intermediate_size": 5632,
+            "max_position_embeddings": 8192,
+        },
+    ),
+    "qwen2-57b-a14b": (
+        (3584, 28, 28, 4, 2560, 64, 8),
+        {**_QWEN2_MOE, "intermediate_size": 18944, "shared_expert_intermediate_size": 20480},
+    ),
+    "qwen3-30b-a3b": ((2048, 48, 32, 4, 768, 128, 8), {**_QWEN3_MOE, "intermediate_size": 6144}),
+    "qwen3-235b-a22b": (
+        (4096, 94, 64, 4, 1536, 128, 8),
+        {**_QWEN3_MOE, "intermediate_size": 12288},
+    ),
+    "qwen3-next-80b-a3b": (
+        (2048, 48, 16, 2, 512, 512, 10),
+        {**_QWEN3_NEXT, "shared_expert_intermediate_size": 512},
+    ),
+    "qwen3.5-35b-a3b": (
+        (2048, 40, 16, 2, 512, 256, 8),
+        {**_QWEN35_MOE, "shared_expert_intermediate_size": 512, "linear_num_value_heads": 32},
+    ),
+    "qwen3.5-397b-a17b": (
+        (4096, 60, 32, 2, 1024, 512, 10),
+        {**_QWEN35_MOE, "shared_expert_intermediate_size": 1024, "linear_num_value_heads": 64},
+    ),
+}
 _TINY_HYBRID = {
     "head_dim": 16,
     "num_hidden_layers": 4,
@@ -111,10 +171,14 @@ _TINY = {
     "dtype": "float32",
 }
 
+_TINY_MOE = {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3}
+
 DENSE = (*_QWEN25_SIZES, *_QWEN3_SIZES)
 """The official dense models without linear attention."""
 HYBRID = tuple(_QWEN35_SIZES)
 """The official dense models with linear attention."""
+MIXTURES = tuple(_MOE_SIZES)
+"""The official mixtures of experts."""
 
 
 def _presets() -> dict[str, dict[str, Any]]:
@@ -127,9 +191,21 @@ def _presets() -> dict[str, dict[str, Any]]:
     for name, (*sizes, values) in _QWEN35_SIZES.items():
         own = dict(zip(_COLUMNS, sizes, strict=True))
         found[name] = {**_QWEN35, **own, "linear_num_value_heads": values}
+    for name, (columns, family) in _MOE_SIZES.items():
+        own = dict(zip(_MOE_COLUMNS, columns, strict=True))
+        found[name] = {**family, **own, "tie_word_embeddings": False}
     found["tiny-qwen2"] = {**_QWEN25, **_TINY, "hidden_size": 96}
     found["tiny-qwen3"] = {**_QWEN3, **_TINY, "head_dim": 16}
+    found["tiny-qwen3-moe"] = {**_QWEN3_MOE, **_TINY, **_TINY_MOE, "head_dim": 16}
     found["tiny-qwen3.5"] = {**_QWEN35, **_TINY, **_TINY_HYBRID}
+    found["tiny-qwen3.5-moe"] = {
+        **_QWEN35_MOE,
+        **_TINY,
+        **_TINY_HYBRID,
+        **_TINY_MOE,
+        "shared_expert_intermediate_size": 80,
+    }
+    del found["tiny-qwen3.5-moe"]["intermediate_size"]
     return found
 
 

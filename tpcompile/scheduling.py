@@ -26,7 +26,6 @@ from tpcompile.inspect.timeline import Timeline
 from tpcompile.inspect.trace import write_trace
 from tpcompile.libraries import library_errors
 from tpcompile.options import (
-    check_kv,
     check_limit,
     check_shards,
     check_tp,
@@ -34,9 +33,9 @@ from tpcompile.options import (
     passes_for,
     rounds_inputs,
     scheme_of,
+    with_choices,
 )
 from tpcompile.passes import Pass, decode_pipeline, run_passes
-from tpcompile.passes.pipeline import with_kv
 from tpcompile.plugins import load_plugins
 from tpcompile.rewriting.reproducer import write_reproducer
 from tpcompile.runtime.programs import ProgramOptions, StepChoices
@@ -98,13 +97,13 @@ def choose(
     pipeline: str | Sequence[Pass] | None = None,
     measured: torch.device | None = None,
     kv: str | None = None,
+    experts: str = "auto",
 ) -> Choices:
     """Resolve the options of `schedule`. Invalid ones are refused before a model is captured.
 
     Steps can be `measured` on a device of this machine only. Its ranks then share the cores or SMs.
     """
     check_tp(tp)
-    check_kv(kv)
     for name, limit in (("spans", spans), ("context", context), ("max_seq_len", max_seq_len)):
         check_limit(name, limit)
     machine = target_of(target, workers)
@@ -121,14 +120,15 @@ def choose(
     sizes = {"batch": batch, "max_seq_len": longest, "context": context}
     step = StepChoices.of(machine, options, **sizes)
     if pipeline is None:
-        passes = with_kv(decode_pipeline(tp, step.spans, interleaved=interleaved), kv)
+        passes = decode_pipeline(tp, step.spans, interleaved=interleaved)
+        passes = with_choices(passes, kv, experts)
     elif spans or interleaved:
         raise UsageError(
             "Spans and the rotary order are options of the default pipeline only",
             hint='Put them into the pipeline, as in "decode{spans=4,interleaved=true}"',
         )
     else:
-        passes = passes_for(pipeline, tp, kv)
+        passes = passes_for(pipeline, tp, kv, experts)
         check_shards(passes, tp)
     found = Choices(tp, machine, step.plan, passes, step.policy)
     block = _most(passes, "block")
@@ -269,6 +269,7 @@ def schedule(
     head: str | None = None,
     activations: str = "16",
     kv: str | None = None,
+    experts: str = "auto",
 ) -> ScheduledStep:
     """Return the program of a decode step of MODEL, scheduled on a target and verified.
 
@@ -276,7 +277,7 @@ def schedule(
     number of workers. `context` is the sequence length for costs, `max_seq_len` that of the longest
     sequence. The `lowering` is "heads", "rows" or "auto". `spans` and `interleaved` are options of
     the default pipeline: the number of attention spans, and the order of rotary heads. `weights`,
-    `head`, `activations` and `kv` are those of `compile`.
+    `head`, `activations`, `kv` and `experts` are those of `compile`.
     """
     load_plugins()
     scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
@@ -293,6 +294,7 @@ def schedule(
         interleaved=interleaved,
         pipeline=pipeline,
         kv=kv,
+        experts=experts,
     )
     captured = capture(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds).graph
     graph, _ = run_passes(captured, choices.passes, on_failure=write_reproducer)

@@ -18,6 +18,8 @@ RANK_KEYS = {
     "weight_bytes",
     "kv_bytes_per_token",
     "state_bytes_per_sequence",
+    "experts",
+    "expert_ffn",
 }
 
 
@@ -30,7 +32,7 @@ def test_table(cli: Cli, golden: Callable[[str, str], None]) -> None:
 
 def test_json_keys(cli: Cli) -> None:
     plan = json.loads(cli("plan preset:tiny-qwen3 --tp 4 --json").out)
-    assert set(plan) == {"model", "tp", "ranks", "collectives", "formats"}
+    assert set(plan) == {"model", "tp", "ranks", "collectives", "formats", "expert_plans"}
     assert plan["formats"] == {"f32": sum(rank["weight_bytes"] for rank in plan["ranks"])}
     assert (plan["model"], plan["tp"]) == ("tiny-qwen3", 4)
     for rank in plan["ranks"]:
@@ -70,6 +72,48 @@ def test_a_cache_in_int8(cli: Cli) -> None:
     assert [rank["kv_bytes_per_token"] for rank in ranks] == [80, 160, 80, 80]
     refused = cli("plan preset:tiny-qwen3 --kv int4")
     assert refused.status == 2 and "--kv" in refused.err
+
+
+def test_plans_of_experts(cli: Cli, golden: Callable[[str, str], None]) -> None:
+    """Of 8 experts with 48 features, a token chooses 3. A rank of 3 has 16 features of each."""
+    line = "plan preset:tiny-qwen3.5-moe --tp 3"
+    golden("cli/plan_experts.txt", cli(line).out)
+    assert max(map(len, cli(line).out.splitlines())) <= 80
+    plan = json.loads(cli(f"{line} --json").out)
+    assert [(rank["experts"], rank["expert_ffn"]) for rank in plan["ranks"]] == [(8, 16)] * 3
+    each = 4 * 3 * 64 * 48 * 4  # bytes of an expert of each layer
+    first, second = plan["expert_plans"]
+    assert first == {
+        "plan": "tp",
+        "bytes_per_token": each,
+        "chosen": True,
+        "reason": "fewest bytes",
+    }
+    assert (second["plan"], second["chosen"]) == ("ep", False)
+    whole = json.loads(cli(f"{line} --experts ep --json").out)
+    assert [(rank["experts"], rank["expert_ffn"]) for rank in whole["ranks"]] == [
+        (3, 48),
+        (3, 48),
+        (2, 48),
+    ]
+    assert [one["reason"] for one in whole["expert_plans"]] == ["fewest bytes", "requested"]
+    split, held = (sum(rank["weight_bytes"] for rank in one["ranks"]) for one in (plan, whole))
+    assert split == held
+    experts = each * 8
+    assert experts < split
+    few = json.loads(cli("plan preset:tiny-qwen3.5-moe --tp 3 --experts ep --json").out)["ranks"]
+    assert few[0]["weight_bytes"] - few[2]["weight_bytes"] > each / 2
+
+
+def test_plans_that_are_not_possible(cli: Cli) -> None:
+    refused = cli("plan preset:tiny-qwen3 --tp 2 --experts ep")
+    assert refused.status == 2
+    said = "--experts ep requires a mixture of experts, but Qwen3ForCausalLM has none"
+    assert said in refused.err
+    refused = cli("plan preset:tiny-qwen3-moe --tp 2 --experts dp")
+    assert refused.status == 2 and "--experts" in refused.err
+    refused = cli("plan preset:tiny-qwen3-moe --experts ep -p canonicalize")
+    assert refused.status == 2 and "Add plan-sharding to it" in refused.err
 
 
 def test_one_rank_holds_the_model(cli: Cli) -> None:

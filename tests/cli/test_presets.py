@@ -11,7 +11,7 @@ from tests.cli.conftest import Cli
 from tpcompile.cli.presets import parameters
 from tpcompile.frontend import config_of
 from tpcompile.frontend.source import module_of
-from tpcompile.presets import PRESETS, preset
+from tpcompile.presets import MIXTURES, PRESETS, preset
 
 
 def test_the_table(cli: Cli, golden: Callable[[str, str], None]) -> None:
@@ -32,6 +32,8 @@ def test_json_holds_the_configurations(cli: Cli) -> None:
     [
         *("qwen2.5-0.5b", "qwen2.5-7b", "qwen3-0.6b", "tiny-qwen3"),
         *("qwen3.5-0.8b", "qwen3.5-9b", "qwen3.5-27b", "tiny-qwen3.5"),
+        *MIXTURES,
+        *("tiny-qwen3-moe", "tiny-qwen3.5-moe"),
     ],
 )
 def test_parameters_are_those_of_the_model(name: str) -> None:

@@ -27,9 +27,32 @@ from tpcompile.passes import default_pipeline, run_passes
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning")
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "qwen3_moe": ("Qwen3MoeForCausalLM has a mixture of 4 experts", "one MLP in each layer"),
-    "mixtral": ("MixtralForCausalLM has a mixture of 4 experts", "one MLP in each layer"),
-    "jetmoe": ("JetMoeForCausalLM has a mixture of 4 experts", "one MLP in each layer"),
+    **{
+        kind: (f"{name}ForCausalLM has a router of another form", "a softmax over all experts")
+        for kind, name in {
+            "mixtral": "Mixtral",
+            "granitemoe": "GraniteMoe",
+            "afmoe": "Afmoe",
+            "ernie4_5_moe": "Ernie4_5_Moe",
+            "phimoe": "Phimoe",
+        }.items()
+    },
+    "aria_text": (
+        "AriaTextForCausalLM has experts with transposed weights",
+        "SwiGLU MLPs without biases",
+    ),
+    "minimax_m3_vl_text": (
+        "MiniMaxM3VLForCausalLM has experts with a gate of another form",
+        "SwiGLU MLPs without biases",
+    ),
+    "nemotron_h": (
+        "NemotronHForCausalLM has .*experts without a gate",
+        "SwiGLU MLPs without biases",
+    ),
+    "jetmoe": (
+        "JetMoeForCausalLM has a mixture of 4 experts without Hugging Face's interface",
+        "SwiGLU MLPs without biases",
+    ),
     "dbrx": ("DbrxForCausalLM branches on values that it computes", "the same operations"),
     "gemma3_text": ("Gemma3ForCausalLM has a rotary table per layer type", "one rotary table"),
     "olmo3": ("Olmo3ForCausalLM has a rotary table per layer type", "one rotary table"),
@@ -51,7 +74,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "olmo2": ("Olmo2ForCausalLM normalises all heads together", "per head"),
     "falcon_h1": ("FalconH1ForCausalLM has layers of kind hybrid", "full_attention"),
     "minimax": (
-        "MiniMaxForCausalLM has layers of kind linear_attention other than Qwen3.5's and ",
+        "MiniMaxForCausalLM has layers of kind linear_attention other than Qwen3.5's",
         "gated delta nets with one convolution for queries, keys and values",
     ),
     "gpt2": ("GPT2LMHeadModel has no rotary position embedding", "rotates its heads by position"),
@@ -83,20 +106,32 @@ def test_all_features_are_named_at_once() -> None:
     with pytest.raises(UnsupportedError) as refused:
         refuse_features(model)
     said = str(refused.value)
-    assert said.index("half the rotated width") < said.index(" and a mixture of 4 experts")
-    assert "wide as the rotated heads, one MLP in each layer" in said
+    assert said.index("half the rotated width") < said.index(" and experts with interleaved rows")
+    assert "wide as the rotated heads, experts that are SwiGLU MLPs" in said
 
 
 def _llama(**changes: Any) -> Any:
     return tiny_model(tiny_config("llama", **changes))
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen3_next"])
-def test_dense_layers_of_a_class_with_experts_compile(kind: str) -> None:
-    """A class that can have experts compiles if all its layers are dense: the modules decide."""
-    refuse_features(tiny_model(tiny_config(kind, mlp_only_layers=[0, 1]), on_meta=True))
-    with pytest.raises(UnsupportedError, match=r"mixture of 4 experts \(model\.layers\.1\.mlp"):
-        refuse_features(tiny_model(tiny_config(kind, mlp_only_layers=[0]), on_meta=True))
+@pytest.mark.parametrize(
+    ("setting", "value", "feature"),
+    [
+        ("has_gate", False, "without a gate"),
+        ("is_concatenated", False, "with interleaved rows of gate and up"),
+        ("is_transposed", True, "with transposed weights"),
+        ("has_bias", True, "with biases"),
+        ("has_post_expert_norm", True, "with a norm of their results"),
+        ("act_fn", nn.GELU(), "that apply GELU"),
+    ],
+)
+def test_other_experts_are_refused(setting: str, value: Any, feature: str) -> None:
+    model = tiny_model(tiny_config("qwen3_moe"), on_meta=True)
+    refuse_features(model)
+    setattr(model.model.layers[1].mlp.experts, setting, value)
+    said = rf"has experts {feature} \(model\.layers\.1\.mlp\.experts\)"
+    with pytest.raises(UnsupportedError, match=said):
+        refuse_features(model)
 
 
 def test_listed_experts_are_found_and_are_not_the_layers() -> None:

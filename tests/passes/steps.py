@@ -35,6 +35,7 @@ STANDARD = [
     "raise-gates",
     "raise-rope",
     "raise-swiglu",
+    "raise-experts",
     "raise-attention",
     "plan-sharding",
     "shard-linears",

@@ -169,7 +169,11 @@ def test_an_option_given_twice() -> None:
         ("plan_sharding", "Unknown pass 'plan_sharding'", "Did you mean plan-sharding"),
         ("plan-sharding{tpp=2}", "has no option 'tpp'", "Did you mean tp?"),
         ("plan-sharding{fn_grain=2}", "has no option 'fn_grain'", "Did you mean ffn_grain"),
-        ("plan-sharding{name=x}", "has no option 'name'", "Known: tp, ffn_grain, vocab_grain"),
+        (
+            "plan-sharding{name=x}",
+            "has no option 'name'",
+            "Known: tp, ffn_grain, experts, vocab_grain",
+        ),
         ("canonicalize{x=1}", "canonicalize has no option 'x'", "It has no options"),
         ("plan-sharding{tp=two}", "Invalid value 'two'", "tp=INT"),
         ("plan-sharding{tp=2.5}", "Invalid value '2.5'", "tp=INT"),

@@ -80,8 +80,8 @@ def _run(args: argparse.Namespace) -> Result:
 
 def _check(args: argparse.Namespace, passes: Sequence[Pass], say: Say) -> _Checked:
     """Run the pipelines and verify the schedules. Stop after the first pipeline that fails."""
+    from tpcompile.options import with_choices
     from tpcompile.passes import decode_pipeline
-    from tpcompile.passes.pipeline import with_kv
     from tpcompile.vm.schedule.scheduled import is_decode_step
 
     found = _Checked()
@@ -89,9 +89,8 @@ def _check(args: argparse.Namespace, passes: Sequence[Pass], say: Say) -> _Check
     name = "standard" if args.pipeline is None else "given"
     graph = _run_checked(args, captured, name, passes, found, say)
     if graph is not None and args.pipeline is None:
-        graph = _run_checked(
-            args, captured, "decode", with_kv(decode_pipeline(args.tp), args.kv), found, say
-        )
+        decode = with_choices(decode_pipeline(args.tp), args.kv, args.experts)
+        graph = _run_checked(args, captured, "decode", decode, found, say)
     if graph is not None and is_decode_step(graph):
         _check_schedules(graph, found, say)
     return found

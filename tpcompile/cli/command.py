@@ -14,6 +14,7 @@ from tpcompile.dtypes import (
     AUTO_DTYPE,
     DTYPE_NAMES,
     DTYPES,
+    EXPERTS,
     GROUP_COLUMNS,
     HEADS,
     KV,
@@ -206,6 +207,7 @@ def add_model_arguments(
     add_dtype_argument(parser)
     add_quantization_arguments(parser)
     add_kv_argument(parser)
+    add_experts_argument(parser)
     if weights:
         parser.add_argument(
             "--random-weights",
@@ -267,6 +269,18 @@ def add_kv_argument(parser: Parser) -> None:
         type=choice(*KV),
         help="store keys and values in int8, with a scale per token and head; default: in the "
         "model's dtype",
+    )
+
+
+def add_experts_argument(parser: Parser) -> None:
+    """Add how ranks share a mixture of experts."""
+    parser.add_argument(
+        "--experts",
+        metavar="E",
+        type=choice(*EXPERTS),
+        default=EXPERTS[0],
+        help="how ranks share a mixture of experts: tp, a part of every expert, ep, whole experts, "
+        "or auto, the plan whose busiest rank reads fewer bytes of experts; default: auto",
     )
 
 

@@ -55,7 +55,7 @@ def passes_of(args: argparse.Namespace) -> list[Pass]:
     check_model_name(args.model)
     from tpcompile.options import passes_for
 
-    return passes_for(args.pipeline, args.tp, args.kv)
+    return passes_for(args.pipeline, args.tp, args.kv, args.experts)
 
 
 def warn_unsharded(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
@@ -89,6 +89,7 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
             head=args.head,
             activations=args.activations,
             kv=args.kv,
+            experts=args.experts,
             **more,
         )
 

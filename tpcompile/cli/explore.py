@@ -122,6 +122,7 @@ def _run(args: argparse.Namespace) -> Result:
             head=args.head,
             activations=args.activations,
             kv=args.kv,
+            experts=args.experts,
             threads=args.threads,
             say=say,
         )

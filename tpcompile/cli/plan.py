@@ -11,6 +11,8 @@ from tpcompile.errors import UsageError
 _EXAMPLES = """\
   tpcompile plan preset:qwen2.5-0.5b --tp 4          14 query heads on 4 ranks
   tpcompile plan preset:qwen3-8b --tp 6 --json
+  tpcompile plan preset:qwen3-30b-a3b --tp 4         the plans of 128 experts
+  tpcompile plan preset:qwen3-30b-a3b --tp 4 --experts ep
   tpcompile plan ./my-checkpoint --tp 2 --dtype bfloat16"""
 
 

@@ -238,6 +238,7 @@ def _choices(args: argparse.Namespace) -> Choices:
         pipeline=args.pipeline,
         measured=device_of(args.device) if args.measured else None,
         kv=args.kv,
+        experts=args.experts,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from tpcompile.frontend.build import Builder, UnlikeLayersError
+from tpcompile.frontend.experts import refuse_routers
 from tpcompile.frontend.layers import Layers, find_layers
 from tpcompile.frontend.masks import agreed_split
 from tpcompile.frontend.quantizing import quantized_config
@@ -105,6 +106,7 @@ def capture(
     except UnlikeLayersError as unlike:
         log.info("tracing every layer: %s", unlike)
         gm = trace(layers.all_different())
+    refuse_routers(gm.graph, name)
     result = infer_types(gm, name)
     gm.meta["tpcompile"] = GraphInfo(
         name_of(model),

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from tpcompile.errors import UnsupportedError
-from tpcompile.frontend.experts import calls_interface
+from tpcompile.frontend.experts import SUPPORTED, calls_interface, other_feature
 from tpcompile.frontend.layers import outermost_lists
 from tpcompile.frontend.mixers import is_linear_attention, looks_up
 from tpcompile.frontend.rotary import frequencies_of, rotary_modules, table_feature
@@ -107,9 +107,10 @@ def _rotary(module: nn.Module) -> Iterator[Feature]:
 
 
 def _experts(module: nn.Module) -> Iterator[Feature]:
-    """Yield a mixture of experts that capture does not replace: stacked or listed MLPs, a router.
+    """Yield experts that differ from the op, or that do not call Hugging Face's interface.
 
-    The router is a weight that reads the residual and has one row per MLP.
+    Those are stacked or listed MLPs with a router: a weight that reads the residual and has one
+    row per MLP.
     """
     width = getattr(_config(module), "hidden_size", None)
     for path, layer in _repeated(module):
@@ -119,12 +120,13 @@ def _experts(module: nn.Module) -> Iterator[Feature]:
             if weight.dim() == 2 and weight.shape[1] == width and name.endswith("weight")
         }
         for name, part in layer.named_modules():
-            count = _stacked(part)
-            if count in routers and not calls_interface(part):
-                yield Feature(
-                    f"a mixture of {count} experts ({path}.{name}) of a kind of its own",
-                    "one MLP in each layer, or experts by Hugging Face's interface",
-                )
+            feature = None
+            if calls_interface(part):
+                feature = other_feature(part)
+            elif (count := _stacked(part)) in routers:
+                feature = f"a mixture of {count} experts without Hugging Face's interface"
+            if feature:
+                yield Feature(f"{feature} ({path}.{name})", SUPPORTED)
                 return
 
 

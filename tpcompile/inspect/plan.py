@@ -12,6 +12,7 @@ from tpcompile.inspect.notebook import table_html
 from tpcompile.inspect.tables import table_text
 from tpcompile.ir.activations import activations
 from tpcompile.ir.info import info_of
+from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, parameters, value_type
 from tpcompile.ir.ops import (
     ALL_REDUCE,
@@ -19,6 +20,7 @@ from tpcompile.ir.ops import (
     ATTENTION,
     CACHE_WRITERS,
     EMBEDDINGS,
+    EXPERTS,
     NORM_MLPS,
     NORM_MLPS_APART,
     SPECS,
@@ -28,12 +30,17 @@ from tpcompile.ir.ops import (
 )
 from tpcompile.ir.ops.cache import stored_type
 from tpcompile.ir.ops.spec import local_bytes
+from tpcompile.ir.plan import EXPERT_AXIS, expert_plans
 from tpcompile.ir.roles import StatesOf
-from tpcompile.ir.types import ValueType
+from tpcompile.ir.types import REPLICATE, ValueType
 
 _SHARES = ("rank", "q heads", "kv heads", "ffn", "vocab", "weights", "KV per token")
+_EXPERTS = "experts"
+"""The further column of a model with experts: how many a rank has, and their features."""
 _STATE = "state"
 """The further column of a model whose sequences have states."""
+_PLANS = ("experts", "bytes", "")
+_PLANS_TITLE = "expected bytes of experts per token, on the busiest rank"
 _CROSSING = ("collective", "times", "bytes")
 _FORMATS = ("format", "weights")
 _FORMATS_TITLE = "bytes of the weights on all ranks, by format"
@@ -53,6 +60,23 @@ class RankShare:
     kv_bytes_per_token: int
     state_bytes_per_sequence: int
     """The bytes of a sequence's state of linear attention in all layers; 0 without any."""
+    experts: int
+    """The number of experts of which the rank has weights; 0 without any."""
+    expert_ffn: int
+    """The features of each of them."""
+
+
+@dataclass(frozen=True)
+class ExpertPlan:
+    """A way to share experts, and the bytes of them that the busiest rank reads for a token.
+
+    They are expected, as if all choices were equally likely. None if the plan is not possible.
+    """
+
+    plan: str
+    bytes_per_token: int | None
+    chosen: bool
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -74,6 +98,8 @@ class PlanReport:
     collectives: tuple[Collective, ...]
     formats: dict[str, int]
     """The bytes of the weights on all ranks, by the name of their format."""
+    expert_plans: tuple[ExpertPlan, ...] = ()
+    """The plans of a mixture of experts on several ranks."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -82,38 +108,35 @@ class PlanReport:
             "ranks": [asdict(share) for share in self.ranks],
             "collectives": [asdict(collective) for collective in self.collectives],
             "formats": self.formats,
+            "expert_plans": [asdict(plan) for plan in self.expert_plans],
         }
 
     def table(self) -> str:
-        """Format tables: the ranks, the collectives by kind, and several formats."""
+        """Format tables: the ranks, the plans of experts, the collectives by kind, the formats."""
         from rich.table import Table
 
-        shares = Table(title=self._title, title_justify="left")
-        for column in self._columns:
-            shares.add_column(column, justify="right")
-        for row in self._shares():
-            shares.add_row(*row)
-        crossing = Table(title=_CROSSING_TITLE, title_justify="left", min_width=66)
-        for column in _CROSSING:
-            crossing.add_column(column, justify="right")
-        for row in self._crossing():
-            crossing.add_row(*row)
-        stored = Table(title=_FORMATS_TITLE, title_justify="left", min_width=66)
-        for column in _FORMATS:
-            stored.add_column(column, justify="right")
-        for row in self._stored():
-            stored.add_row(*row)
-        further = [crossing] if self.collectives else []
-        further += [stored] if len(self.formats) > 1 else []
-        return table_text(shares, *further)
+        made: list[Table] = []
+        for title, columns, rows in self._tables():
+            table = Table(title=title, title_justify="left", min_width=66 if made else None)
+            for column in columns:
+                table.add_column(column, justify="right", no_wrap=column in (_EXPERTS, "weights"))
+            for row in rows:
+                table.add_row(*row)
+            made.append(table)
+        return table_text(*made)
 
     def _repr_html_(self) -> str:
         """Show the same tables in a notebook."""
-        shares = table_html(self._title, self._columns, self._shares())
-        crossing = table_html(_CROSSING_TITLE, _CROSSING, self._crossing())
-        stored = table_html(_FORMATS_TITLE, _FORMATS, self._stored())
-        shares += crossing if self.collectives else ""
-        return shares + (stored if len(self.formats) > 1 else "")
+        return "".join(table_html(*table) for table in self._tables())
+
+    def _tables(self) -> Iterator[tuple[str, tuple[str, ...], Iterator[tuple[str, ...]]]]:
+        yield self._title, self._columns, self._shares()
+        if self.expert_plans:
+            yield _PLANS_TITLE, _PLANS, self._plans()
+        if self.collectives:
+            yield _CROSSING_TITLE, _CROSSING, self._crossing()
+        if len(self.formats) > 1:
+            yield _FORMATS_TITLE, _FORMATS, self._stored()
 
     @property
     def _title(self) -> str:
@@ -122,14 +145,28 @@ class PlanReport:
     @property
     def _columns(self) -> tuple[str, ...]:
         has_states = any(share.state_bytes_per_sequence for share in self.ranks)
-        return (*_SHARES, _STATE) if has_states else _SHARES
+        has_experts = any(share.experts for share in self.ranks)
+        return (*_SHARES, *[_STATE] * has_states, *[_EXPERTS] * has_experts)
 
     def _shares(self) -> Iterator[tuple[str, ...]]:
-        columns = len(self._columns)
         for share in self.ranks:
-            counts = (share.rank, share.q_heads, share.kv_heads, share.ffn, share.vocab)
-            sizes = (share.weight_bytes, share.kv_bytes_per_token, share.state_bytes_per_sequence)
-            yield (*map(str, counts), *map(_size, sizes))[:columns]
+            cells = {
+                "rank": str(share.rank),
+                "q heads": str(share.q_heads),
+                "kv heads": str(share.kv_heads),
+                "ffn": str(share.ffn),
+                "vocab": str(share.vocab),
+                "weights": _size(share.weight_bytes),
+                "KV per token": _size(share.kv_bytes_per_token),
+                _STATE: _size(share.state_bytes_per_sequence),
+                _EXPERTS: f"{share.experts} × {share.expert_ffn}",
+            }
+            yield tuple(cells[column] for column in self._columns)
+
+    def _plans(self) -> Iterator[tuple[str, ...]]:
+        for plan in self.expert_plans:
+            size = "" if plan.bytes_per_token is None else _size(plan.bytes_per_token)
+            yield f"{plan.plan}{' (chosen)' * plan.chosen}", size, plan.reason
 
     def _crossing(self) -> Iterator[tuple[str, ...]]:
         for op in dict.fromkeys(collective.op for collective in self.collectives):
@@ -153,6 +190,8 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     weights = [value_type(node) for node in parameters(gm.graph)]
     inputs = [value_type(node) for node in gm.graph.nodes if node.op == "placeholder"]
     states = [kind for kind in inputs if kind.role == StatesOf()]
+    mixtures = [arguments_of(node) for node in calls if node.target is EXPERTS]
+    experts = [value_type(given["down"]) for given in mixtures]
     queries, keys = [[kinds[side] for kinds in heads] for side in (0, 1)]
     ranks = tuple(
         RankShare(
@@ -164,11 +203,40 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
             weight_bytes=sum(local_bytes(kind, rank) for kind in weights),
             kv_bytes_per_token=2 * sum(local_bytes(kind, rank) for kind in keys),
             state_bytes_per_sequence=sum(local_bytes(kind, rank) for kind in states),
+            experts=_most(experts, 0, rank),
+            expert_ffn=_most(experts, 2, rank),
         )
         for rank in range(info.tp)
     )
     collectives = tuple(_collectives(calls, info.tp))
-    return PlanReport(info.name, info.tp, ranks, collectives, _formats(weights, info.tp))
+    plans = tuple(_expert_plans(mixtures, info.tp))
+    return PlanReport(info.name, info.tp, ranks, collectives, _formats(weights, info.tp), plans)
+
+
+def _expert_plans(mixtures: list[dict[str, Any]], tp: int) -> Iterator[ExpertPlan]:
+    """Yield the plans of the experts of all layers, of which the first has the shapes of each."""
+    if tp == 1 or not mixtures:
+        return
+    gate_up, down = [value_type(mixtures[0][name]) for name in ("gate_up", "down")]
+    (count, _, features), chosen = down.shape, value_type(mixtures[0]["ids"]).shape[-1]
+    assert isinstance(count, int) and isinstance(features, int) and isinstance(chosen, int)
+    whole = sum(local_bytes(kind.placed(REPLICATE), 0) for kind in (gate_up, down))
+    layout, grain = down.layout_of(0), down.stored.grain
+    own = "ep" if isinstance(layout, Layout) and layout.axis == EXPERT_AXIS else "tp"
+    plans = expert_plans(count, features, chosen, tp, grain)
+    least = min(cost for _, cost in plans.values())
+    impossible = {
+        "tp": f"{features} features have too few parts of {grain}",
+        "ep": f"{count} experts are fewer than the ranks",
+    }
+    for name, reason in impossible.items():
+        if name not in plans:
+            yield ExpertPlan(name, None, False, reason)
+            continue
+        _, cost = plans[name]
+        reason = "fewest bytes" if cost == least else "requested" if name == own else ""
+        read = round(len(mixtures) * whole / count * cost)
+        yield ExpertPlan(name, read, name == own, reason)
 
 
 def _formats(weights: Iterable[ValueType], ranks: int) -> dict[str, int]:

@@ -69,8 +69,6 @@ class HeadAxes:
 ATTENTION_HEADS = HeadAxes("q_heads", "kv_heads", "query heads")
 EXPERT_AXIS = "experts"
 """The axis of experts that are whole on a rank."""
-EXPERT_PLANS = ("auto", "tp", "ep")
-"""How experts are sharded: each of them is split, or ranks hold whole ones, or by cost."""
 
 LINEAR_HEADS = HeadAxes("linear_v_heads", "linear_k_heads", "value heads of linear attention")
 

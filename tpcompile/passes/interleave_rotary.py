@@ -39,7 +39,7 @@ class InterleaveRotary:
 
     name: ClassVar[str] = "interleave-rotary"
     after: ClassVar[tuple[str, ...]] = PlanSharding.after
-    before: ClassVar[tuple[str, ...]] = ("fuse-qkv", "fuse-norm-qkv")
+    before: ClassVar[tuple[str, ...]] = ("fuse-qkv", "fuse-norm-qkv", "fuse-norm-linear")
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()

@@ -247,6 +247,23 @@ def with_kv(passes: Sequence[Pass], kv: str | None) -> list[Pass]:
     ]
 
 
+def with_experts(passes: Sequence[Pass], experts: str) -> list[Pass]:
+    """Return the same passes, with `experts` as the option of `plan-sharding` unless it is auto."""
+    if experts == PlanSharding.experts:
+        return list(passes)
+    if not any(isinstance(current, PlanSharding) for current in passes):
+        raise UsageError(
+            f"The pipeline plans no sharding, which experts={experts!r} requires",
+            hint="Add plan-sharding to it",
+        )
+    return [
+        dataclasses.replace(current, experts=experts)
+        if isinstance(current, PlanSharding)
+        else current
+        for current in passes
+    ]
+
+
 def pipeline_text(passes: Sequence[Pass]) -> str:
     return ",".join(map(describe, passes))
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from torch import fx
 
-from tpcompile.errors import ShardingError, UsageError
-from tpcompile.ir.info import info_of
+from tpcompile.dtypes import EXPERTS
+from tpcompile.errors import ShardingError, UsageError, did_you_mean
+from tpcompile.ir.info import info_of, model_of
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import origin_of, parameter_of, parameters, set_parameter, value_type
 from tpcompile.ir.ops import arguments_of
 from tpcompile.ir.plan import (
-    EXPERT_PLANS,
     LINEAR_HEADS,
     HeadPlan,
     Plan,
@@ -65,7 +65,8 @@ class PlanSharding:
     ffn_grain: int = 0
     """Split the MLP in multiples of this; 0 chooses a grain."""
     experts: str = "auto"
-    """How experts are sharded: `tp` splits each of them, `ep` gives ranks whole ones."""
+    """How experts are sharded: `tp` splits each of them, `ep` gives ranks whole ones, and `auto`
+    chooses the plan whose busiest rank is expected to read fewer bytes of experts for a token."""
     vocab_grain: int = 0
     """Split the vocabulary in multiples of this; 0 chooses a grain."""
 
@@ -74,6 +75,18 @@ class PlanSharding:
         tp = self.tp or 1
         if tp < 1:
             raise UsageError(f"tp must be a positive int, got {tp}")
+        mixtures = expert_blocks(gm.graph)
+        if self.experts not in EXPERTS:
+            hint = did_you_mean(self.experts, EXPERTS)
+            raise UsageError(
+                f"experts must be one of {', '.join(EXPERTS)}, got {self.experts!r}", hint=hint
+            )
+        if self.experts != "auto" and not mixtures:
+            raise UsageError(
+                f"experts={self.experts!r} requires a mixture of experts, "
+                f"but {model_of(gm.graph)} has none",
+                hint="Leave out the option",
+            )
         info.tp = tp
         heads = {b.attention.name: _heads(b.attention, tp) for b in attention_blocks(gm.graph)}
         heads |= {b.rule.name: _linear_heads(b.rule, tp) for b in delta_blocks(gm.graph)}
@@ -87,10 +100,7 @@ class PlanSharding:
             )
             for mlp in mlp_blocks(gm.graph)
         }
-        ffn |= {
-            block.experts.name: _experts(block.experts, tp, self.experts)
-            for block in expert_blocks(gm.graph)
-        }
+        ffn |= {block.experts.name: _experts(block.experts, tp, self.experts) for block in mixtures}
         for found, what in ((heads, "attention"), (ffn, "MLP")):
             if tp > 1 and not found:
                 raise ShardingError(
@@ -122,8 +132,6 @@ def _linear_heads(rule: fx.Node, tp: int) -> HeadPlan:
 
 
 def _experts(node: fx.Node, tp: int, how: str) -> Layout:
-    if how not in EXPERT_PLANS:
-        raise UsageError(f"experts={how!r} is no plan", expected=" or ".join(EXPERT_PLANS))
     given = arguments_of(node)
     down = value_type(given["down"])
     count, _, features = down.shape

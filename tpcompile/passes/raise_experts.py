@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import operand, value_type
-from tpcompile.ir.ops import TOP_EXPERTS
+from tpcompile.ir.ops import EXPERTS, TOP_EXPERTS
 from tpcompile.ir.pattern import UNKNOWN
 from tpcompile.rewriting.pattern import Call, MissError, Number, Value, check, match, matches
 from tpcompile.rewriting.rewrite import Report, calls, drop_dead, insert, insert_item, replace
@@ -46,7 +46,7 @@ class RaiseExperts:
             except MissError as miss:
                 report.miss(miss)
         drop_dead(gm.graph)
-        return report
+        return report.require(gm, "router", TOP_EXPERTS) if calls(gm, EXPERTS) else report
 
 
 def _raise(choice: fx.Node) -> None:
