@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import combinations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpcompile.errors import ShardingError
-from tpcompile.ir.plan import COARSEST_GRAIN, RUNS_PER_RANK, plan_axis, plan_heads
+from tpcompile.ir.plan import (
+    COARSEST_GRAIN,
+    EXPERT_AXIS,
+    RUNS_PER_RANK,
+    choose_experts,
+    expert_plans,
+    plan_axis,
+    plan_heads,
+)
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 
@@ -136,3 +147,41 @@ def test_known_plans(
     plan = plan_heads(queries, keys, tp)
     assert [plan.queries.unit_count(rank) for rank in range(tp)] == runs
     assert [plan.keys.held(rank) for rank in range(tp)] == read
+
+
+def _expected_most(held: list[int], chosen: int) -> float:
+    """Return the mean over all choices of the largest number of them that a rank holds."""
+    owners = [rank for rank, count in enumerate(held) for _ in range(count)]
+    choices = list(combinations(owners, chosen))
+    return sum(max(Counter(choice).values()) for choice in choices) / len(choices)
+
+
+@EXAMPLES
+@given(st.integers(1, 12), st.data())
+def test_the_expected_load_is_the_mean_over_all_choices(count: int, data: st.DataObject) -> None:
+    chosen, tp = data.draw(st.integers(1, count)), data.draw(st.integers(1, min(count, 5)))
+    layout, cost = expert_plans(count, 1, chosen, tp)["ep"]
+    held = [layout.extent(rank) for rank in range(tp)]
+    assert (sum(held), max(held) - min(held) <= 1) == (count, True)
+    assert cost == pytest.approx(_expected_most(held, chosen))
+
+
+def test_plans_of_experts_that_exist() -> None:
+    assert expert_plans(8, 48, 3, 4).keys() == {"tp", "ep"}
+    assert expert_plans(3, 48, 3, 4).keys() == {"tp"}
+    assert expert_plans(8, 48, 3, 4, 16).keys() == {"ep"}
+    assert expert_plans(3, 48, 3, 4, 16).keys() == set()
+
+
+def test_the_plan_of_experts_is_the_cheaper_one() -> None:
+    """Splits are even for most sizes; whole experts are cheaper if a split would be uneven."""
+    plans = expert_plans(128, 768, 8, 8)
+    assert plans["tp"][1] == 1 < plans["ep"][1]
+    assert choose_experts(plans, "auto") is plans["tp"][0]
+    assert choose_experts(plans, "ep").axis == EXPERT_AXIS
+    uneven = expert_plans(16, 3, 1, 2)
+    assert uneven["tp"][1] == pytest.approx(2 / 3) and uneven["ep"][1] == 1
+    coarse = expert_plans(16, 160, 16, 2, 128)
+    assert choose_experts(coarse, "auto") is coarse["ep"][0]
+    one = expert_plans(16, 32, 4, 1)
+    assert one["tp"][1] == one["ep"][1] == 4

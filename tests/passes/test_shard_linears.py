@@ -17,6 +17,7 @@ from tests.models import (
     eager_logits,
     padded,
     pair_of,
+    preset_pair,
     relative_error,
     stage_logits,
 )
@@ -25,12 +26,19 @@ from tests.passes.steps import step
 from tests.stages import graph_after, stages_of, until
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, parameter_of, placement_of, value_type
-from tpcompile.ir.ops import REDISTRIBUTE
-from tpcompile.ir.types import PARTIAL, Shard
+from tpcompile.ir.ops import REDISTRIBUTE, arguments_of
+from tpcompile.ir.types import PARTIAL, REPLICATE, Shard
+from tpcompile.options import passes_for
 from tpcompile.passes import default_pipeline
 from tpcompile.passes.shard_linears import ShardLinears
 from tpcompile.rewriting.rewrite import calls
-from tpcompile.rewriting.structure import attention_blocks, bias_of, mlp_blocks, weight_of
+from tpcompile.rewriting.structure import (
+    attention_blocks,
+    bias_of,
+    expert_blocks,
+    mlp_blocks,
+    weight_of,
+)
 from tpcompile.runtime.model import CompiledModel
 
 aten = torch.ops.aten
@@ -156,3 +164,25 @@ def test_a_bias_that_counted_twice_would_show() -> None:
     lengths = (1, 4, 2)
     found = stage_logits(gm, pair, batch(lengths))
     assert relative_error(found, eager_logits(pair.eager, lengths)) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("experts", ["tp", "ep"])
+def test_a_mixture_has_one_sum(experts: str) -> None:
+    """Results of experts and of the shared one are added on each rank, and then summed once."""
+    passes = until(passes_for(None, 3, experts=experts), "shard-linears")
+    gm = graph_after(preset_pair("tiny-qwen3.5-moe"), passes)
+    blocks = expert_blocks(gm.graph)
+    assert len(blocks) == 4
+    assert len(calls(gm, REDISTRIBUTE)) == 2 * 4  # a mixer and a mixture in each layer
+    for block in blocks:
+        assert block.shared is not None and block.shared_gate is not None
+        assert block.total.target is aten.add.Tensor
+        assert [user.target for user in block.total.users] == [REDISTRIBUTE]
+        for term in (block.experts, block.shared.down, block.total):
+            assert placement_of(term) == PARTIAL
+        for whole in (block.router, block.shared_gate, weight_of(block.router)):
+            assert placement_of(whole) == REPLICATE
+        weights = [arguments_of(block.experts)[name] for name in ("gate_up", "down")]
+        dims = [placement.dim for w in weights if isinstance(placement := placement_of(w), Shard)]
+        assert dims == ([1, 2] if experts == "tp" else [0, 0])
+    assert ShardLinears().apply(gm).matches == 0

@@ -1,0 +1,141 @@
+"""Mixtures of experts of any shape, at any tp and with any plan, give Hugging Face's logits."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from functools import lru_cache
+from statistics import geometric_mean
+from typing import Any
+
+import pytest
+import torch
+
+import tpcompile
+from tests.captures import captured_once
+from tests.mixtures import FAMILIES, VOCABULARY, lively_mixture, random_mixture
+from tests.models import TOLERANCE, relative_error
+from tests.test_hybrids import answers, mean_error
+from tpcompile.errors import ShardingError, UnsupportedError, UsageError
+from tpcompile.options import passes_for
+from tpcompile.passes import run_passes
+from tpcompile.runtime.model import CompiledModel
+from tpcompile.runtime.weights import weights_of
+
+SEEDS = range(2)
+PLANS = [(1, "auto"), (2, "tp"), (2, "ep"), (3, "ep"), (4, "tp"), (5, "tp"), (5, "ep")]
+"""Each configuration is compiled with every second of them."""
+
+
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two prompts, of which one is padded."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCABULARY, (2, 13), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    return ids, mask
+
+
+@lru_cache
+def eager(family: str, seed: int) -> Any:
+    return lively_mixture(random_mixture(seed, family), seed)
+
+
+def compiled(model: Any, tp: int, experts: str) -> CompiledModel:
+    """Compile a model for ranks in this process. Models of one configuration share a capture."""
+    captured = captured_once(model)
+    graph, stages = run_passes(captured.graph, passes_for(None, tp, experts=experts))
+    captured = dataclasses.replace(captured, model=model)
+    return CompiledModel.simulated(captured, graph, stages, weights_of(captured, model, None))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_configuration_at_any_tp_with_any_plan(family: str, seed: int) -> None:
+    model, given = eager(family, seed), batch(seed)
+    expected = answers(model, *given)
+    count = model.config.num_experts
+    for tp, experts in PLANS[seed::2]:
+        if experts == "ep" and count < tp:
+            with pytest.raises(ShardingError, match=f"The {count} experts"):
+                compiled(model, tp, experts)
+            continue
+        with compiled(model, tp, experts) as made:
+            for found, wanted in zip(answers(made, *given), expected, strict=True):
+                assert relative_error(found, wanted) < TOLERANCE, (tp, experts)
+
+
+def test_the_configurations_differ() -> None:
+    """They have experts chosen once or often, few or many, normalised or not, in some layers."""
+    drawn = [eager(family, seed).config for family in FAMILIES for seed in SEEDS]
+    assert {c.num_experts_per_tok for c in drawn} >= {1, 8}
+    assert {c.num_experts for c in drawn} >= {2, 16}
+    own = [c for c in drawn if hasattr(c, "norm_topk_prob")]
+    assert {c.norm_topk_prob for c in own} == {False, True}
+    assert {bool(c.mlp_only_layers) for c in own} == {False, True}
+    assert {c.decoder_sparse_step for c in own} == {1, 2}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_eager(family: str) -> None:
+    model, (ids, _) = eager(family, 1), batch(1)
+    expected = model.generate(ids, max_new_tokens=6, do_sample=False)
+    for experts in ("tp", "ep"):
+        with compiled(model, 2, experts) as made:
+            assert torch.equal(made.generate(ids, max_new_tokens=6, do_sample=False), expected)
+
+
+def test_a_token_does_not_depend_on_the_others() -> None:
+    """Results of experts are added per token, so a prompt alone has the bits of a batch."""
+    model, (ids, _) = eager("qwen3_moe", 0), batch(0)
+    with compiled(model, 2, "ep") as made, torch.inference_mode():
+        both = made(ids).logits
+        assert relative_error(both[:1], made(ids[:1]).logits) < TOLERANCE
+
+
+def test_in_bf16_the_error_is_not_above_hugging_face_s() -> None:
+    """The mean ratio over configurations, each against eager in fp32 with the same weights."""
+    ratios = []
+    for family in FAMILIES:
+        model, given = eager(family, 0), batch(0)
+        exact = answers(model, *given)
+        narrow = copy.deepcopy(model).to(torch.bfloat16)
+        theirs = mean_error(answers(narrow, *given), exact)
+        with compiled(narrow, 2, "auto") as made:
+            ratios.append(mean_error(answers(made, *given), exact) / theirs)
+    assert geometric_mean(ratios) <= 1, ratios
+
+
+def test_capture_changes_no_configuration() -> None:
+    model = eager("qwen3_moe", 0)
+    before = copy.deepcopy(model.config.to_dict()), model.config._experts_implementation
+    tpcompile.capture(model)
+    assert (model.config.to_dict(), model.config._experts_implementation) == before
+    assert before[1] == "eager"
+
+
+def test_weights_are_whole_again() -> None:
+    model = eager("qwen3_5_moe_text", 0)
+    for experts in ("tp", "ep"):
+        with compiled(model, 2, experts) as made:
+            for name, parameter in model.named_parameters():
+                assert torch.equal(made.gather_weight(name), parameter), name
+
+
+def test_the_option_of_compile() -> None:
+    model, (ids, _) = eager("qwen3_moe", 0), batch(0)
+    with torch.inference_mode():
+        expected = model(ids).logits
+    with tpcompile.compile(model, 2, experts="ep", simulate=True, backend="torch") as made:
+        assert [rank.experts for rank in made.plan.ranks] == [model.config.num_experts // 2] * 2
+        assert relative_error(made(ids).logits, expected) < TOLERANCE
+    with pytest.raises(UsageError, match="experts must be one of auto, tp, ep, got 'pt'"):
+        tpcompile.compile(model, 2, experts="pt", simulate=True, backend="torch")
+
+
+def test_router_logits_are_refused() -> None:
+    model, (ids, _) = eager("qwen3_moe", 0), batch(0)
+    with compiled(model, 1, "auto") as made:
+        said = "does not support the argument output_router_logits"
+        with pytest.raises(UnsupportedError, match=said):
+            made(ids, output_router_logits=True)
