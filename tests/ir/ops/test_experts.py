@@ -194,5 +194,6 @@ def test_the_cost_is_that_of_the_chosen_experts() -> None:
     cost = spec.cost(kinds[0], kinds, 0)
     weights = COUNT * 3 * FEATURES * HIDDEN
     assert cost.flops == 2 * weights * CHOSEN // COUNT
+    assert cost.memory_bytes == 4 * weights * CHOSEN // COUNT + 2 * 4 * HIDDEN
     part = [*kinds[:3], kinds[3].sharded(0, WHOLE), kinds[4].sharded(0, WHOLE)]
     assert spec.cost(kinds[0], part, 1).flops == cost.flops // 2
