@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from tpcompile.ir.layout import Interval
@@ -179,12 +180,7 @@ def _cut(runs: Runs, start: int, stop: int) -> Runs:
 
 def _permuted(recipe: Permute) -> tuple[Piece, ...]:
     dim, view = recipe.dim, recipe.view
-    strides = [math.prod(view[axis + 1 :]) for axis in range(len(view))]
-    order = product(*(range(view[axis]) for axis in recipe.order))
-    rows = [
-        sum(i * strides[axis] for i, axis in zip(index, recipe.order, strict=True))
-        for index in order
-    ]
+    rows = np.arange(math.prod(view)).reshape(view).transpose(recipe.order).ravel().tolist()
     source = pieces(recipe.source)
     if len(source) == 1 and source[0].target[dim] == (0, len(rows)):
         indices = [index for run in source[0].source[dim] for index in run]
