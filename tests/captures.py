@@ -2,20 +2,22 @@
 
 Each caller gets its own copy. Two models share a capture if they agree in all that capture can
 see: configuration, modules with their attributes and hooks, names and shapes of parameters, and
-values of small buffers.
+values of small buffers. Configurations that differ in the formats of weights alone share a trace,
+which takes most of the time of a capture.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tpcompile import frontend
 from tpcompile.frontend import Captured, capture, config_of
 from tpcompile.frontend.scales import scale_dtypes
 from tpcompile.frontend.source import name_of
@@ -23,6 +25,7 @@ from tpcompile.ir.scheme import Scheme
 from tpcompile.rewriting.manager import clone
 
 _CAPTURED: dict[Any, Captured] = {}
+_TRACED: dict[Any, torch.export.ExportedProgram] = {}
 _MOST_NUMBERS = 4096
 """The maximum size of a buffer compared by value: rotation tables are below it."""
 
@@ -46,7 +49,19 @@ def captured_once(
     told = repr(sorted(values.items(), key=str))
     key = (type(config), told, wanted, scheme, rounds, stamped, seen, scales)
     if key not in _CAPTURED:
-        _CAPTURED[key] = capture(model, dtype=dtype, scheme=scheme, rounds=rounds, stamped=stamped)
+        with pytest.MonkeyPatch.context() as patch:
+            if not given:
+                values.pop("quantization_config", None)
+                traced = (
+                    type(config),
+                    repr(sorted(values.items(), key=str)),
+                    wanted,
+                    scheme is None,
+                )
+                patch.setattr(frontend, "export", _traced_once(traced, frontend.export))
+            _CAPTURED[key] = capture(
+                model, dtype=dtype, scheme=scheme, rounds=rounds, stamped=stamped
+            )
     found = _CAPTURED[key]
     graph = clone(found.graph)
     graph.meta["tpcompile"] = dataclasses.replace(graph.meta["tpcompile"], name=name_of(model))
@@ -60,9 +75,23 @@ def captured_once(
     return dataclasses.replace(found, graph=graph, config=own)
 
 
+def _traced_once(
+    key: Any, export: Callable[[nn.Module], torch.export.ExportedProgram]
+) -> Callable[[nn.Module], torch.export.ExportedProgram]:
+    """Return `export`, which traces a shell once for each number of modules in it."""
+
+    def traced(shell: nn.Module) -> torch.export.ExportedProgram:
+        own = key, sum(1 for _ in shell.modules())
+        if own not in _TRACED:
+            _TRACED[own] = export(shell)
+        return _TRACED[own]
+
+    return traced
+
+
 def share_captures(patch: pytest.MonkeyPatch) -> None:
     """Replace `capture` by `captured_once` in all rooms that capture models."""
-    from tpcompile import api, exploring, frontend, quantizing, scheduling
+    from tpcompile import api, exploring, quantizing, scheduling
     from tpcompile.compare import model as compare
     from tpcompile.compare import source as sides
     from tpcompile.compare.program import case
