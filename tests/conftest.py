@@ -83,6 +83,16 @@ def captured_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def verified_once() -> Iterator[None]:
+    """Verify each program once, for tests that run the same program in several executors."""
+    from tests.verified import share_verdicts
+
+    with pytest.MonkeyPatch.context() as patch:
+        share_verdicts(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
 def forked_launchers() -> Iterator[None]:
     """Fork launchers from a process that has imported torch, unless starting is the subject."""
     from tests import launches

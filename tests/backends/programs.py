@@ -24,6 +24,7 @@ from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
 from tpcompile.runtime.weights import RandomWeights
 from tpcompile.vm.lowering import StepPlan
+from tpcompile.vm.program import Program
 from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import target_of
 
@@ -112,6 +113,14 @@ def _graph(
     return graph, materialise(graph, read) | components(graph, read)
 
 
+@lru_cache
+def _program(kind: tuple[Any, ...], batch: int, workers: int, longest: int, steps: int) -> Program:
+    """The program of a decode graph for so many sequences."""
+    target = replace(target_of("cpu", workers), grain=4)
+    plan = StepPlan.on(target, batch=batch, max_seq_len=longest, context=32, steps=steps)
+    return scheduled(_graph(*kind)[0], target, plan).proved
+
+
 def memory_of(
     model: str,
     dtype: torch.dtype,
@@ -133,10 +142,9 @@ def memory_of(
     With `few_bits`, such as `int4:64` or `int4:64:a8`, linears have random weights of few bits. A
     kind of GGUF files is also that of the embedding. Others are of 8-bit floating point.
     """
-    graph, weights = _graph(model, dtype, tp, odd, long, wide, few_bits, kv)
-    target = replace(target_of("cpu", workers), grain=4)
-    plan = StepPlan.on(target, batch=batch, max_seq_len=longest, context=32, steps=steps)
-    program = scheduled(graph, target, plan).proved
+    kind = (model, dtype, tp, odd, long, wide, few_bits, kv)
+    weights = _graph(*kind)[1]
+    program = _program(kind, batch, workers, longest, steps)
     rotation = rotation_of(
         program, _captured(model, dtype, odd, long, wide, few_bits).rotary.fresh()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -22,6 +23,8 @@ from tpcompile.vm.groups.head import NormLmHead
 from tpcompile.vm.groups.project import LinearTerms
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.instruction import unseen
+
+pytestmark = pytest.mark.usefixtures("verified_once")
 
 PATHS = paths()
 FEW_BITS = ("int8:row", "int8:32", "int8:64", "int8:128", "int8:256")
@@ -132,14 +135,17 @@ def _steps(memory: StepMemory, path: str | None = None, machine: bool = False) -
     return torch.stack(rows)
 
 
+@lru_cache
+def _reference_steps(few_bits: str) -> torch.Tensor:
+    memory = memory_of("tiny-qwen3", torch.float32, 2, 2, few_bits=few_bits)
+    return _steps(memory, machine=True)
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("few_bits", ["int8:32", "int4:64", *KINDS, *FLOATS8])
 def test_steps_are_the_reference_s(few_bits: str, path: str) -> None:
-    def memory() -> StepMemory:
-        return memory_of("tiny-qwen3", torch.float32, 2, 2, few_bits=few_bits)
-
-    wanted = _steps(memory(), machine=True)
-    assert relative_error(_steps(memory(), path), wanted) < EXACT
+    memory = memory_of("tiny-qwen3", torch.float32, 2, 2, few_bits=few_bits)
+    assert relative_error(_steps(memory, path), _reference_steps(few_bits)) < EXACT
 
 
 @pytest.mark.parametrize("path", PATHS)
