@@ -27,6 +27,7 @@ from tests.backends.reference.stepping import (
     Case,
     place,
     rotated_whole,
+    schedules,
     steps_of,
     steps_on,
     worst_error,
@@ -42,7 +43,8 @@ from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.program.instruction import WeightInstruction
-from tpcompile.vm.schedule.policies import POLICIES
+
+pytestmark = pytest.mark.usefixtures("verified_once")
 
 STEPS = 3
 PATHS = paths()
@@ -103,7 +105,7 @@ def test_bits_do_not_depend_on_the_schedule(path: str, model: str, kv: str) -> N
     """The logits are bitwise equal for all policies, lowerings and thread counts."""
     case = replace(CASE, model=model, kv=kv)
     wanted = _steps(case, path)
-    for policy, workers, lowering in product(POLICIES, (1, 2, 5), ("heads", "rows")):
+    for policy, workers, lowering in schedules((1, 2, 5)):
         other = replace(case, policy=policy, workers=workers, lowering=lowering)
         found = _steps(other, path)
         assert all(map(torch.equal, found, wanted)), (policy, workers, lowering)

@@ -6,7 +6,7 @@ one by one, so that a single forward pass of Hugging Face gives the expected log
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -43,6 +43,7 @@ from tpcompile.runtime.ranks.rank import cache_shape, states_shapes
 from tpcompile.runtime.weights import ModelWeights
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Program
+from tpcompile.vm.schedule.policies import POLICIES
 from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import target_of
 
@@ -73,6 +74,8 @@ ranks cut groups of 32 columns, and three those of 48. That with int8 has a head
 _FEW_BITS = (INT4, INT4_WIDE, INT8)
 FEW_TOKENS = "few-tokens"
 """`tiny-qwen3` with a smaller vocabulary, for executors that take seconds per step."""
+ONE_LAYER = "one-layer"
+"""The same with one layer, for tests of tiles, which are the same in every layer."""
 HYBRID = "hybrid"
 """`tiny-qwen3.5` with one layer of each kind and a smaller vocabulary. Two value heads read each of
 its three key heads, its convolution has four taps, and a quarter of a head is rotated."""
@@ -116,6 +119,7 @@ _SHARED = {
 _CUT = {**preset("tiny-qwen3"), "intermediate_size": 192, "vocab_size": 199}
 OWN = {
     FEW_TOKENS: {**preset("tiny-qwen3"), "vocab_size": 199},
+    ONE_LAYER: {**preset("tiny-qwen3"), "vocab_size": 199, "num_hidden_layers": 1},
     EVEN: {
         **preset("tiny-qwen3"),
         "num_attention_heads": 16,
@@ -294,6 +298,17 @@ class Case:
     def rotation(self) -> Rotation:
         """Return cosines and sines of all positions that the program supports."""
         return rotation_of(self.program, self.pair.captured.rotary.fresh())
+
+
+def schedules(workers: Sequence[int]) -> Iterator[tuple[str, int, str]]:
+    """Yield policies, numbers of workers and lowerings: all pairs of values, not all triples.
+
+    A lowering makes the instructions, a policy orders them by their costs, and queues get them in
+    that order, so each depends on the one before it only.
+    """
+    for number, policy in enumerate(POLICIES):
+        for place, count in enumerate(workers):
+            yield policy, count, ("heads", "rows")[(number + place) % 2]
 
 
 @lru_cache(maxsize=64)
