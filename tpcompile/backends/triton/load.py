@@ -8,7 +8,7 @@ import importlib.util
 import linecache
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -96,22 +96,40 @@ def interpreted_library() -> Iterator[None]:
     and infinity are values like others, and the interpreter of Triton 3.6 uses a deprecated
     conversion, which numpy 2.4 no longer has. By default the interpreter also computes each integer
     operation in 64 bits, to find overflows, but it drops the result unless it debugs: a third of
-    its time.
+    its time. And for each value it makes the table of numpy's dtypes again: a tenth.
     """
     language = importlib.import_module("triton.language")
-    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    builder = interpreter.interpreter_builder
     options = replace(builder.options, sanitize_overflow=False)
     compiled = dict(_library())
     for name, function in compiled.items():
         setattr(language, name, _interpreted(function))
     try:
-        with warnings.catch_warnings(), set_knob(builder, "options", options):
+        with (
+            warnings.catch_warnings(),
+            set_knob(builder, "options", options),
+            set_knob(interpreter, "_get_np_dtype", _numpy_dtypes(interpreter._get_np_dtype)),
+        ):
             for kind in (RuntimeWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", kind)
             yield
     finally:
         for name, function in compiled.items():
             setattr(language, name, function)
+
+
+def _numpy_dtypes(dtype_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function from types of Triton to numpy's dtypes that looks each of them up once."""
+    known: dict[str, Any] = {}
+
+    def found(kind: Any) -> Any:
+        scalar = kind.scalar
+        if scalar.name not in known:
+            known[scalar.name] = dtype_of(scalar)
+        return known[scalar.name]
+
+    return found
 
 
 @cache
