@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from tests.backends.reference.stepping import FEW_TOKENS, Case, place
+from tests.backends.reference.stepping import ONE_LAYER, Case, place
 from tpcompile.backends.host_copies import HostCopies
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.rotation import CPU
 from tpcompile.backends.triton import Triton
 
-CASE = Case(FEW_TOKENS, tp=2, lengths=(9,))
+CASE = Case(ONE_LAYER, tp=2, lengths=(9,))
 SHAPES = {"a": (3,), "b": (2, 3), "c": (1,)}
 
 

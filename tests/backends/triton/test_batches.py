@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import FEW_TOKENS, HYBRID, Case, steps_of, steps_on
+from tests.backends.reference.stepping import HYBRID, ONE_LAYER, Case, steps_of, steps_on
 from tests.backends.triton.test_triton import EXACT
 from tests.models import relative_error
 from tpcompile.backends.triton import Triton
+
+pytestmark = pytest.mark.usefixtures("verified_once")
 
 BATCHES = (1, 2, 3, 8, 16, 33, 64)
 _EDGES = (1, 4, 5, 9, 3)
@@ -18,7 +20,7 @@ _EDGES = (1, 4, 5, 9, 3)
 @pytest.mark.parametrize(
     ("model", "tp", "batch"),
     [
-        *((FEW_TOKENS, tp, batch) for tp in (1, 2) for batch in BATCHES),
+        *((ONE_LAYER, tp, batch) for tp in (1, 2) for batch in BATCHES),
         *((HYBRID, tp, batch) for tp, batch in ((1, 1), (2, 2), (3, 9), (1, 33))),
     ],
 )
@@ -32,13 +34,13 @@ def test_batches_are_those_of_the_reference_machine(model: str, tp: int, batch: 
 @pytest.mark.parametrize(
     ("model", "batch", "dtype", "wide"),
     [
-        (FEW_TOKENS, 3, torch.float32, False),
-        (FEW_TOKENS, 17, torch.bfloat16, False),
+        (ONE_LAYER, 3, torch.float32, False),
+        (ONE_LAYER, 17, torch.bfloat16, False),
         (HYBRID, 9, torch.bfloat16, False),
         # tiles of fewer columns
-        pytest.param(FEW_TOKENS, 33, torch.float32, True, marks=pytest.mark.slow),
+        pytest.param(ONE_LAYER, 33, torch.float32, True, marks=pytest.mark.slow),
         # read in two parts
-        pytest.param(FEW_TOKENS, 65, torch.float32, False, marks=pytest.mark.slow),
+        pytest.param(ONE_LAYER, 65, torch.float32, False, marks=pytest.mark.slow),
         pytest.param(HYBRID, 65, torch.bfloat16, False, marks=pytest.mark.slow),
     ],
 )

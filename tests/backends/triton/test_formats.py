@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import FEW_TOKENS, INT4_WIDE, Case
+from tests.backends.reference.stepping import INT4_WIDE, ONE_LAYER, Case
 from tpcompile.backends.triton import Triton
 from tpcompile.backends.triton.branches import branch_of
 from tpcompile.backends.triton.emit import emit
@@ -27,7 +27,7 @@ from tpcompile.ir.format import Format
     ],
 )
 def test_other_formats_are_refused_by_name(few_bits: str, expected: str) -> None:
-    program = memory_of(FEW_TOKENS, torch.float32, 1, 1, few_bits=few_bits).program
+    program = memory_of(ONE_LAYER, torch.float32, 1, 1, few_bits=few_bits).program
     with pytest.raises(UnsupportedError, match=rf"cannot read weights in {expected}\. At \w+"):
         Triton.check(program)
     with pytest.raises(UnsupportedError, match=rf"cannot read weights in {expected}\. At \w+"):
@@ -35,7 +35,7 @@ def test_other_formats_are_refused_by_name(few_bits: str, expected: str) -> None
 
 
 def test_groups_that_end_within_16_columns_are_refused() -> None:
-    program = memory_of(FEW_TOKENS, torch.float32, 1, 1, few_bits="int8:32").program
+    program = memory_of(ONE_LAYER, torch.float32, 1, 1, few_bits="int8:32").program
     one = next(one for one in program.instructions if one.name == "norm_lm_head")
     narrow = replace(one, at=replace(one.at, format=Format.int8(torch.float32, 24)))
     with pytest.raises(UnsupportedError, match=r"16 columns at a time.*int8:24:f32, from column 0"):

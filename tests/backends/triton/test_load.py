@@ -52,10 +52,12 @@ def test_an_old_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_interpreted_and_compiled_in_turn() -> None:
     """The interpreter leaves Triton as it was, and compiled tiles leave the interpreted ones."""
     before = {name: getattr(triton.language, name) for name in ("sum", "zeros", "load")}
-    for _ in range(2):
-        (found,) = steps_on(Triton(CASE.memory()), CASE, 1)
-        assert relative_error(found, steps_of(CASE, 1)[0]) < 1e-5
-        assert compile_ahead(CASE.program, "sm_90").registers > 0
+    for compiled in (False, True, False):
+        if compiled:
+            assert compile_ahead(CASE.program, "sm_90").registers > 0
+        else:
+            (found,) = steps_on(Triton(CASE.memory()), CASE, 1)
+            assert relative_error(found, steps_of(CASE, 1)[0]) < 1e-5
         assert {name: getattr(triton.language, name) for name in before} == before
     assert triton.knobs.runtime.interpret is False
 

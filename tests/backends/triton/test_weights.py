@@ -8,11 +8,11 @@ import torch
 from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import (
     EVEN,
-    FEW_TOKENS,
     HYBRID,
     INT4,
     INT4_WIDE,
     INT8,
+    ONE_LAYER,
     Case,
     steps_of,
     steps_on,
@@ -24,6 +24,8 @@ from tpcompile.backends.reference import Machine
 from tpcompile.backends.triton import Triton
 from tpcompile.vm.program.weight import Weight
 
+pytestmark = pytest.mark.usefixtures("verified_once")
+
 FORMATS = ("int8:row", "int8:32", "int4:32", "fp8:row", "fp8:32", "fp8:128")
 _OCTETS = torch.arange(256, dtype=torch.uint8)
 
@@ -34,7 +36,7 @@ def _logits(
     tokens: torch.Tensor,
     tp: int = 1,
     dtype: torch.dtype = torch.float32,
-    model: str = FEW_TOKENS,
+    model: str = ONE_LAYER,
 ) -> torch.Tensor:
     """Return the logits of sequences of one token each, in fp32."""
     batch = len(tokens)
@@ -109,7 +111,7 @@ def test_every_octet_of_8_bit_floating_point() -> None:
     finite = _OCTETS[~_OCTETS.view(torch.float8_e4m3fn).float().isnan()]
     found = []
     for kind in (Triton, Machine):
-        memory = memory_of(FEW_TOKENS, torch.float32, 1, 1, few_bits="fp8:row")
+        memory = memory_of(ONE_LAYER, torch.float32, 1, 1, few_bits="fp8:row")
         for number, buffer in enumerate(memory.program.buffers):
             if buffer.format is not None:
                 rows, columns = buffer.shape
