@@ -175,9 +175,9 @@ def _write(
     count = sum(math.prod(tensor.shape) for tensor in captured.tensors.values())
     writer = begin_files(made, split(metas, max_shard_size), metas, count)
     streamed = _Streamed(captured.graph.graph, read)
-    for number, name in enumerate(metas):
+    for number, (name, tensor) in enumerate(whole.gather_all(metas, streamed)):
         say(f"writing tensor {number + 1} of {len(metas)}: {name}")
-        writer.write(name, whole.gather(name, streamed).cpu())
+        writer.write(name, tensor.cpu())
     return sum(tensor.nbytes for tensor in metas.values())
 
 

@@ -268,14 +268,6 @@ class Blocks(Codec):
         )
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """The name of a tensor in the checkpoint, and its codec."""
-
-    name: str
-    codec: Codec
-
-
 @dataclass(frozen=True, eq=False)
 class Known:
     """A tensor whose values follow from the configuration. Other values are refused."""
@@ -292,8 +284,8 @@ class Known:
 class Encodings:
     """What a checkpoint stores otherwise than memory."""
 
-    components: Mapping[str, Encoded] = field(default_factory=dict)
-    """The components that it stores by a codec, by name."""
+    components: Mapping[str, Codec] = field(default_factory=dict)
+    """The codecs of the components that it stores otherwise, by name."""
     known: Mapping[str, Known] = field(default_factory=dict)
     """The tensors that repeat what the configuration says, by name."""
 

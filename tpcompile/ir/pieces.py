@@ -79,9 +79,10 @@ def evaluate(recipe: Recipe, read: Read, into: torch.Tensor | None = None) -> to
     """Evaluate a recipe to a tensor that owns its memory, or to `into`, which must be zero."""
     if into is not None:
         whole = pieces(recipe)
-        for start in range(0, len(into), _ROWS):
-            rows = into[start : start + _ROWS]
-            for piece in restrict(whole, 0, ((start, start + _ROWS),)):
+        each = max(1, _ROWS // max(1, math.prod(into.shape[1:-1])))
+        for start in range(0, len(into), each):
+            rows = into[start : start + each]
+            for piece in restrict(whole, 0, ((start, start + each),)):
                 rows[tuple(slice(*box) for box in piece.target)] = _read(piece, read).detach()
         return into
     parts = [(piece, _read(piece, read)) for piece in pieces(recipe)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from tpcompile.checkpoint_files import INDEX as INDEX
 from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
 from tpcompile.gguf import is_gguf
-from tpcompile.ir.codec import NO_ENCODINGS, Codec, Encoded, Encodings, Known
+from tpcompile.ir.codec import NO_ENCODINGS, Codec, Encodings, Known
 from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import Component
 from tpcompile.ir.recipe import Tensor, stored_tensors
+from tpcompile.ir.stacked import StackedPart, parts_of, stored_name
 from tpcompile.runtime.quantizing import ToQuantize
 from tpcompile.runtime.tensor_files import GgufFiles, SafetensorsFiles
 
@@ -59,6 +61,24 @@ class _Stored:
     row: int = 0
     codec: Codec | None = None
 
+    @property
+    def names(self) -> Iterator[str]:
+        """The tensors that are read."""
+        yield self.name
+
+
+@dataclass(frozen=True)
+class _Stacked:
+    """The locations of a model's tensor that is stored in parts, by expert."""
+
+    parts: Sequence[Sequence[StackedPart]]
+    codec: Codec | None = None
+
+    @property
+    def names(self) -> Iterator[str]:
+        """The tensors that are read."""
+        return (part.name for parts in self.parts for part in parts)
+
 
 @dataclass(frozen=True)
 class CheckpointFiles:
@@ -87,7 +107,7 @@ class Checkpoint(Closing):
     """A directory of safetensors files, or a GGUF file, as a source of the tensors of a model.
 
     Opening it reads only the files' headers. A tied head may be absent. Fused QKV and gate-up
-    tensors are split.
+    tensors are split. Experts may be stored one by one.
     """
 
     def __init__(
@@ -125,7 +145,9 @@ class Checkpoint(Closing):
                 raise self._untied(name, twin)
         return found
 
-    def _read(self, stored: _Stored, index: tuple[slice, ...]) -> torch.Tensor:
+    def _read(self, stored: _Stored | _Stacked, index: tuple[slice, ...]) -> torch.Tensor:
+        if isinstance(stored, _Stacked):
+            return self._read_stacked(stored, index)
         if stored.codec is not None:
             read = self._files.read(stored.name, stored.codec.box(index))
             return stored.codec.decoded(read, index)
@@ -134,19 +156,42 @@ class Checkpoint(Closing):
             index = (slice(rows.start + stored.row, rows.stop + stored.row), *index[1:])
         return self._files.read(stored.name, index)
 
+    def _read_stacked(self, stored: _Stacked, index: tuple[slice, ...]) -> torch.Tensor:
+        experts, rows, columns = index
+        found: torch.Tensor | None = None
+        for name, expert, (first, last) in chain(*stored.parts[experts]):
+            low, high = max(first, rows.start), min(last, rows.stop)
+            if low < high:
+                inside = (slice(low - first, high - first), columns)
+                read = self._read(_Stored(name, codec=stored.codec), inside)
+                if found is None:
+                    extents = (experts.stop - experts.start, rows.stop - rows.start)
+                    found = read.new_empty((*extents, read.shape[1]))
+                found[expert - experts.start, low - rows.start : high - rows.start] = read
+        if found is None:
+            nothing = _Stored(stored.parts[0][0].name, codec=stored.codec)
+            return self._read(nothing, (slice(0, 0), slice(0, 0)))[None]
+        return found
+
     def close(self) -> None:
         self._files.close()
 
     def _resolve(
         self, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
-    ) -> dict[str, _Stored]:
+    ) -> dict[str, _Stored | _Stacked]:
         """Locate each tensor of the model; raise for a missing or an unexpected tensor."""
-        found: dict[str, _Stored] = {}
+        found: dict[str, _Stored | _Stacked] = {}
         for name, tensor in tensors.items():
-            encoded = self._encodings.components.get(name)
-            if encoded is not None:
-                found[name] = self._encoded(tensor, encoded, self._parts[name])
-                self._twins[name] = []
+            component, codec = self._parts[name], self._encodings.components.get(name)
+            self._twins[name] = []
+            stacked = self._stacked(tensor, component, codec)
+            if stacked is not None:
+                found[name] = stacked
+                continue
+            if codec is not None:
+                own = stored_name(name, codec.name)
+                self._check(own, tensor.shape, component, codec)
+                found[name] = _Stored(own, codec=codec)
                 continue
             names = (name, *(alias for alias, known in aliases.items() if known == name))
             stored = [_Stored(n) for n in names if n in self._shapes]
@@ -158,19 +203,46 @@ class Checkpoint(Closing):
                 self._check_dtype(each.name, self._parts[name])
                 self._check_shape(tensor, each, tensors)
             found[name], *self._twins[name] = stored
-        used = {stored.name for stored in found.values()}
+        used = {read for stored in found.values() for read in stored.names}
         self._refuse_extra(used | self._encodings.known.keys(), aliases)
         return found
 
-    def _encoded(self, tensor: Tensor, encoded: Encoded, part: Component | None) -> _Stored:
-        """Return the location of a component that is stored by a codec."""
-        name, codec = encoded.name, encoded.codec
+    def _stacked(
+        self, tensor: Tensor, component: Component | None, codec: Codec | None
+    ) -> _Stacked | None:
+        """Return the locations of a tensor whose parts are stored expert by expert."""
+        parts = parts_of(tensor, component, codec.name if codec else None)
+        if not parts or (tensor.name in self._shapes and codec is None):
+            return None
+        dtypes: dict[str, str] = {}
+        for name, _, (first, last) in parts:
+            self._check(name, (last - first, tensor.shape[2]), component, codec)
+            dtypes.setdefault(self._files.dtype(name), name)
+        if len(dtypes) > 1:
+            first, other, *_ = dtypes.values()
+            raise CheckpointError(
+                f"The tensors {first} and {other} must have the same dtype",
+                where=str(self._where[other]),
+                got=" and ".join(dtypes),
+                expected="one dtype for all experts of a layer",
+                hint="The files may be of different checkpoints: download them again",
+            )
+        experts = sorted(parts, key=lambda part: part.expert)
+        return _Stacked([[*own] for _, own in groupby(experts, lambda part: part.expert)], codec)
+
+    def _check(
+        self, name: str, shape: tuple[int, ...], part: Component | None, codec: Codec | None
+    ) -> None:
+        """Refuse a tensor that does not store a component of this shape."""
         if name not in self._shapes:
             raise self._missing(name, (name,))
+        if codec is None:
+            self._check_dtype(name, part)
+            self._require_shape(name, shape)
+            return
         dtype = codec.dtype(torch.float32 if part is None else part.dtype.torch)
         self._require_dtype(name, _NAMES[dtype])
-        self._require_shape(name, codec.shape(tensor.shape))
-        return _Stored(name, codec=codec)
+        self._require_shape(name, codec.shape(shape))
 
     def _check_known(self, name: str, known: Known) -> None:
         """Refuse a tensor that says something else than the configuration."""

@@ -76,7 +76,7 @@ def save_checkpoint(
     if not getattr(model.config, "tie_word_embeddings", True):  # Hugging Face loads both names
         metas |= {alias: metas[name] for alias, name in weights.aliases.items()}
     files = split(metas, max_shard_size)
-    tensors = ((name, weights.gather(name, ranks)) for name in metas)
+    tensors = weights.gather_all(metas, ranks)
     if ranks.front != 0:
         _follow(tensors, ranks, directory)
     elif not main:

@@ -25,6 +25,7 @@ from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.recipe import Tensor, component_of, shape_of, tensors_of
+from tpcompile.ir.stacked import is_stacked
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.quantizing import Quantizing, ToQuantize
 
@@ -68,6 +69,7 @@ class _Kind:
     spread: float
     most: int | None = None
     """The largest number. Without it, integers are words of random bits."""
+    stacked: bool = False
 
 
 class RandomWeights:
@@ -83,6 +85,8 @@ class RandomWeights:
         self._last: tuple[str, torch.Tensor] | None = None
 
     def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        if self._stacks(name):
+            return self._experts(name, *index)
         if self._last is None or self._last[0] != name:
             self._last = (name, self.whole(name))
         found = self._last[1]
@@ -93,11 +97,30 @@ class RandomWeights:
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole tensor, which the caller owns."""
+        if self._stacks(name):
+            return self._experts(name, *(slice(0, extent) for extent in self._kinds[name].shape))
+        return self._drawn(name, name, self._kinds[name].shape)
+
+    def _stacks(self, name: str) -> bool:
+        """Return whether a tensor is a stack of experts, each of which is drawn by itself."""
         if name not in self._kinds:
             raise CheckpointError(f"The model has no tensor {name}")
+        return self._kinds[name].stacked
+
+    def _experts(self, name: str, experts: slice, *index: slice) -> torch.Tensor:
+        """Return a part of some experts of a stack, without the others."""
+        shape = self._kinds[name].shape[1:]
+        widths = [one.stop - one.start for one in index]
+        found = torch.empty(experts.stop - experts.start, *widths, dtype=self._kinds[name].dtype)
+        for own, expert in zip(found, range(experts.start, experts.stop), strict=True):
+            own.copy_(self._drawn(name, f"{name}.{expert}", shape)[index])
+        return found
+
+    def _drawn(self, name: str, key: str, shape: Sequence[int]) -> torch.Tensor:
+        """Return random numbers of the kind of a tensor, which depend on the seed and a key."""
         kind = self._kinds[name]
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}:{name}".encode()))
-        found = torch.empty(kind.shape, dtype=kind.dtype)
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}:{key}".encode()))
+        found = torch.empty(*shape, dtype=kind.dtype)
         flat = found.view(-1)
         for start, stop in _blocks(len(flat)):
             flat[start:stop] = _drawn(kind, stop - start, generator)
@@ -148,22 +171,26 @@ def _kinds(captured: Captured) -> Mapping[str, _Kind]:
                 found |= _kinds_of_components(tensor, tensor.format, spread)
                 continue
             center, own = (1.0, 0.1) if scale else (0.0, spread)
-            found[tensor.name] = _Kind(tensor.shape, parameter.type.dtype, center, own)
+            found[tensor.name] = _Kind(
+                tensor.shape, parameter.type.dtype, center, own, stacked=is_stacked(tensor)
+            )
     return found
 
 
 def _kinds_of_components(tensor: Tensor, stored: Format, spread: float) -> dict[str, _Kind]:
     """Return the kinds of the components of a weight whose values have this spread."""
     most, units = _NUMBERS[stored.kind]
+    stacked = is_stacked(tensor)
     found = {}
     for part in stored.components:
         own, dtype = component_of(tensor, part), part.dtype.torch
         if dtype.is_floating_point and part != stored.values:
-            kind = _Kind(shape_of(own), dtype, spread / units, 0.1 * spread / units)
+            wide = 0.1 * spread / units
+            kind = _Kind(shape_of(own), dtype, spread / units, wide, stacked=stacked)
         else:
             wide = units if part == stored.values else units / 4
             words = part.dtype == DType.I32
-            kind = _Kind(shape_of(own), dtype, 0.0, wide, None if words else most)
+            kind = _Kind(shape_of(own), dtype, 0.0, wide, None if words else most, stacked)
         found[tensor.name + part.suffix] = kind
     return found
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -17,6 +18,7 @@ from tpcompile.ir.meta import parameter_of, parameters, value_type
 from tpcompile.ir.ops import EMBEDDINGS
 from tpcompile.ir.pieces import pieces, unshard
 from tpcompile.ir.recipe import Recipe, Tensor, component_of, stored_tensors, tensors_of
+from tpcompile.ir.stacked import parts_of, stored_name
 
 
 class LocalParameters(Protocol):
@@ -36,13 +38,19 @@ class _Whole:
     codec: Codec | None
     nodes: Sequence[fx.Node]
     """The parameters that have elements of it."""
+    box: tuple[int, slice] | None = None
+    """The part of it that is meant."""
 
     def meta(self) -> torch.Tensor:
         """Return a meta tensor of the shape and dtype in the checkpoint."""
         shape, dtype = self.tensor.shape, value_type(self.nodes[0]).dtype
         if self.part is not None:
             dtype = self.part.dtype.torch
-        found = torch.empty(shape, dtype=dtype, device="meta")
+        return self.stored(torch.empty(shape, dtype=dtype, device="meta"))
+
+    def stored(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return what the checkpoint stores, given the whole tensor."""
+        found = whole if self.box is None else whole[self.box].clone()
         return found if self.codec is None else self.codec.encoded(found)
 
     def shards(self, ranks: LocalParameters) -> Iterator[tuple[Recipe, torch.Tensor]]:
@@ -70,10 +78,23 @@ class WholeWeights:
             for own, _ in stored_tensors(dict.fromkeys(tensors_of(parameter_of(node).whole))):
                 nodes.setdefault(own.name, []).append(node)
         self._whole: dict[str, _Whole] = {}
+        self._stacked: set[str] = set()
+        """The names of stacked tensors. Files have their parts instead."""
+        self._parts: set[str] = set()
+        """The names of these parts."""
         for own, part in stored_tensors(order.values()):
-            encoded = encodings.components.get(own.name)
-            name, codec = (own.name, None) if encoded is None else (encoded.name, encoded.codec)
-            self._whole[name] = _Whole(own, part, codec, nodes.get(own.name, ()))
+            codec = encodings.components.get(own.name)
+            last = None if codec is None else codec.name
+            whole = _Whole(own, part, codec, nodes.get(own.name, ()))
+            parts = parts_of(own, part, last)
+            for one in parts:
+                self._whole[one.name] = replace(whole, box=one.box)
+            if parts and part is None:
+                self._whole[own.name] = whole
+                self._stacked.add(own.name)
+                self._parts |= {one.name for one in parts}
+            elif not parts:
+                self._whole[stored_name(own.name, last)] = whole
         self._known = {
             name: known.value for name, known in encodings.known.items() if known.required
         }
@@ -81,8 +102,11 @@ class WholeWeights:
         """The other names of tied tensors."""
 
     def metas(self) -> dict[str, torch.Tensor]:
-        """Return a meta tensor for each tensor; tied ones appear only under their first name."""
-        found = {name: whole.meta() for name, whole in self._whole.items()}
+        """Return a meta tensor for each tensor of files.
+
+        Tied ones appear only under their first name.
+        """
+        found = {n: whole.meta() for n, whole in self._whole.items() if n not in self._stacked}
         return found | {name: value.to("meta") for name, value in self._known.items()}
 
     def first_name(self, name: str) -> str:
@@ -99,14 +123,34 @@ class WholeWeights:
         if known in self._known:
             return self._known[known].clone(memory_format=torch.contiguous_format)
         whole = self._whole[known]
-        tensor = whole.tensor
-        found = unshard(tensor.name, tensor.shape, whole.shards(ranks))
-        return found if whole.codec is None else whole.codec.encoded(found)
+        return whole.stored(self._gathered(whole, ranks))
+
+    def gather_all(
+        self, names: Iterable[str], ranks: LocalParameters
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield tensors, of which consecutive parts of a stacked one are gathered together."""
+        for _, run in groupby(names, self._tensor_of):
+            name, *others = run
+            whole = self._whole.get(self.first_name(name))
+            if whole is None or whole.box is None:
+                yield from ((one, self.gather(one, ranks)) for one in (name, *others))
+                continue
+            stacked = self._gathered(whole, ranks)
+            for one in (name, *others):
+                yield one, self._whole[one].stored(stacked)
+
+    def _tensor_of(self, name: str) -> str:
+        """Return the name of the model's tensor of which a tensor is a part, or its own."""
+        whole = self._whole.get(name)
+        return name if whole is None or whole.box is None else whole.tensor.name
+
+    def _gathered(self, whole: _Whole, ranks: LocalParameters) -> torch.Tensor:
+        return unshard(whole.tensor.name, whole.tensor.shape, whole.shards(ranks))
 
     def state_dict(self, ranks: LocalParameters) -> OrderedDict[str, torch.Tensor]:
         """Return all tensors on the CPU; tied ones are one tensor under each of their names."""
-        names = [*self._whole, *self._known]
-        found = OrderedDict((name, self.gather(name, ranks).cpu()) for name in names)
+        names = [name for name in (*self._whole, *self._known) if name not in self._parts]
+        found = OrderedDict((name, one.cpu()) for name, one in self.gather_all(names, ranks))
         found.update((alias, found[name]) for alias, name in self.aliases.items())
         return found
 

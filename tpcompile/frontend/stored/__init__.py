@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import nn
 from tpcompile.errors import UsageError
 from tpcompile.frontend.stored import awq, compressed, fp8, gguf, gptq
 from tpcompile.frontend.stored.layout import StoredWeight, refuse
-from tpcompile.ir.codec import Encoded, Encodings
+from tpcompile.ir.codec import Codec, Encodings, Known
 from tpcompile.ir.recipe import Tensor
+from tpcompile.ir.stacked import linears_of
 
 _Weights = Callable[
     [nn.Module, Mapping[str, Any], Mapping[str, torch.dtype], bool], dict[str, StoredWeight]
@@ -68,17 +69,28 @@ def _weights(
 
 def encodings_of(tensors: Iterable[Tensor], stored: Mapping[str, StoredWeight]) -> Encodings:
     """Return what the checkpoint stores otherwise than memory, of these weights."""
-    components, known = {}, {}
+    components: dict[str, Codec] = {}
+    known: dict[str, Known] = {}
     whole = {tensor.name: tensor for tensor in tensors}
     for tensor in whole.values():
         if tensor.name not in stored:
             continue
-        own, module = stored[tensor.name], tensor.name.rpartition(".")[0]
+        own = stored[tensor.name]
         for part in own.format.components:
             codec = own.layout.codecs.get(part.suffix)
             if codec is not None:
-                components[tensor.name + part.suffix] = Encoded(f"{module}.{codec.name}", codec)
-        for name, value in own.layout.known(tensor.shape, own.format.columns).items():
-            if f"{module}.{name}" not in whole:
-                known[f"{module}.{name}"] = value
+                components[tensor.name + part.suffix] = codec
+        for module, shape in _linears_of(tensor):
+            for name, value in own.layout.known(shape, own.format.columns).items():
+                if f"{module}.{name}" not in whole:
+                    known[f"{module}.{name}"] = value
     return Encodings(components, known)
+
+
+def _linears_of(tensor: Tensor) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the linear of a weight, or those of the experts of a stacked one, and their shapes."""
+    stacked = list(linears_of(tensor.name, tensor.shape))
+    if not stacked:
+        yield tensor.name.rpartition(".")[0], tensor.shape
+    for one in stacked:
+        yield one.module, (one.rows[1] - one.rows[0], tensor.shape[2])
