@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.expert_models import restacked, unstacked
 from tpcompile.presets import preset
 
 SMALL = {"vocab_size": 101, "num_hidden_layers": 2}
@@ -66,7 +67,7 @@ def write_compressed(
     torch.manual_seed(len(groups) + sum(map(ord, name)))
     config = AutoConfig.for_model(**{**preset(name), **SMALL, **changes})
     make: Any = AutoModelForCausalLM.from_config
-    model = make(config, dtype=dtype).eval()
+    model = unstacked(make(config, dtype=dtype).eval())
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -86,7 +87,7 @@ def write_compressed(
     if config.tie_word_embeddings:
         del stored["lm_head.weight"]
     save_file(stored, directory / "model.safetensors", {"format": "pt"})
-    return truth
+    return restacked(truth)
 
 
 def _compress(linear: nn.Linear, truth: nn.Linear) -> None:

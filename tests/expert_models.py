@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tpcompile.passes import Pass, default_pipeline, pipeline_text
@@ -36,16 +37,62 @@ def mixture_config(kind: str = "qwen3_moe", **changes: Any) -> Any:
     return AutoConfig.for_model(kind, **{**SIZES, **changes})
 
 
+def mixture_of(config: Any, dtype: torch.dtype) -> Any:
+    """Return a model of this configuration."""
+    make: Any = AutoModelForCausalLM.from_config
+    return make(config, dtype=dtype).eval()
+
+
 def mixture(kind: str = "qwen3_moe", seed: int = 0, **changes: Any) -> Any:
     """Return a tiny mixture of experts in fp32, whose router chooses every expert."""
     torch.manual_seed(seed)
-    make: Any = AutoModelForCausalLM.from_config
-    model = make(mixture_config(kind, **changes), dtype=torch.float32).eval()
+    model = mixture_of(mixture_config(kind, **changes), torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "mlp" in name:
                 parameter.normal_(0, 0.3)
     return model
+
+
+class _Expert(nn.Module):
+    """The linears of an expert, as modules of their own."""
+
+    def __init__(self, sides: torch.Tensor, result: torch.Tensor) -> None:
+        super().__init__()
+        features = result.shape[1]
+        parts = {"gate_proj": sides[:features], "up_proj": sides[features:], "down_proj": result}
+        for name, weight in parts.items():
+            linear = nn.Linear(*weight.shape[::-1], bias=False, dtype=weight.dtype)
+            linear.weight.data.copy_(weight)
+            self.add_module(name, linear)
+
+
+def unstacked(model: Any) -> Any:
+    """Replace stacked experts by modules, as checkpoints and other libraries have them."""
+    for path, one in list(model.named_modules()):
+        if hasattr(one, "gate_up_proj") and isinstance(one.gate_up_proj, nn.Parameter):
+            pairs = zip(one.gate_up_proj.data, one.down_proj.data, strict=True)
+            made = nn.ModuleList(_Expert(*pair) for pair in pairs)
+            model.set_submodule(path, made)
+    return model
+
+
+def restacked(model: Any) -> Any:
+    """Return a model of Hugging Face with the weights of a model of `unstacked`."""
+    if not any(isinstance(one, _Expert) for one in model.modules()):
+        return model
+    found = mixture_of(model.config, model.dtype)
+    with torch.no_grad():
+        for name, parameter in found.named_parameters():
+            path, _, own = name.rpartition(".")
+            if own not in ("gate_up_proj", "down_proj"):
+                parameter.copy_(model.get_parameter(name))
+                continue
+            sides = ("down_proj",) if own == "down_proj" else ("gate_proj", "up_proj")
+            for expert, values in enumerate(parameter):
+                parts = [model.get_parameter(f"{path}.{expert}.{side}.weight") for side in sides]
+                values.copy_(torch.cat(parts))
+    return found
 
 
 def logits_of(model: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.expert_models import restacked, unstacked
 from tpcompile.presets import preset
 
 SMALL = {"vocab_size": 101, "num_hidden_layers": 2}
@@ -56,7 +57,7 @@ def write_fp8(
     torch.manual_seed(sum(map(ord, f"{name}{block}{changes}")))
     config = AutoConfig.for_model(**{**preset(name), **SMALL, **changes})
     make: Any = AutoModelForCausalLM.from_config
-    truth = make(config, dtype=torch.float32).eval()
+    truth = unstacked(make(config, dtype=torch.float32).eval())
     stored: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for parameter in truth.parameters():
@@ -86,4 +87,4 @@ def write_fp8(
         scheme["modules_to_not_convert"] = list(left)
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": scheme}))
-    return truth
+    return restacked(truth)

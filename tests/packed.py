@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.expert_models import restacked, unstacked
 from tpcompile.presets import preset
 
 SMALL = {"vocab_size": 101, "num_hidden_layers": 2}
@@ -141,8 +142,8 @@ def _write(
     torch.manual_seed(sum(map(ord, f"{name}{scheme}")))
     config = AutoConfig.for_model(**{**preset(name), **SMALL, **changes})
     make: Any = AutoModelForCausalLM.from_config
-    model = make(config, dtype=torch.float16).eval()
-    truth = make(config, dtype=torch.float32).eval()
+    model = unstacked(make(config, dtype=torch.float16).eval())
+    truth = unstacked(make(config, dtype=torch.float32).eval())
     found: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for parameter in model.parameters():
@@ -171,4 +172,4 @@ def _write(
     file = directory / "config.json"
     text = {**json.loads(file.read_text()), "quantization_config": dict(scheme)}
     file.write_text(json.dumps(text))
-    return truth
+    return restacked(truth)

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -196,24 +197,31 @@ def _errors(
         say(f"comparing weight {number + 1} of {len(captured.quantized)}: {name}")
         tensor = captured.tensors[name]
         assert tensor.format is not None
-        rows, columns = tensor.shape
+        *extents, columns = tensor.shape
         error, size = 0.0, 0.0
-        each = max(1, _BLOCK // columns)
-        for start in range(0, rows, each):
-            part = slice(start, min(start + each, rows))
-            wanted = read.original(source, (part, slice(0, columns))).float().cpu()
-            found = _decoded(tensor, part, back)
+        for box in _boxes(extents, max(1, _BLOCK // columns)):
+            wanted = read.original(source, (*box, slice(0, columns))).float().cpu()
+            found = _decoded(tensor, box, back)
             error += float((found - wanted).square().sum(dtype=torch.float64))
             size += float(wanted.square().sum(dtype=torch.float64))
-        held = rows * tensor.format.row_bytes(0, columns)
+        held = math.prod(extents) * tensor.format.row_bytes(0, columns)
         yield QuantizedWeight(name, str(tensor.format), held, math.sqrt(error / (size or 1.0)))
 
 
-def _decoded(tensor: Tensor, rows: slice, read: Read) -> torch.Tensor:
+def _boxes(extents: Sequence[int], each: int) -> Iterator[tuple[slice, ...]]:
+    """Yield parts of so many rows, of one expert if there are several."""
+    *stacks, rows = extents
+    for place in product(*map(range, stacks)):
+        for start in range(0, rows, each):
+            part = slice(start, min(start + each, rows))
+            yield (*(slice(one, one + 1) for one in place), part)
+
+
+def _decoded(tensor: Tensor, rows: tuple[slice, ...], read: Read) -> torch.Tensor:
     assert tensor.format is not None
-    columns = tensor.shape[1]
+    columns = tensor.shape[-1]
     parts = {
-        part.suffix: read(tensor.name + part.suffix, (rows, slice(*part.span(0, columns))))
+        part.suffix: read(tensor.name + part.suffix, (*rows, slice(*part.span(0, columns))))
         for part in tensor.format.components
     }
     return tensor.format.decoded(parts, (0, columns), torch.float32)

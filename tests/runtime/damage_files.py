@@ -137,6 +137,8 @@ def _sizes(made: Path, dice: random.Random) -> str:
     file = made / "config.json"
     config = json.loads(file.read_text())
     names = ["hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "head_dim"]
+    if "num_experts" in config:
+        names = ["num_experts", "moe_intermediate_size", names[0], *names[2:]]
     name = dice.choice([*names, "num_attention_heads", "num_key_value_heads"])
     config[name] = dice.choice([1, 2, 3, config[name] + 1, config[name] + 16, config[name] * 2])
     if name == "num_hidden_layers":

@@ -48,6 +48,17 @@ def _compressed(written: Path) -> None:
     write_compressed(written, *groups, **SIZES)
 
 
+def _experts(written: Path) -> None:
+    write_compressed(written, group(4, 32, symmetric=False), **EXPERTS)
+
+
+EXPERTS: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 1,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
 SIZES: dict[str, Any] = {"intermediate_size": 96, "num_hidden_layers": 1}
 KINDS: dict[str, Callable[[Path], Any]] = {
     "compressed-tensors": _compressed,
@@ -55,6 +66,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "gptq, symmetric": partial(write_gptq, bits=8, symmetric=True, **SIZES),
     "awq": partial(write_awq, **SIZES),
     "fp8": partial(write_fp8, block=(64, 32), **SIZES),
+    "experts": _experts,
 }
 
 

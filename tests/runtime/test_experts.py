@@ -94,7 +94,7 @@ def test_what_is_saved_in_several_files_is_read_back(tmp_path: Path) -> None:
     assert list(state) == list(wanted) and all(same_bits(state[n], wanted[n]) for n in wanted)
 
 
-def _count_reads(read: Any, counts: Tensors) -> None:
+def count_reads(read: Any, counts: Tensors) -> None:
     """Count how often each element of the files is read."""
     whole, shapes = read._files.read, read._files.shapes
 
@@ -115,7 +115,7 @@ def test_a_rank_reads_exactly_its_part(plan: str, tmp_path: Path) -> None:
     for rank in range(tp):
         counts: Tensors = {}
         with opened(weights_of(captured, str(tmp_path), None)) as read:
-            _count_reads(read, counts)
+            count_reads(read, counts)
             for node in parameters(graph.graph):
                 evaluate(parameter_of(node).shards[rank], read)
         held = {

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.frontend.experts import calls_interface
+from tpcompile.frontend.linears import ModelLinear, head_of, model_linears
 from tpcompile.ir.scheme import Integers, Scheme
 
 log = logging.getLogger(__name__)
@@ -24,8 +27,8 @@ def quantized_config(module: Any, layers: str, scheme: Scheme) -> tuple[Any, dic
     """Return the configuration of a model, quantized by a scheme, and its quantized weights.
 
     Each weight is mapped to the tensor that has its values. These are the weights of linears, below
-    the path of the `layers` and of the head. Embeddings, norms, biases, and routers, which are no
-    linears, stay. A linear whose columns are not whole groups gets a scale per row.
+    the path of the `layers` and of the head. Embeddings, norms, biases, routers, and linears of one
+    row, which are gates, stay. A linear whose columns are not whole groups gets a scale per row.
     """
     if getattr(module.config, "quantization_config", None) is not None:
         raise UsageError(
@@ -33,41 +36,50 @@ def quantized_config(module: Any, layers: str, scheme: Scheme) -> tuple[Any, dic
             got=f"weights={_word(scheme.layers)!r}",
             hint="Omit weights to load them as they are stored, or pass the original checkpoint",
         )
-    linears = {path: one for path, one in module.named_modules() if isinstance(one, nn.Linear)}
-    head = module.get_output_embeddings()
+    linears = {one.name: one for one in model_linears(module)}
+    head = head_of(module)
     wanted: dict[str, Integers] = {}
     for path, linear in linears.items():
-        if linear is head and scheme.head is not None:
+        if path == head and scheme.head is not None:
             wanted[path] = scheme.head
-        elif linear is not head and path.startswith(f"{layers}."):
+        elif path != head and path.startswith(f"{layers}.") and linear.shape[0] > 1:
             wanted[path] = scheme.layers
-    if not any(linears[path] is not head for path in wanted):
+    if not any(path != head for path in wanted):
         raise UnsupportedError(
             f"{type(module).__name__} has no weight that can be quantized",
             got="no linears in its layers",
             expected="layers that are made of linears",
         )
-    uneven = [path for path, one in wanted.items() if not one.divides(linears[path].in_features)]
-    _tell(uneven, linears, scheme.layers)
+    uneven = [path for path, one in wanted.items() if not one.divides(linears[path].shape[1])]
+    _tell([linears[path] for path in uneven], scheme.layers)
     wanted |= {path: replace(wanted[path], columns=0) for path in uneven}
-    sources = {f"{path}.weight": _source(module, f"{path}.weight") for path in wanted}
+    weights = dict.fromkeys(linears[path].weight for path in wanted)
+    sources = {weight: _source(module, weight) for weight in weights}
     config = copy.deepcopy(module.config)
-    config.quantization_config = _written(wanted, linears)
+    config.quantization_config = _written(wanted, linears, _routers(module))
     if any(name != source for name, source in sources.items()):
         config.tie_word_embeddings = False
     return config, sources
 
 
-def _tell(uneven: Sequence[str], linears: Mapping[str, nn.Linear], integers: Integers) -> None:
+def _tell(uneven: Sequence[ModelLinear], integers: Integers) -> None:
     if uneven:
         log.warning(
             "%d weights get a scale per row, since their columns are no multiple of %d, such as "
             "the %d columns of %s",
             len(uneven),
             integers.columns,
-            linears[uneven[0]].in_features,
-            uneven[0],
+            uneven[0].shape[1],
+            uneven[0].name,
         )
+
+
+def _routers(module: nn.Module) -> list[str]:
+    """Return the names of routers, which are linears for other libraries."""
+    beside = (
+        path.rpartition(".")[0] for path, one in module.named_modules() if calls_interface(one)
+    )
+    return [f"{parent}.gate" for parent in beside if hasattr(module.get_submodule(parent), "gate")]
 
 
 def _source(module: nn.Module, name: str) -> str:
@@ -77,19 +89,30 @@ def _source(module: nn.Module, name: str) -> str:
     return next((tied for tied, one in named if one is weight and tied != name), name)
 
 
-def _written(quantized: Mapping[str, Integers], linears: Iterable[str]) -> dict[str, Any]:
+def _written(
+    quantized: Mapping[str, Integers], linears: Mapping[str, ModelLinear], routers: Sequence[str]
+) -> dict[str, Any]:
     """Return the `quantization_config`: that of most linears, and the others by name."""
     (general, _), *others = Counter(quantized.values()).most_common()
     targets = {general: ["Linear"]}
-    targets |= {one: [path for path, own in quantized.items() if own == one] for one, _ in others}
+    for one, _ in others:
+        names = (_target(linears[path]) for path, own in quantized.items() if own == one)
+        targets[one] = list(dict.fromkeys(names))
     groups = [_group(one, named) for one, named in targets.items()]
     return {
         "quant_method": "compressed-tensors",
         "format": _LAYOUT,
         "quantization_status": "compressed",
         "config_groups": {f"group_{number}": one for number, one in enumerate(groups)},
-        "ignore": [path for path in linears if path not in quantized],
+        "ignore": [*(path for path in linears if path not in quantized), *routers],
     }
+
+
+def _target(linear: ModelLinear) -> str:
+    """Return a name or a regular expression: one for all experts of a layer."""
+    if linear.weight == f"{linear.name}.weight":
+        return linear.name
+    return rf"re:{re.escape(linear.module)}\.\d+\.{linear.name.rpartition('.')[2]}$"
 
 
 _LAYOUT = "pack-quantized"

@@ -85,12 +85,12 @@ def check_format(parameter: Parameter) -> None:
                 raise RuleError("format", f"{kind} made of {tensor}", "the format of its tensors")
     if kind.format is None:
         return
-    if kind.dims != 2:
-        raise RuleError("format", str(kind), "a matrix, with rows of columns")
-    layout = kind.layout_of(1)
+    if kind.dims not in (2, 3):
+        raise RuleError("format", str(kind), "a matrix, with rows of columns, or a stack of these")
+    layout = kind.layout_of(-1)
     if layout is None or isinstance(layout, TokenLayout):
         return
-    _, columns = kind.shape
+    columns = kind.shape[-1]
     for rank in range(layout.ranks):
         runs = layout.intervals(rank)
         edges = [edge for run in runs for edge in run if edge != columns]
@@ -108,9 +108,9 @@ def check_components(parameter: Parameter, rank: int) -> None:
     kind = parameter.type
     if kind.format is None:
         return
-    own, (_, width) = pieces(parameter.shards[rank]), kind.local_shape(rank)
+    own, width = pieces(parameter.shards[rank]), kind.local_shape(rank)[-1]
     for piece in own:
-        if len(piece.source[1]) != 1 or piece.target[1] != (0, width):
+        if len(piece.source[-1]) != 1 or piece.target[-1] != (0, width):
             got = f"{parameter.describe(rank)} on rank {rank}"
             raise RuleError("format", got, "rows of which the columns are one run")
     for part, recipe in parameter.components(rank):
@@ -125,14 +125,14 @@ def check_components(parameter: Parameter, rank: int) -> None:
 
 def _piece_of(piece: Piece, part: Component) -> Piece:
     """Return the piece of a component that belongs to a piece of a weight, one run of columns."""
-    rows, (columns,) = piece.source
-    _, extent = piece.shape
+    *rows, (columns,) = piece.source
+    *extents, extent = piece.shape
     first, last = part.span(columns.start, columns.stop)
     return Piece(
         piece.tensor + part.suffix,
-        (piece.shape[0], part.width(0, extent)),
-        (rows, (range(first, last),)),
-        (piece.target[0], (0, last - first)),
+        (*extents, part.width(0, extent)),
+        (*rows, (range(first, last),)),
+        (*piece.target[:-1], (0, last - first)),
     )
 
 

@@ -111,39 +111,45 @@ def tensors_of(recipe: Recipe) -> Iterator[Tensor]:
 def component_of(recipe: Recipe, part: Component) -> Recipe:
     """Return the recipe of one component of a weight, given the recipe of the weight.
 
-    Rows of a component are those of the weight. Its columns are all that belong to the weight's
-    columns, which must be one run.
+    Columns are the last dimension, and the other dimensions of a component are those of the weight.
+    Its columns are all that belong to the weight's columns, which must be one run.
     """
+    last = len(shape_of(recipe)) - 1
     match recipe:
         case Tensor(name, shape):
             *rows, columns = shape
             return Tensor(name + part.suffix, (*rows, part.span(0, columns)[1]))
-        case Slice(source, 1, start, stop):
+        case Slice(source, dim, start, stop) if dim == last:
             columns = first_column(source)
-            first, last = part.span(columns + start, columns + stop)
+            first, end = part.span(columns + start, columns + stop)
             skipped = part.span(columns, columns + 1)[0]
-            return take(component_of(source, part), 1, first - skipped, last - skipped)
+            return take(component_of(source, part), dim, first - skipped, end - skipped)
         case Slice(source, dim, start, stop):
             return take(component_of(source, part), dim, start, stop)
-        case Concat(sources, 0):
-            return Concat(tuple(component_of(source, part) for source in sources), 0)
-        case Permute(source, 0, view, order):
-            return Permute(component_of(source, part), 0, view, order)
-        case Pad(source, 0, rows):
-            return Pad(component_of(source, part), 0, rows)
+        case Concat(sources, dim) if dim != last:
+            return Concat(tuple(component_of(source, part) for source in sources), dim)
+        case Permute(source, dim, view, order) if dim != last:
+            return Permute(component_of(source, part), dim, view, order)
+        case Pad(source, dim, rows) if dim != last:
+            return Pad(component_of(source, part), dim, rows)
     raise ValueError(f"the columns of {describe(recipe)} are not one run")
 
 
 def first_column(recipe: Recipe) -> int:
     """Return the column of the whole weight with which the rows of a recipe begin."""
+    last = len(shape_of(recipe)) - 1
     match recipe:
         case Tensor():
             return 0
-        case Slice(source, 1, start, _):
+        case Slice(source, dim, start, _) if dim == last:
             return first_column(source) + start
-        case Concat(sources, 0) if len({first_column(source) for source in sources}) == 1:
-            return first_column(sources[0])
-        case Slice(source) | Permute(source, 0) | Pad(source, 0):
+        case Slice(source):
+            return first_column(source)
+        case Concat(sources, dim) if dim != last:
+            first, *others = {first_column(source) for source in sources}
+            if not others:
+                return first
+        case Permute(source, dim) | Pad(source, dim) if dim != last:
             return first_column(source)
     raise ValueError(f"the columns of {describe(recipe)} are not one run")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ from tpcompile.ir.meta import Parameter, operand, parameter_of, parameters, type
 from tpcompile.ir.ops import CACHE_WRITERS, OpSpec, arguments_of, spec_of
 from tpcompile.ir.ops.few_bits import RoundingWeight
 from tpcompile.ir.pieces import Read, evaluate
-from tpcompile.ir.recipe import Tensor
+from tpcompile.ir.recipe import Tensor, shape_of
 from tpcompile.ir.roles import StatesOf
 from tpcompile.ir.types import ValueType
 
@@ -49,15 +50,16 @@ def _values(parameter: Parameter, rank: int, read: Read, dtype: torch.dtype) -> 
     kind = parameter.type
     if kind.format is None:
         return evaluate(parameter.shards[rank], read).to(dtype)
-    parts = {one.suffix: evaluate(own, read) for one, own in parameter.components(rank)}
-    columns = kind.columns(rank)
-    rows = len(parts[kind.format.values.suffix])
-    found = torch.empty((rows, columns[1] - columns[0]), dtype=dtype)
-    for start in range(0, rows, _DECODED_ROWS):
+    parts = {
+        one.suffix: evaluate(own, read).flatten(0, -2) for one, own in parameter.components(rank)
+    }
+    columns, shape = kind.columns(rank), shape_of(parameter.shards[rank])
+    found = torch.empty((math.prod(shape[:-1]), shape[-1]), dtype=dtype)
+    for start in range(0, len(found), _DECODED_ROWS):
         block = slice(start, start + _DECODED_ROWS)
         some = {suffix: part[block] for suffix, part in parts.items()}
         found[block] = kind.format.decoded(some, columns, dtype)
-    return found
+    return found.view(shape)
 
 
 def components(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:

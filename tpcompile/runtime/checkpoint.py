@@ -219,9 +219,9 @@ class Checkpoint(Closing):
             self._check(name, (last - first, tensor.shape[2]), component, codec)
             dtypes.setdefault(self._files.dtype(name), name)
         if len(dtypes) > 1:
-            first, other, *_ = dtypes.values()
+            one, other, *_ = dtypes.values()
             raise CheckpointError(
-                f"The tensors {first} and {other} must have the same dtype",
+                f"The tensors {one} and {other} must have the same dtype",
                 where=str(self._where[other]),
                 got=" and ".join(dtypes),
                 expected="one dtype for all experts of a layer",

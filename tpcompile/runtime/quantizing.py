@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -34,8 +35,8 @@ class ToQuantize:
         return self.weight.format
 
 
-_Box = tuple[str, int, int, int, int]
-"""Rows and columns of a weight."""
+_Box = tuple[str, tuple[Interval, ...]]
+"""A weight, and a part of each of its dimensions."""
 
 
 class Quantizing:
@@ -59,45 +60,50 @@ class Quantizing:
         if name not in self._parts:
             return self._read(name, index)
         one, part = self._parts[name]
-        rows, wanted = index
+        *outer, wanted = index
         columns = _whole_groups(one, part, wanted)
-        box = (one.weight.name, rows.start, rows.stop, *columns)
+        box = (one.weight.name, (*((own.start, own.stop) for own in outer), columns))
         found = self._kept.pop(box, {})
         if part.suffix not in found:
-            found = self._quantized(one, rows, columns)
+            found = self._quantized(one, outer, columns)
             values = one.stored.values.suffix
             if part.suffix == values:
                 self._kept[box] = {key: own for key, own in found.items() if key != values}
         first = part.span(*columns)[0]
-        return found[part.suffix][:, wanted.start - first : wanted.stop - first]
+        return found[part.suffix][..., wanted.start - first : wanted.stop - first]
 
     def original(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
         """Return a part of a tensor of the source."""
         return self._read(name, index)
 
     def _quantized(
-        self, one: ToQuantize, rows: slice, columns: Interval
+        self, one: ToQuantize, outer: Sequence[slice], columns: Interval
     ) -> dict[str, torch.Tensor]:
         """Return the components of a part of a weight, block by block."""
+        extents = [own.stop - own.start for own in outer]
         found = {
-            part.suffix: torch.empty(
-                (rows.stop - rows.start, part.width(*columns)), dtype=part.dtype.torch
-            )
+            part.suffix: torch.empty((*extents, part.width(*columns)), dtype=part.dtype.torch)
             for part in one.stored.components
         }
+        *stacks, rows = outer
         each = max(1, _ELEMENTS // max(1, columns[1] - columns[0]))
 
         @torch.inference_mode()  # the mode of a thread; that of the caller may be the same
-        def fill(start: int) -> None:
-            stop = min(start + each, rows.stop)
-            values = self._read(one.source, (slice(start, stop), slice(*columns)))
-            for suffix, own in self._block(one, values).items():
-                found[suffix][start - rows.start : stop - rows.start] = own
+        def fill(place: tuple[int, ...]) -> None:
+            *stack, start = place
+            part = slice(start, min(start + each, rows.stop))
+            index = (*(slice(own, own + 1) for own in stack), part, slice(*columns))
+            values = self._read(one.source, index).flatten(0, -2)
+            own = [at - whole.start for at, whole in zip(stack, stacks, strict=True)]
+            inside = slice(part.start - rows.start, part.stop - rows.start)
+            for suffix, component in self._block(one, values).items():
+                found[suffix][(*own, inside)] = component
 
         starts = range(rows.start, rows.stop, each) if columns[0] < columns[1] else ()
+        places = product(*(range(own.start, own.stop) for own in stacks), starts)
         threads = torch.get_num_threads()
         with torch_threads(1), ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, starts))
+            list(pool.map(fill, places))
         return found
 
     def _block(self, one: ToQuantize, values: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -114,7 +120,7 @@ class Quantizing:
 
 def _whole_groups(one: ToQuantize, part: Component, wanted: slice) -> Interval:
     """Return the columns of the groups of which elements of a component are wanted."""
-    whole = one.weight.shape[1]
+    whole = one.weight.shape[-1]
     group = one.stored.columns or whole
     each = part.columns or whole
     start, stop = wanted.start * each, min(wanted.stop * each, whole)

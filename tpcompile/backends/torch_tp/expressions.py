@@ -22,6 +22,7 @@ from tpcompile.ir.ops import (
     DECODE_OPS,
     EMBEDDING,
     EMBEDDINGS,
+    EXPERTS,
     LINEAR,
     REDISTRIBUTE,
     REDUCE_SCATTER,
@@ -166,17 +167,31 @@ def _local_args(node: fx.Node, spec: OpSpec, rank: int) -> dict[str, Any]:
     """Return everything that differs between ranks in the expression of a node."""
     if node.target is ARGMAX:
         return {"first": first_column(value_type(operand(node)), rank)}
-    local = local_args(node, spec, rank)
-    weight = _stored_weight(node)
-    return local if weight is None else {**local, "columns": value_type(weight).columns(rank)}
+    columns = {
+        f"{name}{_COLUMNS}": value_type(weight).columns(rank)
+        for name, weight in _stored_weights(node).items()
+    }
+    return {**local_args(node, spec, rank), **columns}
 
 
-def _stored_weight(node: fx.Node) -> fx.Node | None:
-    """Return the weight of a linear or an embedding if it has several components."""
-    if node.target is not LINEAR and node.target not in EMBEDDINGS:
-        return None
-    weight = operand(node, 1 if node.target is LINEAR else 0)
-    return None if value_type(weight).format is None else weight
+_WEIGHTS = {
+    LINEAR: ("weight",),
+    **dict.fromkeys(EMBEDDINGS, ("weight",)),
+    EXPERTS: ("gate_up", "down"),
+}
+"""The arguments of ops that may be weights of several components."""
+_COLUMNS = "_columns"
+"""The end of the name of the columns that such an argument has on a rank."""
+
+
+def _stored_weights(node: fx.Node) -> dict[str, fx.Node]:
+    """Return the weights of a node that have several components, by the names of its arguments."""
+    given = arguments_of(node) if node.target in _WEIGHTS else {}
+    return {
+        name: given[name]
+        for name in _WEIGHTS.get(node.target, ())
+        if value_type(given[name]).format is not None
+    }
 
 
 def _call_text(node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope) -> str:
@@ -203,9 +218,9 @@ def _call_text(node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope)
 
 def _write_linear(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
     bias = "" if args["bias"] == "None" else f", {args['bias']}"
-    stored, text = _stored_weight(node), args["weight"]
-    if stored is not None:
-        text = f"tpc.decoded({_stored_text(stored, args, scope)})"
+    text = args["weight"]
+    if _stored_weights(node):
+        text = f"tpc.decoded({_stored_text(node, args, scope)})"
     elif scope.storages[str(operand(node, 1).target)] is Storage.BOTH:
         text += AS_MATRIX
     return f"tpc.linear({args['input']}, {text}{bias})"
@@ -213,25 +228,37 @@ def _write_linear(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
 
 def _write_embedding(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
     table, ids = args["weight"], args["indices"]
-    stored = _stored_weight(node)
-    if stored is not None:
-        return f"tpc.decoded_rows({_stored_text(stored, args, scope)}, {ids})"
+    if _stored_weights(node):
+        return f"tpc.decoded_rows({_stored_text(node, args, scope)}, {ids})"
     return f"F.embedding({ids}, {table})"
 
 
 def _write_vocab_embedding(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
-    stored = _stored_weight(node)
-    table = args["weight"] if stored is None else _stored_text(stored, args, scope)
-    name = "vocab_embedding" if stored is None else "decoded_rows"
+    stored = _stored_weights(node)
+    table = _stored_text(node, args, scope) if stored else args["weight"]
+    name = "decoded_rows" if stored else "vocab_embedding"
     first = "" if args["first_row"] == "0" else f", {args['first_row']}"
     return f"tpc.{name}({table}, {args['ids']}{first})"
 
 
-def _stored_text(weight: fx.Node, args: dict[str, str], scope: Scope) -> str:
+def _write_experts(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
+    texts = [args[name] for name in ("x", "scores", "ids")]
+    for name in _WEIGHTS[EXPERTS]:
+        stored = name in _stored_weights(node)
+        own = (
+            f"tpc.DecodedExperts({_stored_text(node, args, scope, name)})" if stored else args[name]
+        )
+        texts.append(own)
+    texts += [] if args["first"] == "0" else [args["first"]]
+    return f"tpc.experts({', '.join(texts)})"
+
+
+def _stored_text(node: fx.Node, args: dict[str, str], scope: Scope, name: str = "weight") -> str:
     """Return the format, components, columns and dtype of a weight as arguments."""
+    weight = _stored_weights(node)[name]
     kind = value_type(weight)
-    parts = ", ".join(f"self.{name}" for name in scope.components(weight))
-    return f'"{kind.format}", ({parts}), {args["columns"]}, {kind.dtype}'
+    parts = ", ".join(f"self.{component}" for component in scope.components(weight))
+    return f'"{kind.format}", ({parts}), {args[name + _COLUMNS]}, {kind.dtype}'
 
 
 def _write_gather(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
@@ -255,6 +282,7 @@ def _with_dtype(args: dict[str, str]) -> str:
 
 _WRITERS: dict[Any, Callable[[fx.Node, dict[str, str], Scope], str]] = {
     LINEAR: _write_linear,
+    EXPERTS: _write_experts,
     ALL_GATHER: _write_gather,
     ARGMAX: _write_argmax,
     ALL_REDUCE: lambda _, a, scope: f"self.group.all_reduce({_with_dtype(a)})",

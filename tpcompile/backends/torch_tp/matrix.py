@@ -11,7 +11,8 @@ from functools import cache
 import torch
 from torch.nn import functional
 
-from tpcompile.ir.ops.few_bits import RoundingWeight
+from tpcompile.ir.ops import EXPERTS, SPECS
+from tpcompile.ir.ops.few_bits import DecodedExperts, RoundingWeight
 
 _mkldnn = torch.ops.mkldnn
 
@@ -41,6 +42,18 @@ def linear(
     if few and _puts_weight_first(weight.dtype):
         return _of_few(x, weight, bias)
     return functional.linear(x, weight, bias)
+
+
+def experts(
+    x: torch.Tensor,
+    scores: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: torch.Tensor | DecodedExperts,
+    down: torch.Tensor | DecodedExperts,
+    first: int = 0,
+) -> torch.Tensor:
+    """See `tpcompile.ir.ops.experts`."""
+    return SPECS[EXPERTS].reference(x, scores, ids, gate_up, down, first, linear)  # type: ignore[no-any-return]
 
 
 def plain(weight: torch.Tensor) -> torch.Tensor:

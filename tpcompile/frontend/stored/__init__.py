@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpcompile.errors import UsageError
+from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.frontend.linears import model_linears
 from tpcompile.frontend.stored import awq, compressed, fp8, gguf, gptq
 from tpcompile.frontend.stored.layout import StoredWeight, refuse
 from tpcompile.ir.codec import Codec, Encodings, Known
@@ -37,7 +38,7 @@ def stored_weights(
     `scales` are the dtypes of scales in the checkpoint; others have the dtype of the model. With
     `rounds`, the weights are those of linears that round their inputs, and there must be some.
     """
-    stored = _weights(module, config, scales, rounds)
+    stored = _stacked(module, _weights(module, config, scales, rounds))
     if not rounds:
         return stored
     if not any(one.format.may_round for one in stored.values()):
@@ -65,6 +66,32 @@ def _weights(
     if not isinstance(method, str) or method not in _METHODS:
         refuse("quant_method", method, " or ".join(map(repr, _METHODS)))
     return _METHODS[method](module, scheme, scales, rounds)
+
+
+def _stacked(module: nn.Module, stored: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:
+    """Return the weights with those of experts in the places of their own.
+
+    The experts of a layer must be stored alike.
+    """
+    found = dict(stored)
+    first: dict[str, str] = {}
+    for one in model_linears(module):
+        own = f"{one.name}.weight"
+        if own == one.weight:
+            continue
+        example = first.setdefault(one.weight, own)
+        if stored.get(own) != stored.get(example):
+            formats = [stored[n].format if n in stored else "values" for n in (example, own)]
+            raise UnsupportedError(
+                "The experts of a layer must be stored alike",
+                where=own,
+                got=f"{formats[1]}, beside {formats[0]} of {example}",
+                expected="one format for all experts of a layer",
+                hint="Use the original checkpoint, in bfloat16 or float32",
+            )
+        if own in found:
+            found[one.weight] = found.pop(own)
+    return found
 
 
 def encodings_of(tensors: Iterable[Tensor], stored: Mapping[str, StoredWeight]) -> Encodings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tpcompile.checkpoint_files import names_of_module
+from tpcompile.frontend.linears import class_names, model_linears
 from tpcompile.frontend.stored.layout import (
     Layout,
     StoredWeight,
@@ -90,17 +91,20 @@ def weights_of(
     groups = _groups(scheme)
     if any(group.get("input_activations") is not None for group in groups.values()):
         log.warning(_WITH_ROUNDING if rounds else _WITHOUT_ROUNDING)
-    ignored = _patterns("ignore", scheme.get("ignore") or [])
-    stored: dict[str, StoredWeight] = {}
+    ignored, targets = _Patterns(_patterns("ignore", scheme.get("ignore") or [])), _Patterns(groups)
     for name, one in module.named_modules():
-        if not isinstance(one, nn.Linear | nn.Embedding) or _chosen(ignored, name, one):
-            continue
-        target = _chosen(list(groups), name, one)
-        if target is not None and not isinstance(one, nn.Linear):
-            refuse("config_groups.targets", f"{target}, which names {name}", "linears only")
+        classes = class_names(type(one))
+        embeds = isinstance(one, nn.Embedding) and ignored.chosen(name, classes) is None
+        target = targets.chosen(name, classes) if embeds else None
         if target is not None:
-            dtype = scales.get(f"{name}.weight_scale", one.weight.dtype)
-            stored[f"{name}.weight"] = _stored(scheme, groups[target], one.weight.shape[1], dtype)
+            refuse("config_groups.targets", f"{target}, which names {name}", "linears only")
+    stored: dict[str, StoredWeight] = {}
+    for linear in model_linears(module):
+        name, classes = linear.name, linear.classes
+        target = targets.chosen(name, classes)
+        if target is not None and ignored.chosen(name, classes) is None:
+            dtype = scales.get(f"{name}.weight_scale", linear.dtype)
+            stored[f"{name}.weight"] = _stored(scheme, groups[target], linear.shape[1], dtype)
     return stored
 
 
@@ -126,17 +130,20 @@ def _patterns(name: str, value: Any) -> list[str]:
     return found
 
 
-def _chosen(patterns: Sequence[str], name: str, module: nn.Module) -> str | None:
-    """Return the most specific of the patterns that name a module, match its name or its class."""
-    ordered = sorted(patterns, key=lambda one: (one.startswith(_REGEX), one))
-    classes = [kind.__name__ for kind in type(module).__mro__]
-    named = (
-        one
-        for one in ordered
-        for own in names_of_module(name)
-        if one == own or (one.startswith(_REGEX) and re.match(one.removeprefix(_REGEX), own))
-    )
-    return next(named, None) or next((one for one in ordered if one in classes), None)
+class _Patterns:
+    """Names of modules, regular expressions of them, and names of classes."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._plain = {one for one in patterns if not one.startswith(_REGEX)}
+        regular = sorted(one for one in patterns if one.startswith(_REGEX))
+        self._regular = {one: re.compile(one.removeprefix(_REGEX)) for one in regular}
+
+    def chosen(self, name: str, classes: Sequence[str]) -> str | None:
+        """Return the most specific one that names a module, matches its name or its class."""
+        names = names_of_module(name)
+        named = [own for own in names if own in self._plain]
+        named += [one for one, regular in self._regular.items() if any(map(regular.match, names))]
+        return next(iter([*named, *sorted(self._plain.intersection(classes))]), None)
 
 
 def _stored(

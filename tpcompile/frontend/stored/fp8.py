@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from tpcompile.checkpoint_files import names_of_module
+from tpcompile.frontend.linears import head_of, model_linears
 from tpcompile.frontend.stored.layout import (
     Layout,
     StoredWeight,
@@ -50,18 +52,22 @@ def weights_of(
 
 
 def _converted(module: nn.Module, left: Any) -> list[str]:
-    """Return the names of the linears but those that are left; by default that is the head."""
-    linears = {name: one for name, one in module.named_modules() if isinstance(one, nn.Linear)}
+    """Return the names of the linears but those that are left; by default that is the head.
+
+    Experts are left by the name of the module that has all of a layer, as in Hugging Face.
+    """
+    linears = {one.name: one for one in model_linears(module)}
     if left is None:
-        head = module.get_output_embeddings()  # type: ignore[operator]
-        return [name for name, one in linears.items() if one is not head]
+        head = head_of(module)
+        return [name for name in linears if name != head]
     # Imported here, because it loads packages that nothing else needs.
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     for pattern in names_of_modules(_LEFT, left):
         check_pattern(_LEFT, pattern, pattern)
-    return [
-        name
-        for name in linears
-        if all(should_convert_module(one, left) for one in names_of_module(name))
-    ]
+
+    @cache
+    def converted(module: str) -> bool:
+        return all(should_convert_module(one, left) for one in names_of_module(module))
+
+    return [name for name, one in linears.items() if converted(one.module)]

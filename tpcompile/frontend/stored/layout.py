@@ -12,6 +12,7 @@ from torch import nn
 
 from tpcompile.checkpoint_files import names_of_module
 from tpcompile.errors import UnsupportedError
+from tpcompile.frontend.linears import head_of, model_linears
 from tpcompile.ir.codec import Codec, Known
 from tpcompile.ir.format import MOST_COLUMNS, Format, Kind
 from tpcompile.json_files import shortened
@@ -109,17 +110,15 @@ def linears_in_groups(
     Each has its name, the columns of its groups, 0 for whole rows, and the dtype of its scales.
     `left` are the starts or the ends of the names of linears that stay.
     """
-    head = module.get_output_embeddings()  # type: ignore[operator]
-    for name, one in module.named_modules():
-        stays = one is head or any(
-            own.startswith(each) or own.endswith(each)
-            for own in names_of_module(name)
-            for each in left
+    head, ends = head_of(module), tuple(left)
+    for one in model_linears(module):
+        stays = one.name == head or any(
+            own.startswith(ends) or own.endswith(ends) for own in names_of_module(one.name)
         )
-        if isinstance(one, nn.Linear) and not stays:
-            whole = one.weight.shape[1]
+        if not stays:
+            whole = one.shape[1]
             columns = 0 if group_size == _WHOLE_ROWS else columns_of(group_size, whole)
-            yield name, columns, scales.get(f"{name}.scales", one.weight.dtype)
+            yield one.name, columns, scales.get(f"{one.name}.scales", one.dtype)
 
 
 _WHOLE_ROWS = -1

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tpcompile.ir.layout import FusedLayout, Layout
 from tpcompile.ir.ops.elementwise import swiglu
+from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.spec import (
     Cost,
     declare,
@@ -50,16 +51,17 @@ def experts(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     first: int = 0,
-    linear: Callable[..., torch.Tensor] = functional.linear,
+    linear: Callable[..., torch.Tensor] = LINEAR,
 ) -> torch.Tensor:
     """Add the results of each token's experts, multiplied by their scores.
 
     Expert `e` is a SwiGLU MLP: `gate_up[e]` has the rows of gate and then of up, `down[e]` those of
     the result. The tensors begin with expert `first`; others are on other ranks. Results are added
-    in fp32, in the order of the experts' numbers, so a sum is that of the token alone.
+    in fp32, in the order of the experts' numbers, so a sum is that of the token alone. Only the
+    weights of chosen experts are read.
     """
     total = torch.zeros_like(x, dtype=torch.float32)
-    for own, tokens, places in chosen(ids, first, len(gate_up)):
+    for own, tokens, places in chosen(ids, first, len(down)):
         gate, up = linear(x[tokens], gate_up[own]).chunk(2, -1)
         weights = scores[tokens, places].float().unsqueeze(-1)
         total[tokens] += linear(swiglu(gate, up), down[own]).float() * weights

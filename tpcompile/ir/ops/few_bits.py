@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from tpcompile.ir.quantize import rounded
 
 @dataclass(frozen=True)
 class RoundingWeight:
-    """A weight of a linear that rounds its input to int8.
+    """A weight of a linear that rounds its input to int8, or a stack of them.
 
     Ops take it in the place of a tensor. Values in fp32 are multiplied, and the result is rounded
     once, to the dtype of the input.
@@ -39,6 +39,12 @@ class RoundingWeight:
         found = functional.linear(rounded(x, self.format, self.first), self.values, wide)
         return found.to(x.dtype)
 
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, place: int) -> RoundingWeight:
+        return replace(self, values=self.values[place])
+
     @classmethod
     def __torch_function__(
         cls, target: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
@@ -51,6 +57,23 @@ class RoundingWeight:
             table = bound["weight"]
             return SPECS[target].reference(**{**bound, "weight": table.values}).to(table.dtype)
         return SPECS[target].reference(**bound)
+
+
+@dataclass(frozen=True)
+class DecodedExperts:
+    """The weights of experts for linears, each of which is decoded when it is read."""
+
+    word: str
+    parts: Sequence[torch.Tensor]
+    columns: Interval
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, place: int) -> torch.Tensor | RoundingWeight:
+        parts = [part[place] for part in self.parts]
+        return decoded(self.word, parts, self.columns, self.dtype)
 
 
 def decoded(
