@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ SMALL = {"vocab_size": 101, "num_hidden_layers": 2}
 ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
 }
@@ -85,11 +86,11 @@ def write_gguf(
         _add(writer, key, value)
     state = model.state_dict()
     with torch.no_grad():
-        for name, tensor in state.items():
+        for name, tensor in _parts(state):
             if config.tie_word_embeddings and name == "lm_head.weight":
                 continue
             own = _name(names, name)
-            rows = _stored(config, own, tensor)
+            rows = _stored(config, own, tensor).contiguous()
             chosen = next((k for e, k in (kinds or {}).items() if own.endswith(e)), kind)
             if rows.dim() == 1 or "conv1d" in own:
                 chosen = Kind.F32
@@ -108,6 +109,17 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def _parts(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a model, of experts those of gate and of up apart."""
+    for name, tensor in state.items():
+        path, _, own = name.rpartition(".")
+        if own == "gate_up_proj":
+            for side, part in zip(("gate_proj", "up_proj"), tensor.chunk(2, 1), strict=True):
+                yield f"{path}.{side}.weight", part
+        else:
+            yield (f"{name}.weight" if own == "down_proj" else name), tensor
 
 
 def _name(names: Any, name: str) -> str:
@@ -198,6 +210,10 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_rope_dimension_count(config.head_dim)
     if config.model_type == "qwen3_5_text":
         gguf_hybrids.describe(writer, config)
+    if config.model_type == "qwen3_moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if width is not None:
         writer.add_key_length(width)
         writer.add_value_length(width)

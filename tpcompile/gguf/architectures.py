@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from tpcompile.errors import CheckpointError
-from tpcompile.gguf import linear_attention
+from tpcompile.gguf import experts, linear_attention
 from tpcompile.gguf.conversions import CENTRED, Order
 from tpcompile.gguf.file import GgufTensor
 from tpcompile.gguf.linear_attention import decay, made, of_value_heads, taps
@@ -37,6 +37,7 @@ _COMMON = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER = _names({**_COMMON, "ffn_norm": "post_attention_layernorm"})
+_EXPERT_LAYER = {**_LAYER, **_names({"ffn_gate_inp": "mlp.gate"})}
 _HYBRID_LAYER = {
     **_names(
         {
@@ -102,6 +103,8 @@ class Architecture:
     """The further parameters of rotary tables, given the width of a head."""
     conversions: Mapping[str, Conversion] = field(default_factory=dict)
     """The conversions of tensors, by the first parts of their names."""
+    has_experts: bool = False
+    """Whether layers may have stacks of experts."""
     rotary_factors: bool = False
     """Whether a file may have factors of rotary tables."""
     words: tuple[str, ...] = ()
@@ -112,6 +115,15 @@ _ZERO_CENTRED = partial(made, how=CENTRED)
 ARCHITECTURES = {
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", heads_have_widths=True, more={"attention_bias": False}),
+    "qwen3moe": Architecture(
+        "qwen3_moe",
+        names=_EXPERT_LAYER,
+        heads_have_widths=True,
+        more={"attention_bias": False, "norm_topk_prob": True},
+        properties=experts.properties,
+        has_experts=True,
+        words=experts.WORDS,
+    ),
     "llama": Architecture(
         "llama",
         heads_have_widths=True,

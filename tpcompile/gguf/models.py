@@ -7,6 +7,7 @@ from typing import Any
 
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.gguf.architectures import ARCHITECTURES, Architecture
+from tpcompile.gguf.experts import STACKS, experts_of
 from tpcompile.gguf.file import GgufFile, GgufTensor
 from tpcompile.gguf.metadata import BLOCKS, HEADS, KV_HEADS, ROTARY_FACTORS, ROTATED, Told
 from tpcompile.json_files import shortened
@@ -51,6 +52,10 @@ def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:
         elif block is not None and block[2] in known.names:
             own = f"model.layers.{int(block[1])}.{known.names[block[2]]}"
             found[own] = _converted(known, told, name, block[2], tensor)
+        elif block is not None and block[2] in STACKS and known.has_experts:
+            path = f"model.layers.{int(block[1])}.mlp.experts"
+            for expert, one in enumerate(experts_of(name, tensor)):
+                found[f"{path}.{expert}.{STACKS[block[2]]}.weight"] = one
         elif name in _OUTER:
             found[_OUTER[name]] = _converted(known, told, name, name, tensor)
         elif name != ROTARY_FACTORS or not known.rotary_factors:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tpcompile.errors import UnsupportedError
+from tpcompile.frontend.linears import model_linears
 from tpcompile.frontend.stored.layout import Layout, StoredWeight, refuse
 from tpcompile.gguf.blocks import CONTENTS
 from tpcompile.gguf.kinds import GgufKind
@@ -23,12 +24,13 @@ def weights_of(
 ) -> dict[str, StoredWeight]:
     """Return the weights that are not stored as values."""
     found = {}
+    linears = {f"{one.name}.weight" for one in model_linears(module)}
     modules = dict(module.named_modules())
     for name, kind in _kinds_of(scheme).items():
         owner = modules.get(name.rpartition(".")[0])
-        if owner is None:  # the model has no such tensor, which is an error when it is read
-            continue
-        if kind not in CONTENTS or not isinstance(owner, nn.Linear | nn.Embedding):
+        if owner is None and name not in linears:
+            continue  # the model has no such tensor, which is an error when it is read
+        if kind not in CONTENTS or not (name in linears or isinstance(owner, nn.Embedding)):
             raise UnsupportedError(
                 "tpcompile does not read weights of this kind",
                 where=name,
