@@ -228,7 +228,8 @@ def test_ranks_and_leaves_that_cut_groups(name: str, kind: Kind) -> None:
             cuts += (start + low) % group > 0
         x = torch.randn(2, stop - start)
         found = leaf_dots(x, own[:], leaves_of(tp))
-        assert torch.equal(found, leaf_dots(x, whole[:, start:stop], leaves_of(tp)))
+        wanted = leaf_dots(x, whole[:, start:stop], leaves_of(tp))
+        assert all(map(torch.equal, found, wanted))
     assert cuts > 0
 
 

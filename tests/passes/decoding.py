@@ -36,6 +36,7 @@ DECODE = [
     "fuse-delta-step",
     "split-attention",
     "fuse-gated-attention",
+    "fuse-experts",
     "fuse-norm-gate-up",
     "fuse-norm-linear",
     "fuse-residual",

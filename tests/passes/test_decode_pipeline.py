@@ -46,7 +46,7 @@ def test_its_options_are_those_of_its_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "shared"), [("standard", 15), ("standard{block=4,interleaved=true}", 16)]
+    ("pipeline", "shared"), [("standard", 16), ("standard{block=4,interleaved=true}", 17)]
 )
 def test_it_resumes_where_it_differs_from_the_prompt_pipeline(pipeline: str, shared: int) -> None:
     """The passes that both pipelines have in common run once, and the graph is the same."""

@@ -15,7 +15,7 @@ from tests.passes.steps import TINY_VOCABULARY
 from tests.stages import graph_after, until
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.layout import Layout
-from tpcompile.ir.meta import parameter_of, set_parameter
+from tpcompile.ir.meta import operand, parameter_of, set_parameter
 from tpcompile.ir.ops import TOP_EXPERTS, arguments_of
 from tpcompile.ir.plan import EXPERT_AXIS
 from tpcompile.ir.recipe import Recipe, concat, shape_of, take
@@ -113,8 +113,8 @@ def _placed(gm: fx.GraphModule, *runs: tuple[int, int]) -> None:
 
 def _shared_on_every_rank(gm: fx.GraphModule) -> None:
     shared = expert_blocks(gm.graph)[0].shared
-    assert shared is not None and shared.gate is not None and shared.up is not None
-    for linear in (shared.gate, shared.up, shared.down):
+    assert shared is not None
+    for linear in (*operand(shared).all_input_nodes, shared):
         weight = weight_of(linear)
         set_parameter(weight, parameter_of(weight).on_ranks(TP))
 

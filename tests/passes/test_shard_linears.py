@@ -178,7 +178,7 @@ def test_a_mixture_has_one_sum(experts: str) -> None:
         assert block.shared is not None and block.shared_gate is not None
         assert block.total.target is aten.add.Tensor
         assert [user.target for user in block.total.users] == [REDISTRIBUTE]
-        for term in (block.experts, block.shared.down, block.total):
+        for term in (block.experts, block.shared, block.total):
             assert placement_of(term) == PARTIAL
         for whole in (block.router, block.shared_gate, weight_of(block.router)):
             assert placement_of(whole) == REPLICATE

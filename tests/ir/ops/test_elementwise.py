@@ -152,7 +152,6 @@ def test_terms_of_a_sum_pass_through_what_is_linear(op: Any, others: Any) -> Non
         (aten.to.dtype, (torch.bfloat16,)),
         (aten.add.Tensor, (1.0,)),
         (aten.add.Tensor, (random(3, 6),)),
-        (aten.mul.Tensor, (random(3, 6),)),
         (aten.mul.Tensor, (random(3, 6).partial(),)),
         (SWIGLU, (random(3, 6),)),
         (SWIGLU, (random(3, 6).partial(),)),
@@ -165,8 +164,16 @@ def test_refuses_a_sum_not_taken(op: Any, others: tuple[Any, ...]) -> None:
 
 
 def test_refuses_a_sum_not_taken_on_either_side() -> None:
-    for op in (aten.add.Tensor, aten.mul.Tensor, SWIGLU):
-        refused("partial-nonlinear", op, random(3, 6), random(3, 6).partial())
+    refused("partial-nonlinear", aten.add.Tensor, random(3, 6), random(3, 6).partial())
+
+
+def test_a_factor_of_each_term_of_a_sum() -> None:
+    """Ranks multiply their terms by the same value, for example by a gate per token."""
+    terms, gate = random(3, 6).partial(), random(3, 1)
+    for operands in ((terms, gate), (gate, terms)):
+        found = run(aten.mul.Tensor, *operands, ranks=3)
+        assert found.kind.placement == PARTIAL
+        found.assert_sound()
 
 
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor, SWIGLU], ids=str)

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.ir.ranks import infer, operand, random, run, whole_numbers
 from tpcompile.ir.ops import (
+    ADD_RESIDUAL,
     ADD_RMS_NORM,
     ALL_GATHER,
     ALL_REDUCE,
@@ -25,11 +26,13 @@ from tpcompile.ir.ops import (
     DELTA_STEP,
     DELTA_STEP_APART,
     EMBEDDING,
+    EXPERTS,
     GATED_ATTENTION_REDUCE,
     GATED_DELTA_RULE,
     GATED_RMS_NORM,
     LINEAR,
     LINEAR_RESIDUAL,
+    NORM_EXPERTS,
     NORM_LINEAR,
     NORM_MLPS,
     NORM_MLPS_APART,
@@ -44,10 +47,12 @@ from tpcompile.ir.ops import (
     RMS_NORM,
     ROPE,
     ROTARY,
+    SHARED_EXPERT,
     SIGMOID_GATE,
     SPECS,
     SWIGLU,
     TABLES,
+    TOP_EXPERTS,
     VOCAB_EMBEDDING,
     Cost,
     op_name,
@@ -86,6 +91,10 @@ STEP = (
 )
 """A step of linear attention, after its projected inputs."""
 
+CHOICES = random(4, 2), operand(torch.tensor([[0, 2], [1, 0], [2, 1], [0, 1]]))
+MIXTURE = *CHOICES, random(3, 10, 6), random(3, 6, 5)
+"""The choices of four tokens, and three experts with five features."""
+
 SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten.view.default: (X, [2, 12]),
     aten.reshape.default: (X, [2, -1]),
@@ -123,6 +132,14 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten.to.dtype: (X, torch.bfloat16),
     aten.type_as.default: (X, operand(X.whole.bfloat16())),
     aten.mean.dim: (X, [-1], True),
+    aten.softmax.int: (X, -1, torch.float32),
+    aten.topk.default: (X, 2),
+    aten.sum.dim_IntList: (X, [-1], True),
+    TOP_EXPERTS: (X, 2, True),
+    EXPERTS: (X, *MIXTURE),
+    NORM_EXPERTS: (X, random(6), 1e-6, *MIXTURE),
+    SHARED_EXPERT: (X, random(4, 5), random(6, 5), random(4, 1)),
+    ADD_RESIDUAL: (X, random(4, 6, seed=1)),
     EMBEDDING: (X, IDS),
     LINEAR: (X, random(3, 6), random(3)),
     VOCAB_EMBEDDING: (X, IDS),
@@ -182,8 +199,9 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
 }
 """Operands of all computing ops; gather and scatter, which need a split, are tested separately."""
 
-NOT_RUN = {aten.sym_size.int, operator.getitem, ROTARY, TABLES}
-"""Ops tested elsewhere: an extent, a tuple item, and the markers of rotary tables."""
+NOT_RUN = {aten.sym_size.int, operator.getitem, ROTARY, TABLES, aten.div_.Tensor}
+"""Ops tested elsewhere: an extent, a tuple item, the markers of rotary tables, and a division in
+place, which changes its operand."""
 
 APART = {ALL_GATHER, REDUCE_SCATTER}
 COMPUTED = [target for target in SAMPLES if target not in APART]

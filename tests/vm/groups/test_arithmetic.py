@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpcompile.ir.layout import even_runs
+from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.vm.groups import arithmetic
 from tpcompile.vm.groups.arithmetic import (
     LEAVES,
@@ -78,13 +79,14 @@ def test_a_dot_product_is_the_same_in_any_block(dtype: torch.dtype, data: Any) -
 def test_leaves_are_the_same_however_many_share_them(columns: int, parts: int) -> None:
     """Leaves have the same bits in one instruction and in several, added in the tree."""
     x, weight = random(2, columns), random(5, columns, seed=1)
-    whole = leaf_dots(x, weight, LEAVES)
+    whole = fold_tree(leaf_dots(x, weight, LEAVES), torch.add)
     edges = [run[0] for (run,) in even_runs(columns, LEAVES)] + [columns]
     each = LEAVES // parts
     level = []
     for part in range(parts):
         start, stop = edges[part * each], edges[(part + 1) * each]
-        level.append(leaf_dots(x[:, start:stop], weight[:, start:stop], each))
+        found = leaf_dots(x[:, start:stop], weight[:, start:stop], each)
+        level.append(fold_tree(found, torch.add))
     while len(level) > 1:
         level = [a + b for a, b in zip(level[::2], level[1::2], strict=True)]
     assert torch.equal(level[0], whole)

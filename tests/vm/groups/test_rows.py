@@ -56,7 +56,8 @@ def test_the_same_bits_whoever_has_which_rows() -> None:
 
 
 def test_the_gate_of_attention_is_not_that_of_an_mlp() -> None:
-    assert [one.group for one in Wanted] == ["projected", "gates", "attention_gate", "z"]
+    names = ["projected", "gates", "attention_gate", "z", "router", "shared_gate"]
+    assert [one.group for one in Wanted] == names
 
 
 def test_a_norm_scaled_by_its_weight_alone_is_seen() -> None:

@@ -16,6 +16,8 @@ from tests.backends.reference.stepping import (
     INT4_WIDE,
     INT8,
     RELU2,
+    SHARED,
+    WHOLE,
     Case,
 )
 from tpcompile.vm.lowering import StepPlan
@@ -167,7 +169,11 @@ def bases() -> list[Base]:
         FineCase("tiny-qwen3.5", 2, lengths=(9, 10), workers=3),
         FineCase(DELTA_APART, 1, lengths=(9,), workers=3),
     )
-    return [Base(case) for case in (*found, *_biased(), *_few_bits(), *linear)]
+    experts = (
+        FineCase(SHARED, 2, lengths=(9, 10), workers=3),
+        FineCase(WHOLE, 2, lengths=(9,), workers=3),
+    )
+    return [Base(case) for case in (*found, *_biased(), *_few_bits(), *linear, *experts)]
 
 
 def _biased() -> list[FineCase]:

@@ -35,7 +35,9 @@ FEW_BITS = (39, 40, 41, 42, 43)
 """Bases with weights of few bits."""
 LINEAR = 44
 """A base with linear attention."""
-FEW = (0, 4, 12, 13, 35, 36, 37, 38, LINEAR)
+EXPERTS = (46, 47)
+"""Bases with experts, in one of which ranks hold whole ones, and in the other one is shared."""
+FEW = (0, 4, 12, 13, 35, 36, 37, 38, LINEAR, *EXPERTS)
 MANY = (*range(8), *range(11, 19), *BIASED[1:], *FEW_BITS)
 """A few small bases with all kinds of instructions, and more of them."""
 
@@ -237,6 +239,9 @@ def _out_of_range(wrong: Any, word: Word, new: int, buffers: Any) -> bool:
     if word.name == "layer" and hasattr(wrong.at, "tables"):
         cache = next(buffer for buffer in buffers if buffer.role == Role.CACHE)
         return not 0 <= new < cache.shape[0]
+    if word.name in ("first", "experts") and hasattr(wrong.at, "experts"):
+        held = getattr(wrong.at, "held", None)  # without it, the logits determine the number
+        return held is None or not 0 <= wrong.at.first <= wrong.at.experts - held
     if word.name == "site":  # the embedding has one term per rank
         return new == Site.EMBEDDING and getattr(wrong.at, "slots", 1) > 1
     if (word.name, new) == ("leaves", 0):
@@ -246,7 +251,7 @@ def _out_of_range(wrong: Any, word: Word, new: int, buffers: Any) -> bool:
 
 
 _PLACES = ("sequence", "kv_head", "span", "slot", "head", "blocks")
-_NUMBERS = FIXED | {*_PLACES, "layer", "first", "window", "planned", "leaves"}
+_NUMBERS = FIXED | {*_PLACES, "layer", "first", "window", "planned", "leaves", "experts"}
 """All other integers are buffer numbers."""
 
 

@@ -7,6 +7,7 @@ do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -26,9 +27,11 @@ from tpcompile.backends.torch_tp.functions import (
 )
 from tpcompile.ir.format import Format
 from tpcompile.ir.layout import Interval
+from tpcompile.ir.ops import EXPERTS, SPECS
 from tpcompile.ir.ops.groups import heads_read, runs_of
 
 __all__ = [
+    "DecodedExperts",
     "add_rms_norm",
     "argmax",
     "as_matrix",
@@ -61,6 +64,22 @@ def decoded(
     return FewBits(Format.parsed(word), parts, columns)
 
 
+@dataclass(frozen=True)
+class DecodedExperts:
+    """Weights for `experts`, of which `linear` decodes those that are chosen."""
+
+    word: str
+    parts: Sequence[torch.Tensor]
+    columns: Interval
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, place: int) -> FewBits:
+        return decoded(self.word, [part[place] for part in self.parts], self.columns, self.dtype)
+
+
 def linear(
     x: torch.Tensor, weight: torch.Tensor | FewBits, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -76,12 +95,13 @@ def experts(
     x: torch.Tensor,
     scores: torch.Tensor,
     ids: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: torch.Tensor | DecodedExperts,
+    down: torch.Tensor | DecodedExperts,
     first: int = 0,
 ) -> torch.Tensor:
     """See `tpcompile.ir.ops.experts`."""
-    return torchs.experts(x, scores, ids, gate_up, down, first, linear)
+    found: torch.Tensor = SPECS[EXPERTS].reference(x, scores, ids, gate_up, down, first, linear)
+    return found
 
 
 def rms_norm(

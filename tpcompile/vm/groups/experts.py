@@ -69,7 +69,8 @@ class TopExperts(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return 0
+        """The bytes of the scores of all experts, in fp32."""
+        return 4 * self.values
 
     @property
     def values(self) -> int:
@@ -239,7 +240,7 @@ class SharedOperands:
     width: Annotated[int, rules.COUNT]
     leaves: Annotated[int, rules.Number(1, "width")]
     extent: Annotated[int, rules.COUNT]
-    slot: Annotated[int, rules.Number(1, "slots - 1")]
+    slot: Annotated[int, rules.Number(0, "slots - 1")]
     format: Annotated[Format, rules.FormatOf("weight")]
 
 
