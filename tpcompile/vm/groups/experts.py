@@ -263,6 +263,17 @@ class SharedTerms(WeightInstruction):
         memory[at.out][self.terms.slice, self.rows.slice] = sums
 
 
+def _leaves(ranks: int, width: int, stored: Format) -> int:
+    """Return the number of leaves of a rank. They cut no group of columns that share a scale.
+
+    An expert is narrow, so leaves that begin within a group would take most of the time.
+    """
+    leaves = leaves_of(ranks)
+    while leaves > 1 and not stored.plain and width % (leaves * stored.block):
+        leaves //= 2
+    return leaves
+
+
 @lowers(TOP_EXPERTS)
 def top_experts(to: Building, node: fx.Node) -> None:
     """Lower the choice to one instruction per sequence. Every rank computes it."""
@@ -329,7 +340,7 @@ def norm_experts(to: Building, node: fx.Node) -> None:
             out=terms + rank,
             batch=batch,
             width=width,
-            leaves=leaves_of(to.ranks),
+            leaves=_leaves(to.ranks, width, down.stored),
             extent=rows,
             format=down.stored,
             **alike,
@@ -355,7 +366,7 @@ def shared_expert(to: Building, node: fx.Node) -> None:
             out=terms + rank,
             batch=to.plan.batch,
             width=width,
-            leaves=leaves_of(to.ranks),
+            leaves=_leaves(to.ranks, width, weight.stored),
             extent=rows,
             slot=1,
             format=weight.stored,
