@@ -139,3 +139,13 @@ def test_router_logits_are_refused() -> None:
         said = "does not support the argument output_router_logits"
         with pytest.raises(UnsupportedError, match=said):
             made(ids, output_router_logits=True)
+
+
+def test_a_configuration_that_asks_for_router_logits() -> None:
+    """They and their loss are for training, so the graph leaves them out."""
+    model = lively_mixture(random_mixture(0, "qwen3_moe", output_router_logits=True))
+    ids, _ = batch(0)
+    with compiled(model, 2, "auto") as made, torch.inference_mode():
+        expected = model(ids, output_router_logits=False).logits
+        assert relative_error(made(ids).logits, expected) < TOLERANCE
+    assert model.config.output_router_logits

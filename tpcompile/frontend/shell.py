@@ -56,6 +56,7 @@ def make_shell(
     experts.register()
     config: Any = copy.deepcopy(module.config)
     config._experts_implementation = experts.IMPLEMENTATION
+    config.output_router_logits = False  # the logits and loss of routers are for training
     config._attn_implementation = masks.WITH_MASKS if stand_in else masks.ATTENTION_ONLY
     memo[id(module.config)] = config
     modules: Any = module.get_submodule(layers.path)
