@@ -46,6 +46,10 @@ VOCABULARY = 1009
 """A prime, so that no tp from 2 to 8 divides it."""
 
 
+_WIDTHS = ("hidden_size", "intermediate_size")
+"""The ends of the names of widths, also of those of experts."""
+
+
 def scaled_config(name: str, **changes: Any) -> Any:
     """Return a preset with its heads, biases, norms and tying, but small sizes.
 
@@ -56,8 +60,7 @@ def scaled_config(name: str, **changes: Any) -> Any:
     width = values.get("head_dim") or values["hidden_size"] // heads
     factor = width // 8
     small = {
-        "hidden_size": values["hidden_size"] // factor,
-        "intermediate_size": values["intermediate_size"] // factor,
+        **{name: size // factor for name, size in values.items() if name.endswith(_WIDTHS)},
         "num_hidden_layers": 2,
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 256,

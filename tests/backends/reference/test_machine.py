@@ -32,15 +32,14 @@ from tests.backends.reference.stepping import (
 from tests.models import NEXT, TOLERANCE, relative_error
 from tpcompile.backends.reference import Machine, held_back, shuffled
 from tpcompile.errors import UsageError
-from tpcompile.presets import DENSE
-from tpcompile.presets import HYBRID as HYBRIDS
+from tpcompile.presets import PRESETS
 from tpcompile.vm.groups import DeltaStep
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.schedule.policies import POLICIES
 
 TINY = ("tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5")
-OFFICIAL = sorted((*DENSE, *HYBRIDS))
+OFFICIAL = sorted(name for name in PRESETS if not name.startswith("tiny"))
 SEVERAL_RANKS = (
     "qwen2.5-0.5b",  # 14 heads, 2 KV heads
     "qwen2.5-3b",
