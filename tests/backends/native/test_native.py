@@ -21,6 +21,7 @@ from tests.backends.reference.stepping import (
     EVEN,
     EXPERTS,
     HYBRID_EXPERTS,
+    INT4_EXPERTS,
     SHARED,
     WHOLE,
     WINDOWED,
@@ -63,7 +64,7 @@ def _steps(case: Case, path: str | None = None, steps: int = STEPS) -> list[torc
     "model",
     [
         *("tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5", NEXT, EVEN, BIASED, APART, DELTA_APART),
-        *(EXPERTS, WHOLE, SHARED, HYBRID_EXPERTS),
+        *(EXPERTS, WHOLE, SHARED, HYBRID_EXPERTS, INT4_EXPERTS),
     ],
 )
 def test_steps_are_eager_s(model: str, path: str) -> None:
@@ -94,7 +95,7 @@ BITS = pytest.mark.parametrize(
     ("model", "kv"),
     [
         *(("tiny-qwen3", "model"), ("tiny-qwen3", "int8"), ("tiny-qwen3.5", "model")),
-        *((EXPERTS, "model"), (WHOLE, "model"), (SHARED, "model")),
+        *((EXPERTS, "model"), (WHOLE, "model"), (SHARED, "model"), (INT4_EXPERTS, "model")),
     ],
 )
 
@@ -123,10 +124,10 @@ def test_bits_do_not_depend_on_the_batch(path: str, model: str, kv: str) -> None
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("model", [EXPERTS, SHARED])
+@pytest.mark.parametrize("model", [EXPERTS, SHARED, HYBRID_EXPERTS, INT4_EXPERTS])
 def test_bits_of_experts_do_not_depend_on_tp(path: str, model: str) -> None:
     """Each expert is split over the ranks, which hold whole partial sums of it."""
-    alone, split = (_steps(Case(model, tp, lengths=(9, 3)), path, 5) for tp in (1, 2))
+    alone, split = (_steps(Case(model, tp, lengths=(1, 1)), path, 9) for tp in (1, 2))
     assert all(map(torch.equal, alone, split))
 
 

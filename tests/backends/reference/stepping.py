@@ -71,7 +71,10 @@ weights are spread out, so that activations give different logits."""
 INT4, INT4_WIDE, INT8 = "int4:32:offsets", "int4:48", "int8:row"
 """Models with weights of few bits, except in the embedding and in the head that is tied to it. Two
 ranks cut groups of 32 columns, and three those of 48. That with int8 has a head of its own."""
-_FEW_BITS = (INT4, INT4_WIDE, INT8)
+INT4_EXPERTS = "experts in int4"
+"""The model `EXPERTS` with weights of four bits. Two ranks hold whole groups of 32 columns of the
+experts' results, and five cut them."""
+_FEW_BITS = (INT4, INT4_WIDE, INT8, INT4_EXPERTS)
 FEW_TOKENS = "few-tokens"
 """`tiny-qwen3` with a smaller vocabulary, for executors that take seconds per step."""
 ONE_LAYER = "one-layer"
@@ -194,6 +197,9 @@ OWN = {
     HYBRID_EXPERTS: {**_HYBRID, "model_type": "qwen3_5_moe_text", **_SHARED},
     INT4: in_few_bits(_CUT, 4, 32, offsets=True),
     INT4_WIDE: in_few_bits({**_CUT, "hidden_size": 96}, 4, 48),
+    INT4_EXPERTS: in_few_bits(
+        {**_EXPERTS, "intermediate_size": 192, "moe_intermediate_size": 192}, 4, 32, offsets=True
+    ),
     INT8: in_few_bits({**_CUT, "tie_word_embeddings": False}, 8, ignore=()),
 }
 """Configurations of the models that are not presets."""

@@ -16,6 +16,7 @@ from tests.backends.reference.stepping import (
     EVEN,
     EXPERTS,
     HYBRID_EXPERTS,
+    INT4_EXPERTS,
     SHARED,
     STEPS,
     WHOLE,
@@ -38,6 +39,7 @@ from tpcompile.vm.program import Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.schedule.policies import POLICIES
 
+MIXTURES = (EXPERTS, WHOLE, SHARED, HYBRID_EXPERTS, INT4_EXPERTS)
 TINY = ("tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5")
 OFFICIAL = sorted(name for name in PRESETS if not name.startswith("tiny"))
 SEVERAL_RANKS = (
@@ -89,9 +91,9 @@ def test_channels_and_gates_of_linear_attention_with_a_weight_each(tp: int) -> N
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 5])
-@pytest.mark.parametrize("model", [EXPERTS, WHOLE, SHARED, HYBRID_EXPERTS])
+@pytest.mark.parametrize("model", MIXTURES)
 def test_experts(model: str, tp: int) -> None:
-    case = _on_the_way(Case(model, tp), (EXPERTS, WHOLE, SHARED, HYBRID_EXPERTS).index(model) + tp)
+    case = _on_the_way(Case(model, tp), MIXTURES.index(model) + tp)
     assert worst_error(case, steps_of(case, FEW_STEPS)) < TOLERANCE
     kinds = {one.name for one in case.program.instructions}
     assert kinds >= {"top_experts", "norm_experts", "expert_terms"}
