@@ -33,6 +33,13 @@ def test_a_model_with_linear_attention(cli: Cli, tmp_path: Path) -> None:
     assert '"qwen3_5_text"' in (tmp_path / "demo" / "config.json").read_text()
 
 
+def test_a_model_with_experts(cli: Cli, tmp_path: Path) -> None:
+    ran = cli(f"make-demo {tmp_path}/demo --steps 1 --arch qwen3-moe")
+    assert (ran.status, ran.err) == (0, "")
+    assert "a Qwen3-MoE trained for 1 steps" in ran.out
+    assert '"qwen3_moe"' in (tmp_path / "demo" / "config.json").read_text()
+
+
 def test_every_model_has_a_name() -> None:
     assert list(_NAMES) == list(ARCHITECTURES)
 

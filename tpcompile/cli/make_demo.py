@@ -14,9 +14,10 @@ _EXAMPLES = """\
   tpcompile make-demo demo                    a minute on two cores
   tpcompile make-demo demo-7 --seed 7         different weights
   tpcompile make-demo rough --steps 50        faster, with worse text
-  tpcompile make-demo linear --arch qwen3.5   with linear attention"""
+  tpcompile make-demo linear --arch qwen3.5   with linear attention
+  tpcompile make-demo mixed --arch qwen3-moe  with experts"""
 
-_NAMES = {"qwen3": "Qwen3", "qwen3.5": "Qwen3.5"}
+_NAMES = {"qwen3": "Qwen3", "qwen3-moe": "Qwen3-MoE", "qwen3.5": "Qwen3.5"}
 """The models by the value of --arch."""
 
 
@@ -29,7 +30,8 @@ def _add_arguments(parser: Parser) -> None:
         metavar="A",
         type=choice(*_NAMES),
         default="qwen3",
-        help="qwen3, or qwen3.5 with three layers of linear attention; default: qwen3",
+        help="qwen3, qwen3-moe with six experts per layer, or qwen3.5 with three layers of linear "
+        "attention; default: qwen3",
     )
     parser.add_argument(
         "--seed",

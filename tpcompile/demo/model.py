@@ -1,4 +1,4 @@
-"""`make_demo`: a tiny Qwen3 or Qwen3.5, trained on the spot, that writes sensible text."""
+"""`make_demo`: a tiny Qwen3, Qwen3-MoE or Qwen3.5 that is trained here and writes sensible text."""
 
 from __future__ import annotations
 
@@ -60,8 +60,15 @@ _LINEAR = {
         "partial_rotary_factor": 0.5,
     },
 }
+_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 136,
+    "norm_topk_prob": True,
+}
 ARCHITECTURES = {
     "qwen3": Architecture("qwen3", {}, 350),
+    "qwen3-moe": Architecture("qwen3_moe", _EXPERTS, 350),
     "qwen3.5": Architecture("qwen3_5_text", _LINEAR, 350),
 }
 """The demo models by name. They take 50 and 85 seconds on two cores."""

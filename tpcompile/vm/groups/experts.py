@@ -173,9 +173,6 @@ class NormExperts(_MixtureInstruction):
             )
             memory[at.out][sequences, places, rows.slice] = swiglu(*sides)
 
-    def report(self, memory: Memory, probe: Probe) -> None:
-        """Send the rows of choices to the probe; those of other ranks' experts are not here."""
-
 
 _TERMS = rules.scratch("slots*batch", "extent", dtype=rules.F32)
 
