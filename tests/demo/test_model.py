@@ -16,6 +16,7 @@ from transformers import (
     AutoTokenizer,
     Qwen3_5ForCausalLM,
     Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
 )
 
 import tpcompile
@@ -138,14 +139,33 @@ def test_compiled_equals_eager(few: Path, tp: int) -> None:
             assert relative_error(torch.stack(logits), torch.stack(eager_logits)) < TOLERANCE
 
 
-def test_a_demo_with_linear_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("arch", "kind", "setting", "value"),
+    [
+        (
+            "qwen3.5",
+            Qwen3_5ForCausalLM,
+            "layer_types",
+            ["linear_attention"] * 3 + ["full_attention"],
+        ),
+        ("qwen3-moe", Qwen3MoeForCausalLM, "num_experts", 6),
+    ],
+)
+def test_a_demo_of_another_kind(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arch: str,
+    kind: type,
+    setting: str,
+    value: Any,
+) -> None:
     told: list[float] = []
     monkeypatch.setattr(module, "SHAPES", ((4, 64),))  # short rows are enough
-    make_demo(tmp_path, 3, 5, lambda _, loss: told.append(loss), "qwen3.5")
+    make_demo(tmp_path, 3, 5, lambda _, loss: told.append(loss), arch)
     assert told[-1] < told[0]
     tokenizer, eager = _loaded(tmp_path)
-    assert type(eager) is Qwen3_5ForCausalLM
-    assert eager.config.layer_types == ["linear_attention"] * 3 + ["full_attention"]
+    assert type(eager) is kind
+    assert getattr(eager.config, setting) == value
     ids = tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
     expected, eager_logits = _greedy(eager, ids, 6)
     with tpcompile.compile(str(tmp_path), tp=2, simulate=True) as model:
