@@ -13,13 +13,13 @@ from torch import nn
 from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, stage_logits
 from tests.stages import graph_after
 from tpcompile.backends.torch_tp import emit_sources, functions, load_rank, run_simulated
-from tpcompile.backends.torch_tp.matrix import as_matrix, linear
+from tpcompile.backends.torch_tp.matrix import as_matrix, experts, linear
 from tpcompile.comm import SimulatedGroup
 from tpcompile.errors import RankError, UnsupportedError
 from tpcompile.ir.meta import OUTPUTS
 from tpcompile.ir.ops import SPECS
 from tpcompile.ir.ops.argmax import local_argmax
-from tpcompile.ir.ops.few_bits import decoded, decoded_rows
+from tpcompile.ir.ops.few_bits import DecodedExperts, decoded, decoded_rows
 from tpcompile.ir.simulate import materialise, rank_inputs
 from tpcompile.passes import default_pipeline, parse_pipeline
 from tpcompile.rewriting.structure import output_of
@@ -153,6 +153,7 @@ def test_every_function_that_source_calls_is_a_reference() -> None:
     named["local_argmax"] = local_argmax  # a rank's part of argmax
     named |= {"linear": linear, "as_matrix": as_matrix}  # torch's, with another weight layout
     named |= {"decoded": decoded, "decoded_rows": decoded_rows}  # the values of a weight
+    named |= {"DecodedExperts": DecodedExperts, "experts": experts}  # with torch's linears
     for name in functions.__all__:
         assert getattr(functions, name) is named[name]
 

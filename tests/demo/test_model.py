@@ -228,7 +228,9 @@ def test_refusals_come_before_training(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="steps must be at least 1, got 0"):
         make_demo(tmp_path / "new", steps=0, follow=trained)
-    with pytest.raises(UsageError, match=r"arch must be one of qwen3, qwen3\.5, got 'qwen4'"):
+    with pytest.raises(
+        UsageError, match=r"arch must be one of qwen3, qwen3-moe, qwen3\.5, got 'qwen4'"
+    ):
         make_demo(tmp_path / "new", follow=trained, arch="qwen4")
     (tmp_path / "mine").write_text("mine")
     for directory, said in ((tmp_path, "is not empty"), (tmp_path / "mine", "Found a file")):

@@ -80,17 +80,24 @@ def tiny_both() -> Both:
 
 
 @contextmanager
-def listening() -> Iterator[list[str]]:
-    """Collect log records of the libraries; Python's own warnings are errors in tests."""
+def listening(*told: str) -> Iterator[list[str]]:
+    """Collect log records of the libraries; Python's own warnings are errors in tests.
+
+    Loggers with the names in `told` also report what they do.
+    """
     heard: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     libraries = [logging.getLogger(name) for name in ("transformers", "tpcompile", "torch")]
     for library in libraries:
         library.addHandler(handler)
+    for name in told:
+        logging.getLogger(name).setLevel(logging.INFO)
     try:
         yield heard
     finally:
+        for name in told:
+            logging.getLogger(name).setLevel(logging.NOTSET)
         for library in libraries:
             library.removeHandler(handler)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +60,14 @@ def save(directory: Path, *, tied: bool, dtype: torch.dtype = torch.float32) -> 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_text_model_is_loaded(
-    tied: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_text_model_is_loaded(tied: bool, dtype: torch.dtype, tmp_path: Path) -> None:
     eager = save(tmp_path, tied=tied, dtype=dtype)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
     assert type(theirs).__name__ == "Qwen3_5ForCausalLM" and theirs.dtype == dtype
     with torch.inference_mode():
         expected = eager(IDS).logits
         assert relative_error(theirs(IDS).logits.float(), expected.float()) < TOLERANCE
-    monkeypatch.setattr(logging.getLogger("tpcompile.frontend.source"), "level", logging.INFO)
-    with listening() as heard:
+    with listening("tpcompile.frontend.source") as heard:
         model = tpcompile.compile(tmp_path, tp=2, simulate=True, backend="torch")
     with model:
         found = model(IDS).logits

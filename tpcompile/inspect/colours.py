@@ -26,6 +26,10 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "norm_gated_up": "#66aa55",
         "norm_rows": "#5a96f0",
         "delta_step": "#e196a5",
+        "top_experts": "#40f040",
+        "norm_experts": "#a09040",
+        "expert_terms": "#f050c0",
+        "shared_terms": "#90f050",
     }
 )
 """By kind, in the order of opcodes."""
