@@ -71,7 +71,7 @@ ARCHITECTURES = {
     "qwen3-moe": Architecture("qwen3_moe", _EXPERTS, 350),
     "qwen3.5": Architecture("qwen3_5_text", _LINEAR, 350),
 }
-"""The demo models by name. They take 50 and 85 seconds on two cores."""
+"""The demo models by name. They take 50, 80 and 85 seconds on two cores."""
 DEFAULT = "qwen3"
 
 
