@@ -13,7 +13,6 @@ from tpcompile.dtypes import (
     AUTO_DTYPE,
     DTYPE_NAMES,
     DTYPES,
-    EXPERTS,
     HEADS,
     KV,
     WEIGHTS_FORM,
@@ -24,7 +23,7 @@ from tpcompile.ir.format import Kind
 from tpcompile.ir.scheme import Integers, Scheme
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline
 from tpcompile.passes.pipeline import with_experts, with_kv
-from tpcompile.passes.plan_sharding import PlanSharding
+from tpcompile.passes.plan_sharding import PlanSharding, check_experts
 
 
 def passes_for(
@@ -157,15 +156,6 @@ def check_kv(kv: str | None) -> None:
         raise UsageError(
             f"kv must be one of {', '.join(KV)}, or None for the model's dtype, got {kv!r}",
             hint=did_you_mean(str(kv), KV),
-        )
-
-
-def check_experts(experts: str) -> None:
-    """Raise unless `experts` is a way to shard experts."""
-    if experts not in EXPERTS:
-        raise UsageError(
-            f"experts must be one of {', '.join(EXPERTS)}, got {experts!r}",
-            hint=did_you_mean(str(experts), EXPERTS),
         )
 
 

@@ -67,10 +67,9 @@ class HeadAxes:
 
 
 ATTENTION_HEADS = HeadAxes("q_heads", "kv_heads", "query heads")
+LINEAR_HEADS = HeadAxes("linear_v_heads", "linear_k_heads", "value heads of linear attention")
 EXPERT_AXIS = "experts"
 """The axis of experts that are whole on a rank."""
-
-LINEAR_HEADS = HeadAxes("linear_v_heads", "linear_k_heads", "value heads of linear attention")
 
 
 def plan_heads(queries: int, keys: int, tp: int, axes: HeadAxes = ATTENTION_HEADS) -> HeadPlan:
@@ -148,18 +147,13 @@ def _expected_most(held: Sequence[int], chosen: int) -> float:
 
     def at_most(limit: int) -> int:
         """Return the number of choices of which no rank holds more than `limit`."""
-        total = [1]
+        total = [1] + [0] * chosen  # by the number of experts chosen so far
         for own in held:
-            terms = [math.comb(own, taken) for taken in range(min(limit, own, chosen) + 1)]
-            size = min(len(total) + len(terms) - 1, chosen + 1)
+            terms = [math.comb(own, taken) for taken in range(limit + 1)]
             total = [
-                sum(
-                    total[k - j] * terms[j]
-                    for j in range(min(k, len(terms) - 1) + 1)
-                    if k - j < len(total)
-                )
-                for k in range(size)
+                sum(total[k - taken] * terms[taken] for taken in range(min(k, limit) + 1))
+                for k in range(chosen + 1)
             ]
-        return total[chosen] if len(total) > chosen else 0
+        return total[chosen]
 
     return sum(1 - at_most(limit) / ways for limit in range(chosen))

@@ -241,10 +241,7 @@ def with_kv(passes: Sequence[Pass], kv: str | None) -> list[Pass]:
         raise UsageError(
             f"The pipeline has no KV cache, which kv={kv!r} requires", hint="Add cache-kv to it"
         )
-    return [
-        dataclasses.replace(current, kv=kv) if isinstance(current, CacheKv) else current
-        for current in passes
-    ]
+    return _replaced(passes, CacheKv, kv=kv)
 
 
 def with_experts(passes: Sequence[Pass], experts: str) -> list[Pass]:
@@ -256,10 +253,13 @@ def with_experts(passes: Sequence[Pass], experts: str) -> list[Pass]:
             f"The pipeline plans no sharding, which experts={experts!r} requires",
             hint="Add plan-sharding to it",
         )
+    return _replaced(passes, PlanSharding, experts=experts)
+
+
+def _replaced(passes: Sequence[Pass], kind: type[Any], **options: object) -> list[Pass]:
+    """Return the same passes, with these options for those of a kind."""
     return [
-        dataclasses.replace(current, experts=experts)
-        if isinstance(current, PlanSharding)
-        else current
+        dataclasses.replace(current, **options) if isinstance(current, kind) else current
         for current in passes
     ]
 

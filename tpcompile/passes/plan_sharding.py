@@ -34,6 +34,15 @@ from tpcompile.rewriting.structure import (
 )
 
 
+def check_experts(experts: str) -> None:
+    """Raise unless `experts` is a way to shard experts."""
+    if experts not in EXPERTS:
+        raise UsageError(
+            f"experts must be one of {', '.join(EXPERTS)}, got {experts!r}",
+            hint=did_you_mean(str(experts), EXPERTS),
+        )
+
+
 @dataclass(frozen=True)
 class PlanSharding:
     """Choose layouts for `tp` ranks; every parameter is still replicated.
@@ -76,11 +85,7 @@ class PlanSharding:
         if tp < 1:
             raise UsageError(f"tp must be a positive int, got {tp}")
         mixtures = expert_blocks(gm.graph)
-        if self.experts not in EXPERTS:
-            hint = did_you_mean(self.experts, EXPERTS)
-            raise UsageError(
-                f"experts must be one of {', '.join(EXPERTS)}, got {self.experts!r}", hint=hint
-            )
+        check_experts(self.experts)
         if self.experts != "auto" and not mixtures:
             raise UsageError(
                 f"experts={self.experts!r} requires a mixture of experts, "

@@ -44,8 +44,6 @@ _OUTPUTS = (
 """The values that modules of the model return. Residuals are the inputs of its norms."""
 _INPUTS = ("attention", "mixed", "swiglu", "activated")
 """The values that are inputs of a linear, if they are not the results of a function."""
-
-
 _OF_ROUTER = {"router": 0, "scores": 1}
 """The values that a router returns, and their places among its results."""
 
