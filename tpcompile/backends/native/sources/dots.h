@@ -68,6 +68,8 @@ TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
   for (; at < columns; at += kChunk) {
     const int64_t left = columns - at < kChunk ? columns - at : kChunk;
     const bool is_odd = at / kChunk % 2;
+    for (int64_t line = 0; line < W::bytes(kChunk); line += 64)
+      __builtin_prefetch(ahead + W::bytes(at) + line, 0, 2);
     const auto some =
         left == kChunk ? F::weights(row, at) : F::some_weights(row, at, left);
     for (int b = 0; b < kBatch; ++b) {

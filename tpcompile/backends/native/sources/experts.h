@@ -152,34 +152,125 @@ inline void store_terms(float* sums, int64_t leaves, int64_t batch, int64_t rows
     std::memcpy(out + b * out_stride, sums + b * rows, sizeof(float) * static_cast<size_t>(rows));
 }
 
-// Results of each expert, times the scores of the sequences that have chosen it. The sums over each
-// leaf are those of all experts, so that they do not depend on the number of ranks.
-template <class Types>
-void expert_terms(const Memory& memory, const int32_t* words, Scratch& scratch) {
+inline float* zeros(int64_t count, Scratch& scratch) {
+  float* found = scratch.take<float>(count);
+  std::fill(found, found + count, 0.0f);
+  return found;
+}
+
+// The sums over leaves of products with several weights, each times a factor of its sequence.
+template <class F>
+class ScaledSums {
+ public:
+  ScaledSums(int64_t batch, int64_t rows, int64_t width, int64_t leaves, Scratch& scratch)
+      : batch_(batch),
+        rows_(rows),
+        width_(width),
+        leaves_(leaves),
+        sums_(zeros(leaves * batch * rows, scratch)),
+        found_(scratch.take<float>(leaves * batch * rows)) {}
+
+  // Add the products of a weight with the values of some sequences.
+  template <class Weight>
+  void add(const Weight& weight, Sequences<F> values, int64_t count, const int64_t* sequences,
+           const float* factors, Scratch& scratch) {
+    auto x = operand(values, count, width_, leaves_, weight, scratch);
+    x.apart = count * rows_;
+    dots(weight, rows_, x, found_, rows_, scratch);
+    for (int64_t leaf = 0; leaf < leaves_; ++leaf)
+      for (int64_t n = 0; n < count; ++n)
+        add_scaled(found_ + (leaf * count + n) * rows_, rows_, factors[n],
+                   sums_ + (leaf * batch_ + sequences[n]) * rows_);
+  }
+
+  void store(float* out, int64_t out_stride, Scratch&) const {
+    store_terms(sums_, leaves_, batch_, rows_, out, out_stride);
+  }
+
+ private:
+  int64_t batch_, rows_, width_, leaves_;
+  float *sums_, *found_;
+};
+
+#if defined(__AVX2__)
+// The same of weights of few bits. Sums are those of blocks of columns until all weights are added,
+// and a factor is one of values, as those of blocks are.
+template <class F>
+class BlockSums {
+ public:
+  BlockSums(int64_t batch, int64_t rows, int64_t width, int64_t leaves, Scratch&)
+      : batch_(batch), rows_(rows), width_(width), leaves_(leaves) {}
+
+  // Whether a leaf has at most one block in each lane.
+  static bool fits(const Grouped& weight, int64_t width, int64_t leaves) {
+    return (width + leaves - 1) / leaves <= kLanes * weight.block();
+  }
+
+  void add(const Grouped& weight, Sequences<F> values, int64_t count, const int64_t* sequences,
+           const float* factors, Scratch& scratch) {
+    for (int64_t n = 0; n < count; ++n) {
+      const Sequences<F> own{values.first + n * values.stride, values.stride};
+      x_ = operand(own, 1, width_, leaves_, weight, scratch);
+      if (!sums_) sums_ = zeros(batch_ * size(), scratch);
+      scale(x_, 0, factors[n]);
+      add_block_products(weight, rows_, x_, sums_ + sequences[n] * size(), scratch);
+    }
+  }
+
+  void store(float* out, int64_t out_stride, Scratch& scratch) const {
+    for (int64_t b = 0; b < batch_; ++b, out += out_stride)
+      if (sums_) store_leaf_sums(x_, sums_ + b * size(), rows_, out, scratch);
+      else std::fill(out, out + rows_, 0.0f);
+  }
+
+ private:
+  // The sums of a sequence, of whole registers of rows.
+  int64_t size() const { return (rows_ + kLanes - 1) / kLanes * kLanes * x_.blocks(); }
+
+  int64_t batch_, rows_, width_, leaves_;
+  float* sums_ = nullptr;
+  Operand<F> x_{};  // all have the same blocks
+};
+#endif
+
+// Results of each expert, times the scores of the sequences that have chosen it.
+template <class Types, class Sums>
+inline void add_experts(const Memory& memory, const tpc_expert_terms& at, Sums sums,
+                        Scratch& scratch) {
   using T = typename Types::Value;
-  using F = typename Types::Product;
-  const auto& at = *reinterpret_cast<const tpc_expert_terms*>(words);
-  const int64_t batch = at.batch, rows = at.rows.stop - at.rows.start;
   const typename Types::Weight weight(memory, at.weight);
-  float* sums = scratch.take<float>(at.leaves * batch * rows);
-  std::fill(sums, sums + at.leaves * batch * rows, 0.0f);
-  float* found = scratch.take<float>(at.leaves * batch * rows);
+  auto* sequences = scratch.take<int64_t>(at.batch * at.chosen);
+  float* scores = scratch.take<float>(at.batch * at.chosen);
   const char* const next_weights = scratch.next_weights;
-  for (const Chosen* own = chosen_of(memory, at, batch, scratch); own->count; ++own) {
+  for (const Chosen* own = chosen_of(memory, at, at.batch, scratch); own->count; ++own) {
     const int64_t next = own[1].expert * at.extent + at.rows.start;
     scratch.next_weights = own[1].count ? weight.address(next) : next_weights;
-    auto values = operand(gathered<F>(memory.at<T>(at.x), *own, 1, at.width, scratch), own->count,
-                          at.width, at.leaves, weight, scratch);
-    values.apart = own->count * rows;
-    dots(weight.from(own->expert * at.extent + at.rows.start, 0), rows, values, found, rows,
-         scratch);
-    for (int64_t leaf = 0; leaf < at.leaves; ++leaf)
-      for (int64_t n = 0; n < own->count; ++n)
-        add_scaled(found + (leaf * own->count + n) * rows, rows,
-                   number(memory.at<T>(at.scores) + own->places[n]),
-                   sums + (leaf * batch + own->places[n] / at.chosen) * rows);
+    for (int64_t n = 0; n < own->count; ++n) {
+      sequences[n] = own->places[n] / at.chosen;
+      scores[n] = number(memory.at<T>(at.scores) + own->places[n]);
+    }
+    const auto values =
+        gathered<typename Types::Product>(memory.at<T>(at.x), *own, 1, at.width, scratch);
+    sums.add(weight.from(own->expert * at.extent + at.rows.start, 0), values, own->count, sequences,
+             scores, scratch);
   }
-  store_terms(sums, at.leaves, batch, rows, memory.at<float>(at.out) + at.rows.start, at.extent);
+  sums.store(memory.at<float>(at.out) + at.rows.start, at.extent, scratch);
+}
+
+// The sums over each leaf are those of all experts, so that they do not depend on the number of ranks.
+template <class Types>
+void expert_terms(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using F = typename Types::Product;
+  const auto& at = *reinterpret_cast<const tpc_expert_terms*>(words);
+  const int64_t rows = at.rows.stop - at.rows.start;
+#if defined(__AVX2__)
+  if constexpr (std::is_base_of_v<Grouped, typename Types::Weight>)
+    if (BlockSums<F>::fits({memory, at.weight}, at.width, at.leaves))
+      return add_experts<Types>(
+          memory, at, BlockSums<F>(at.batch, rows, at.width, at.leaves, scratch), scratch);
+#endif
+  add_experts<Types>(memory, at, ScaledSums<F>(at.batch, rows, at.width, at.leaves, scratch),
+                     scratch);
 }
 
 // Results of the shared expert, times the gates of all sequences.
@@ -195,8 +286,7 @@ void shared_terms(const Memory& memory, const int32_t* words, Scratch& scratch) 
   values.apart = batch * rows;
   float* found = scratch.take<float>(at.leaves * batch * rows);
   dots(weight.from(at.rows.start, 0), rows, values, found, rows, scratch);
-  float* sums = scratch.take<float>(at.leaves * batch * rows);
-  std::fill(sums, sums + at.leaves * batch * rows, 0.0f);
+  float* sums = zeros(at.leaves * batch * rows, scratch);
   for (int64_t b = 0; b < batch; ++b) {
     const Lanes gate = Lanes{} + number(memory.at<T>(at.gate) + b);
     const float share = rounded<T>(sigmoid(gate))[0];

@@ -117,6 +117,25 @@ class Grouped {
     return group_ <= kMostBlock && group >= 0 && group + count <= groups_ && begins;
   }
 
+  // How many of the first rows have a scale of 16 bits for each block of a run and nothing else, its
+  // loads, and memory for whole registers of scales.
+  template <class Run>
+  int64_t steady_rows(int64_t rows, const Run& run) const {
+    const int64_t group = group_of(run.block), start = offset(run.start);
+    const bool others = super_scales_ || minima_ || offsets_ || scale_type_ == TPC_DTYPE_F32;
+    if (others || group_ > kMostBlock || group < 0) return 0;
+    if (start < 0 || start + run.loads * kLoad > stride_) return 0;
+    const int64_t after = group + run.rounds * kLanes - groups_;  // the scales after a row
+    const int64_t last = after <= 0 ? 0 : (after + groups_ - 1) / groups_;
+    return rows_ - last < rows ? (rows_ > last ? rows_ - last : 0) : rows;
+  }
+
+  // The number of scales of a row, and that of the one of a block.
+  int64_t groups() const { return groups_; }
+  int64_t group_of(int64_t block) const { return block - first_group_; }
+
+  int64_t scale_type() const { return scale_type_; }
+
   // The scales and minima of a register of such blocks, so many blocks after a place.
   TPC_INLINE Register scales(const Place& at, int64_t after) const {
     if (super_scales_) return of_whole_supers(at.scales, at.super_scales, after);
@@ -149,6 +168,7 @@ class Grouped {
   }
 
   bool has_minima() const { return minima_; }
+  bool has_supers() const { return super_scales_; }
 
   TPC_INLINE IntRegister offsets(int64_t row, int64_t block) const {
     return offsets_ ? of_blocks(offsets_, row, block) : IntRegister{};
@@ -341,32 +361,62 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
           out + row + b * out_stride, scratch);
 }
 
-template <class A, int kBits>
-inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
-                         int64_t out_stride, Scratch& scratch) {
-  if constexpr (!std::is_same_v<A, Wide>)
-    if (in_panels<A>(x.batch))
-      return panel_dots<A, kLow<kBits>>(weight, rows, x, out, out_stride, scratch);
+// Call `run` with constants: the bits of the weight, the loads of a sum of lanes, and its blocks.
+template <class A, int kBits, class Run>
+TPC_INLINE void by_block(const Grouped& weight, const Run& run) {
   constexpr int kWhole = kMostBlock / kColumns<kBits>;  // loads of the widest block
-  if constexpr (kBits == 6)
-    grouped_dots<A, kBits, 1, 8>(weight, rows, x, out, out_stride, scratch);
-  else if (weight.block() == 32 || kBits == 5)
-    grouped_dots<A, kBits, 1, 4 / kWhole>(weight, rows, x, out, out_stride, scratch);
-  else if (weight.block() == 64)
-    grouped_dots<A, kBits, 1, 2 / kWhole>(weight, rows, x, out, out_stride, scratch);
-  else
-    grouped_dots<A, kBits, kWhole, 1>(weight, rows, x, out, out_stride, scratch);
+  const auto with = [&](auto loads, auto blocks) TPC_ALWAYS {
+    run(std::integral_constant<int, kBits>(), loads, blocks);
+  };
+  using One = std::integral_constant<int, 1>;
+  if constexpr (kBits == 6) with(One(), std::integral_constant<int, 8>());
+  else if (weight.block() == 32 || kBits == 5) with(One(), std::integral_constant<int, 4 / kWhole>());
+  else if (weight.block() == 64) with(One(), std::integral_constant<int, 2 / kWhole>());
+  else with(std::integral_constant<int, kWhole>(), One());
+}
+
+template <class A, class Run>
+TPC_INLINE void by_form(const Grouped& weight, const Run& run) {
+  if constexpr (!std::is_same_v<A, Bytes>) {
+    if (weight.bits() == 5) return by_block<A, 5>(weight, run);
+    if (weight.bits() == 6) return by_block<A, 6>(weight, run);
+  }
+  if (weight.bits() == 4) by_block<A, 4>(weight, run);
+  else by_block<A, 8>(weight, run);
 }
 
 template <class A>
 [[gnu::noinline]] void dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                             int64_t out_stride, Scratch& scratch) {
-  if constexpr (!std::is_same_v<A, Bytes>) {
-    if (weight.bits() == 5) return grouped_dots<A, 5>(weight, rows, x, out, out_stride, scratch);
-    if (weight.bits() == 6) return grouped_dots<A, 6>(weight, rows, x, out, out_stride, scratch);
-  }
-  if (weight.bits() == 4)
-    grouped_dots<A, 4>(weight, rows, x, out, out_stride, scratch);
-  else
-    grouped_dots<A, 8>(weight, rows, x, out, out_stride, scratch);
+  by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
+    constexpr int kBits = decltype(bits)::value;
+    if constexpr (!std::is_same_v<A, Wide>)
+      if (in_panels<A>(x.batch))
+        return panel_dots<A, kLow<kBits>>(weight, rows, x, out, out_stride, scratch);
+    grouped_dots<A, kBits, decltype(loads)::value, decltype(blocks)::value>(weight, rows, x, out,
+                                                                            out_stride, scratch);
+  });
 }
+
+#if defined(__AVX2__)
+// Add the products of blocks of rows with a single sequence to `products`, `[row][block]`.
+template <class A>
+[[gnu::noinline]] void add_block_products(const Grouped& weight, int64_t rows,
+                                          const LaidValues<A>& x, float* products,
+                                          Scratch& scratch) {
+  by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
+    add_block_products<A, decltype(bits)::value, decltype(loads)::value, decltype(blocks)::value>(
+        weight, rows, rows, x, 0, products, scratch.next_weights);
+  });
+}
+
+// Store the sums over leaves of such products, which have a multiple of 16 rows.
+template <class A>
+[[gnu::noinline]] void store_leaf_sums(const LaidValues<A>& x, const float* products, int64_t rows,
+                                       float* out, Scratch& scratch) {
+  const LeafSums<A> sums(x, scratch);
+  for (int64_t row = 0; row < rows; row += kRegister)
+    sums.store(products + row * x.blocks(), rows - row < kRegister ? rows - row : kRegister,
+               out + row);
+}
+#endif

@@ -175,14 +175,26 @@ TPC_INLINE int64_t rows_far_ahead(const Grouped& weight) {
   return (kFarAhead + weight.stride() - 1) / weight.stride();
 }
 
+#include "grouped_steady.h"
+
 // Multiply rows by sequence `b`. The rows of the instruction from the first one on are `left`.
 template <class A, int kBits, int kLoads, int kBlocks>
 [[gnu::noinline]] void grouped_rows(const Grouped& weight, int64_t rows, int64_t left,
                                     const LaidValues<A>& x, int64_t b, float* out,
                                     Scratch& scratch) {
   Sums sums;
+  Register steady[kRegisters] = {};
+  int64_t row = steady_dots<A, kBits, kLoads, kBlocks>(
+      weight, rows, left, x, b, scratch.next_weights,
+      [&](auto own, int64_t, int64_t, Register products, Register scales) TPC_ALWAYS {
+        steady[own] = multiply_add(steady[own], products, scales);
+      },
+      [&](int64_t row) TPC_ALWAYS {
+        sums.add(load_bytes<Lanes>(steady), out + row);
+        for (Register& each : steady) each = Register{};
+      });
   const int64_t far = rows_far_ahead(weight);
-  for (int64_t row = 0; row < rows; ++row) {
+  for (; row < rows; ++row) {
     const char* ahead =
         ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
     weight.fetch_scales(row + far);
@@ -217,7 +229,7 @@ struct LanesOfLeaf {
 template <class A>
 inline void find_lanes(const LaidValues<A>& x, int64_t used, const Register* columns,
                        LanesOfLeaf* leaf) {
-  const Register* zero = columns + x.rounds * kLanes;
+  const Register* zero = columns + x.blocks();
   for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; columns += run++->rounds * kLanes)
     for (int64_t own = 0; own < run->leaves; ++own, ++leaf) {
       for (const Register*& lane : leaf->lanes) lane = zero;
@@ -226,51 +238,92 @@ inline void find_lanes(const LaidValues<A>& x, int64_t used, const Register* col
     }
 }
 
-// The same for several leaves, of which none has two blocks in a lane. The products of blocks of
-// some rows are transposed, so that leaves are added for all of these rows.
+// Multiply the blocks of some rows by sequence `b`, and add the results to `products[row][block]`.
 template <class A, int kBits, int kLoads, int kBlocks>
-[[gnu::noinline]] void grouped_side_by_side(const Grouped& weight, int64_t rows, int64_t left,
-                                            const LaidValues<A>& x, int64_t b, float* out,
-                                            Scratch& scratch) {
-  const int64_t blocks = x.rounds * kLanes, far = rows_far_ahead(weight);
-  float* products = scratch.take<float>(kRegister * blocks);
-  auto* columns = scratch.take<Register>(blocks + 1);
-  columns[blocks] = Register{};
-  auto* terms = scratch.take<Register>(x.leaves);
-  auto* lanes = scratch.take<LanesOfLeaf>(x.leaves);
-  const bool all = x.most_blocks > kLanes / 2;
-  find_lanes(x, all ? kLanes : kLanes / 2, columns, lanes);
-  for (int64_t row = 0; row < rows; row += kRegister) {
-    const int64_t count = rows - row < kRegister ? rows - row : kRegister;
-    for (int64_t own = row; own < row + count; ++own) {
-      const char* ahead =
-          ahead_of(weight.address(own), weight.stride(), far, left - own, scratch.next_weights);
-      weight.fetch_scales(own + far);
-      float* to = products + (own - row) * blocks;
-      for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; to += run++->rounds * kLanes) {
-        const auto take = [&](auto part, int64_t round, Register found, Register by,
-                              auto more) TPC_ALWAYS {
-          float* place = to + round * kLanes + part * kRegister;
-          found = multiply_add(decltype(more)::value ? load_register(place) : Register{}, found, by);
-          std::memcpy(place, &found, sizeof found);
-        };
-        run_dots<A, kBits, kLoads, kBlocks>(weight, own, *run, run->values[b], ahead, take);
-      }
+[[gnu::noinline]] void add_block_products(const Grouped& weight, int64_t rows, int64_t left,
+                                      const LaidValues<A>& x, int64_t b, float* products,
+                                      const char* next_weights) {
+  const int64_t far = rows_far_ahead(weight), blocks = x.blocks();
+  int64_t row = steady_dots<A, kBits, kLoads, kBlocks>(
+      weight, rows, left, x, b, next_weights,
+      [&](auto, int64_t row, int64_t at, Register found, Register by) TPC_ALWAYS {
+        float* place = products + row * blocks + at;
+        found = multiply_add(load_register(place), found, by);
+        std::memcpy(place, &found, sizeof found);
+      },
+      [](int64_t) {});
+  products += row * blocks;
+  for (; row < rows; ++row) {
+    const char* ahead =
+        ahead_of(weight.address(row), weight.stride(), far, left - row, next_weights);
+    weight.fetch_scales(row + far);
+    for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs;
+         products += run++->rounds * kLanes) {
+      const auto take = [&](auto part, int64_t round, Register found, Register by,
+                            auto) TPC_ALWAYS {
+        float* place = products + round * kLanes + part * kRegister;
+        found = multiply_add(load_register(place), found, by);
+        std::memcpy(place, &found, sizeof found);
+      };
+      run_dots<A, kBits, kLoads, kBlocks>(weight, row, *run, run->values[b], ahead, take);
     }
+  }
+}
+
+// Sums of the products of blocks over each leaf, of which none has two blocks in a lane. Products are
+// transposed, so that leaves are added for some rows at a time.
+template <class A>
+class LeafSums {
+ public:
+  LeafSums(const LaidValues<A>& x, Scratch& scratch)
+      : x_(x),
+        columns_(scratch.take<Register>(x.blocks() + 1)),
+        terms_(scratch.take<Register>(x.leaves)),
+        lanes_(scratch.take<LanesOfLeaf>(x.leaves)),
+        all_(x.most_blocks > kLanes / 2) {
+    columns_[x.blocks()] = Register{};
+    find_lanes(x, all_ ? kLanes : kLanes / 2, columns_, lanes_);
+  }
+
+  // Store the sums of up to `kRegister` rows. There are products of `kRegister`.
+  TPC_INLINE void store(const float* products, int64_t count, float* out) const {
+    const int64_t blocks = x_.blocks();
     for (int64_t block = 0; block < blocks; block += kRegister) {
       Square square[kRegister];
 #pragma GCC unroll 16
       for (int64_t own = 0; own < kRegister; ++own)
         square[own] = load_bytes<Square>(products + own * blocks + block);
       transpose(square);
-      std::memcpy(columns + block, square, sizeof square);
+      std::memcpy(columns_ + block, square, sizeof square);
     }
-    for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
-      terms[leaf] = all ? lanes[leaf].template sum<true>() : lanes[leaf].template sum<false>();
-    const int64_t kept = join_leaves(x, terms, 1);
+    for (int64_t leaf = 0; leaf < x_.leaves; ++leaf)
+      terms_[leaf] = all_ ? lanes_[leaf].template sum<true>() : lanes_[leaf].template sum<false>();
+    const int64_t kept = join_leaves(x_, terms_, 1);
     for (int64_t leaf = 0; leaf < kept; ++leaf)
-      std::memcpy(out + leaf * x.apart + row, terms + leaf,
+      std::memcpy(out + leaf * x_.apart, terms_ + leaf,
                   sizeof(float) * static_cast<size_t>(count));
+  }
+
+ private:
+  const LaidValues<A>& x_;
+  Register *columns_, *terms_;
+  LanesOfLeaf* lanes_;
+  bool all_;
+};
+
+// The same for several leaves, whose sums are added for some rows at a time.
+template <class A, int kBits, int kLoads, int kBlocks>
+[[gnu::noinline]] void grouped_side_by_side(const Grouped& weight, int64_t rows, int64_t left,
+                                            const LaidValues<A>& x, int64_t b, float* out,
+                                            Scratch& scratch) {
+  float* products = scratch.take<float>(kRegister * x.blocks());
+  const LeafSums<A> sums(x, scratch);
+  for (int64_t row = 0; row < rows; row += kRegister) {
+    const int64_t count = rows - row < kRegister ? rows - row : kRegister;
+    std::memset(products, 0, sizeof(float) * static_cast<size_t>(kRegister * x.blocks()));
+    add_block_products<A, kBits, kLoads, kBlocks>(weight.from(row, 0), count, left - row, x, b,
+                                                  products, scratch.next_weights);
+    sums.store(products, count, out + row);
   }
 }
 #endif

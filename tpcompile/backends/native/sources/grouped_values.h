@@ -4,9 +4,9 @@
 template <class A>
 struct Laid {
   const typename A::Value* values;
-  const float* factors;
+  float* factors;
   const typename A::Sum* sums;
-  const float* minima;  // what minima are multiplied by: sums times factors
+  float* minima;  // what minima are multiplied by: sums times factors
 };
 
 // Adjacent leaves, among the columns of the whole weight, and the loads that have them.
@@ -166,6 +166,8 @@ struct LaidValues {
   int64_t most_blocks;  // of a leaf
   int64_t apart = 0;    // as in other operands
 
+  int64_t blocks() const { return rounds * kLanes; }
+
   // Whether leaves are added for several rows at a time: no leaf has two blocks in a lane.
   bool side_by_side() const { return kAddsSideBySide && leaves > 1 && most_blocks <= kLanes; }
 };
@@ -220,7 +222,8 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     next = leaf + 1;
     while (begin % grain == 0 && next < leaves && begin_of(next) % grain == 0) ++next;
     const int64_t end = begin_of(next);
-    const int64_t lanes = begin % unit ? unit : kLanes * block, start = begin / lanes * lanes;
+    const int64_t lanes = weight.has_supers() && begin % unit == 0 ? kLanes * block : unit;
+    const int64_t start = begin / lanes * lanes;
     const int64_t loads = (end - start + unit - 1) / unit * (unit / kColumns<kBits>);
     LaidRun<A>& own = runs[count++];
     own = {{begin, end, start, loads, start / block, false}, nullptr, next - leaf, 0, nullptr, nullptr};
@@ -252,6 +255,14 @@ template <class A>
                                             int64_t leaves, Scratch& scratch) {
   const auto lay = weight.bits() == 8 ? laid_runs<8, A> : laid_runs<4, A>;
   return lay(weight, values, stride, batch, columns, leaves, scratch);
+}
+
+// Multiply the values of a sequence by a factor.
+template <class A>
+inline void scale(const LaidValues<A>& x, int64_t b, float factor) {
+  for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; ++run)
+    for (int64_t own = 0; own < run->rounds * kLanes; ++own)
+      run->values[b].factors[own] *= factor, run->values[b].minima[own] *= factor;
 }
 
 template <class F>
