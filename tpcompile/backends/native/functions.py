@@ -7,12 +7,12 @@ do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from tpcompile.backends.native import delta, prompts
+from tpcompile.backends.native import delta, mixtures, prompts
 from tpcompile.backends.native.many import takes
+from tpcompile.backends.native.mixtures import DecodedExperts
 from tpcompile.backends.native.prompts import FewBits
 from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.backends.torch_tp.functions import (
@@ -64,22 +64,6 @@ def decoded(
     return FewBits(Format.parsed(word), parts, columns)
 
 
-@dataclass(frozen=True)
-class DecodedExperts:
-    """Weights for `experts`, of which `linear` decodes those that are chosen."""
-
-    word: str
-    parts: Sequence[torch.Tensor]
-    columns: Interval
-    dtype: torch.dtype
-
-    def __len__(self) -> int:
-        return len(self.parts[0])
-
-    def __getitem__(self, place: int) -> FewBits:
-        return decoded(self.word, [part[place] for part in self.parts], self.columns, self.dtype)
-
-
 def linear(
     x: torch.Tensor, weight: torch.Tensor | FewBits, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -100,6 +84,8 @@ def experts(
     first: int = 0,
 ) -> torch.Tensor:
     """See `tpcompile.ir.ops.experts`."""
+    if mixtures.takes(x, gate_up, down):
+        return mixtures.experts(x, scores, ids, gate_up, down, first)
     found: torch.Tensor = SPECS[EXPERTS].reference(x, scores, ids, gate_up, down, first, linear)
     return found
 

@@ -37,6 +37,11 @@ class Operation(IntEnum):
     GATED_NORM = 11
     CONVOLUTION = 12
     DELTA_RULE = 13
+    PACK_EACH = 14
+    LINEAR_EACH = 15
+    PACK_ROUNDED_EACH = 16
+    LINEAR_ROUNDED_EACH = 17
+    MIX = 18
 
 
 GRAIN = 1 << 14

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,7 +43,7 @@ _LANES = 16
 """The columns that kernels decode at a time."""
 _COLUMNS = 32
 """Attention takes heads, and products take tokens, whose width is a multiple of this."""
-_PACKED, _ROWS = 64, 48
+PACKED, _ROWS = 64, 48
 """The tokens that an item packs, and the rows of a weight in an item: `kItem` and `kItemRows` of
 prompts_products.h."""
 _WORDS = 64
@@ -107,7 +108,7 @@ _AttentionOf = structure(
 )  # fmt: skip
 _OF_ROWS = ("format", "row_bytes", "high_bytes", "groups", "supers", "first")
 """The numbers of a weight of few bits: its format, and what its rows have."""
-_LinearOf = structure(
+LinearOf = structure(
     ("x", Heads), *each(ADDRESS, "weight", *PARTS),
     *each(NUMBER, *_OF_ROWS),
     *each(ADDRESS, "bias", "out", "packed", "factors", "sums"),
@@ -227,30 +228,79 @@ def linear(
 
     The values of a weight of few bits are rounded to bf16, unless its format rounds the tokens.
     """
-    few = isinstance(weight, FewBits)
-    parts = weight.by_suffix if isinstance(weight, FewBits) else {}
-    values = parts[weight.format.values.suffix] if isinstance(weight, FewBits) else weight
-    (tokens, columns), rows = x.shape, len(values)
-    panels = -(-tokens // _PACKED)
-    out = torch.empty(tokens, rows, dtype=x.dtype)
-    packed, *rounding = _packed(panels * _PACKED, columns, weight)
-    others = [parts[one].data_ptr() if one in parts else None for one in PARTS.values()]
-    part_tokens = _MANY_TOKENS if few else _TOKENS
-    own = _LinearOf(
-        *(Heads.of(x), values.data_ptr(), *others),
-        *(weight.numbers if isinstance(weight, FewBits) else (0,) * len(_OF_ROWS)),
-        *(None if bias is None else bias.data_ptr(), out.data_ptr(), packed.data_ptr()),
-        *([part.data_ptr() for part in rounding] or (None, None)),
-        *(tokens, columns, rows, part_tokens, torch.get_num_threads()),
-    )
-    pack, product = (
-        (Operation.PACK_ROUNDED, Operation.LINEAR_ROUNDED)
-        if rounding
-        else (Operation.PACK, Operation.LINEAR)
-    )
-    run(pack, own, panels, _PACKED * columns)
-    run(product, own, -(-rows // _ROWS) * -(-tokens // part_tokens), _ROWS * part_tokens * columns)
-    return out
+    product = Product.of(x, weight, -(-len(x) // PACKED) * PACKED)
+    own = product.arguments(bias)
+    run(product.pack, own, -(-len(x) // PACKED), PACKED * x.shape[1])
+    run(product.multiply, own, product.items(len(x)), product.item_values)
+    return product.memory["out"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of `x[tokens, columns]` and `weight[rows, columns]`, and its memory."""
+
+    x: torch.Tensor
+    weight: torch.Tensor | FewBits
+    memory: Mapping[str, torch.Tensor]
+    """What `Linear` of prompts.h has for each token, by name: results, and packed tokens."""
+
+    @classmethod
+    def of(cls, x: torch.Tensor, weight: torch.Tensor | FewBits, packed: int) -> Product:
+        """Allocate memory, in which there is room for so many packed tokens."""
+        rows = len(weight.parts[0] if isinstance(weight, FewBits) else weight)
+        names = ("packed", "factors", "sums")
+        memory = dict(zip(names, _packed(packed, x.shape[1], weight), strict=False))
+        return cls(x, weight, {"x": x, "out": x.new_empty(len(x), rows), **memory})
+
+    @property
+    def rounds(self) -> bool:
+        """Whether tokens are rounded to int8."""
+        return "sums" in self.memory
+
+    @property
+    def part_tokens(self) -> int:
+        """The tokens of an item."""
+        return _MANY_TOKENS if isinstance(self.weight, FewBits) else _TOKENS
+
+    def items(self, tokens: Any) -> Any:
+        """Return the number of items of so many tokens."""
+        return -(-self.memory["out"].shape[1] // _ROWS) * -(-tokens // self.part_tokens)
+
+    @property
+    def item_values(self) -> int:
+        """The products of an item."""
+        return _ROWS * self.part_tokens * self.x.shape[1]
+
+    @property
+    def pack(self) -> Operation:
+        return Operation.PACK_ROUNDED if self.rounds else Operation.PACK
+
+    @property
+    def multiply(self) -> Operation:
+        return Operation.LINEAR_ROUNDED if self.rounds else Operation.LINEAR
+
+    def arguments(self, bias: torch.Tensor | None = None) -> ctypes.Structure:
+        """Return the arguments of both operations for all tokens."""
+        parts = parts_of(self.weight)
+        address = {name: one.data_ptr() for name, one in {**parts, **self.memory}.items()}
+        others = [address.get(name) for name in PARTS]
+        (tokens, columns), rows = self.x.shape, self.memory["out"].shape[1]
+        return LinearOf(
+            *(Heads.of(self.x), address["weight"], *others),
+            *(self.weight.numbers if isinstance(self.weight, FewBits) else (0,) * len(_OF_ROWS)),
+            *(None if bias is None else bias.data_ptr(), address["out"], address["packed"]),
+            *(address.get("factors"), address.get("sums")),
+            *(tokens, columns, rows, self.part_tokens, torch.get_num_threads()),
+        )
+
+
+def parts_of(weight: torch.Tensor | FewBits) -> dict[str, torch.Tensor]:
+    """Return the components of a weight, by their names in `Linear` of prompts.h."""
+    if isinstance(weight, torch.Tensor):
+        return {"weight": weight}
+    parts = weight.by_suffix
+    others = {name: parts[suffix] for name, suffix in PARTS.items() if suffix in parts}
+    return {"weight": parts[weight.format.values.suffix], **others}
 
 
 def _packed(tokens: int, columns: int, weight: torch.Tensor | FewBits) -> list[torch.Tensor]:

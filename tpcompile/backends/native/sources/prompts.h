@@ -113,6 +113,21 @@ struct Linear {
   int64_t threads;
 };
 
+// Several products. The items of a product follow those of the one before it, and end before `ends`.
+struct Products {
+  const Linear* each;
+  const int64_t* ends;
+};
+
+// Sums of some rows for each token, each times a score. A place of -1 is no row.
+struct Mix {
+  const uint16_t* rows;
+  const int64_t* places;  // of each token, in the order of the sum
+  const float* scores;
+  uint16_t* out;
+  int64_t count, width;
+};
+
 // The tokens of each sequence, its length with them, and the numbers of its states. A sequence whose
 // tokens are all new resumes from no state.
 struct Sequences {

@@ -23,7 +23,9 @@ using tpc::Gate;
 using tpc::GatedNorm;
 using tpc::Heads;
 using tpc::Linear;
+using tpc::Mix;
 using tpc::Norm;
+using tpc::Products;
 using tpc::Rope;
 using tpc::Scratch;
 using tpc::Swiglu;
@@ -229,6 +231,35 @@ void append(const void* arguments, int64_t first, int64_t last, Scratch& scratch
 
 namespace {
 
+// Do items of several products.
+template <tpc::ManyKernel run>
+void of_each(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
+  const auto& a = *static_cast<const Products*>(arguments);
+  int64_t own = 0;
+  while (a.ends[own] <= first) ++own;
+  for (; first < last; ++own) {
+    const int64_t begin = own ? a.ends[own - 1] : 0, end = a.ends[own] < last ? a.ends[own] : last;
+    run(a.each + own, first - begin, end - begin, scratch);
+    scratch.reset();
+    first = end;
+  }
+}
+
+void mix(const void* arguments, int64_t first, int64_t last, Scratch&) {
+  const auto& a = *static_cast<const Mix*>(arguments);
+  for (int64_t token = first; token < last; ++token) {
+    const int64_t* places = a.places + token * a.count;
+    const float* scores = a.scores + token * a.count;
+    by_lanes(a.width, [&](int64_t column, int64_t count) TPC_ALWAYS {
+      Lanes total{};
+      for (int64_t own = 0; own < a.count; ++own)
+        if (places[own] >= 0)
+          total += load_some(from(a.rows) + places[own] * a.width + column, count) * scores[own];
+      put_some(to(a.out, token * a.width + column), total, count);
+    });
+  }
+}
+
 // Attention, over 64 keys at a time. Scores and sums are fp32, probabilities are rounded to bf16.
 // Keys and values in int8 are multiplied as integers, which are exact in bf16: scores are then
 // multiplied by the scales of keys, and probabilities by those of values before they are rounded.
@@ -416,4 +447,5 @@ void attention(const void* arguments, int64_t first, int64_t last, Scratch& scra
 // The table of a path, in the order of `Operation` in many.py.
 #define TPC_MANY_KERNELS                                                                    \
   norm, add_norm, swiglu, rope, append, attention, pack_panels, linear, pack_rounded,       \
-      linear_rounded, gate, gated_norm, convolution, delta_rule
+      linear_rounded, gate, gated_norm, convolution, delta_rule, of_each<pack_panels>,      \
+      of_each<linear>, of_each<pack_rounded>, of_each<linear_rounded>, mix
