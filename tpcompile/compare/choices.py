@@ -1,0 +1,201 @@
+"""The comparison of chosen experts with eager's. A changed choice is judged by its margin.
+
+Choices are not continuous: an error of the logits within rounding may swap two experts whose logits
+are close or equal. So every side follows eager's choices, and its own choices are compared apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tpcompile.compare.rows import TOLERANCES, Row, token_margin
+from tpcompile.ir.ops.experts import Routed, same_experts, scores_of, top_experts
+
+_SHOWN = 6
+"""The number of changed choices shown in text; JSON has all of them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The router and the tokens of some choices."""
+
+    side: str
+    layer: int
+    tokens: Sequence[tuple[int, int]]
+    """The sequence of each token, and its position there."""
+    step: int = 0
+    """The decode step, 0 for a prompt."""
+
+
+@dataclass(frozen=True)
+class ChangedChoice:
+    """A token for which a side has chosen other experts than eager."""
+
+    side: str
+    step: int
+    layer: int
+    sequence: int
+    token: int
+    eager: tuple[int, ...]
+    """The experts that eager has chosen and the side has not."""
+    chosen: tuple[int, ...]
+    """The experts that the side has chosen and eager has not."""
+    margin: float
+    """The largest difference between eager's logits of these experts."""
+    ulps: float
+    """The same in units in the last place of the largest of these logits."""
+    limit: float
+    """The largest margin that the error of the logits explains."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the error of the logits explains the choice."""
+        return self.margin <= self.limit
+
+    @property
+    def text(self) -> str:
+        """The choice in words."""
+        eager, chosen = (", ".join(map(str, ids)) for ids in (self.eager, self.chosen))
+        where = f"layer {self.layer}, sequence {self.sequence}, token {self.token}"
+        margin = f"margin {self.margin:.1e} ({self.ulps:.3g} ulp), limit {self.limit:.1e}"
+        return f"{where}: experts {chosen} instead of {eager}, {margin}"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The choices of one router on one side, compared with eager's."""
+
+    place: Place
+    changed: tuple[ChangedChoice, ...]
+    magnitude: float
+    """The largest magnitude of eager's logits."""
+    limit: float
+    """The largest margin that the error of the logits explains."""
+    problem: str = ""
+    """A choice that does not follow from the side's own logits, or ranks that differ; or empty."""
+    score_problem: str = ""
+    """Scores of changed choices that do not follow from the side's own logits; or empty."""
+    beside_fp32: bool = False
+
+    @property
+    def worst(self) -> ChangedChoice | None:
+        """The changed choice with the largest margin."""
+        return max(self.changed, key=lambda one: one.margin, default=None)
+
+    def row(self, name: str, source: str) -> Row:
+        """Return the result as a row, whose error is the largest margin."""
+        worst = self.worst
+        margin = worst.margin if worst else 0.0
+        problem = self.problem or (worst.text if worst and not worst.ok else "")
+        error, limit = margin / self.magnitude, self.limit / self.magnitude
+        layer, beside = self.place.layer, self.beside_fp32
+        return Row(name, source, layer, margin, error, not problem, problem, error, limit, beside)
+
+
+def compare_choices(
+    place: Place,
+    eager: Routed,
+    own: Sequence[Routed],
+    exact: torch.Tensor | None,
+    tolerance: float | None = None,
+    normalized: bool | None = None,
+) -> Choices:
+    """Compare a router's choices, one for each rank, with eager's.
+
+    `exact` are the logits in fp32. `normalized` is the argument of `top_experts` if the side calls
+    it, and its choices are checked against its own logits; None for another op.
+    """
+    logits = eager.logits.double()
+    magnitude = float(logits.abs().max()) or 1.0
+    limit = token_margin(eager.logits, exact, tolerance) * magnitude
+    first = own[0]
+    problem = score_problem = ""
+    if any(not torch.equal(first.ids, other.ids) for other in own[1:]):
+        problem = "ranks choose different experts"
+    elif normalized is not None:
+        problem = _choice_problem(place, first)
+        score_problem = "" if problem else _score_problem(place, eager, first, normalized)
+    changed = tuple(_changed(place, eager, first, limit))
+    beside = exact is not None and tolerance is None
+    return Choices(place, changed, magnitude, limit, problem, score_problem, beside)
+
+
+def _changed(place: Place, eager: Routed, own: Routed, limit: float) -> Iterator[ChangedChoice]:
+    others = (~same_experts(own.ids, eager.ids)).nonzero()[:, 0].tolist()
+    for row in others:
+        theirs, ours = set(eager.ids[row].tolist()), set(own.ids[row].tolist())
+        only, instead = sorted(theirs - ours), sorted(ours - theirs)
+        logits = eager.logits[row].double()
+        known = [expert for expert in instead if 0 <= expert < len(logits)]
+        margin = ulps = math.inf
+        if instead and known == instead:
+            margin = float(logits[only].max() - logits[instead].min())
+            largest = float(logits[only + instead].abs().max())
+            ulps = margin / _ulp(largest, eager.logits.dtype)
+        sequence, token = place.tokens[row]
+        yield ChangedChoice(
+            *(place.side, place.step, place.layer, sequence, token),
+            *(tuple(only), tuple(instead), margin, ulps, limit),
+        )
+
+
+def _ulp(x: float, dtype: torch.dtype) -> float:
+    """Return the distance between a number and the next one in a dtype."""
+    info = torch.finfo(dtype)
+    return math.ldexp(info.eps, math.frexp(max(x, info.tiny))[1] - 1)
+
+
+def _choice_problem(place: Place, own: Routed) -> str:
+    """Return the first choice that is not the largest of its own logits, or an empty string."""
+    _, wanted = top_experts(own.logits, own.ids.shape[-1], False)
+    wrong = (~same_experts(own.ids, wanted)).nonzero()[:, 0].tolist()
+    if not wrong:
+        return ""
+    found, expected = (sorted(ids[wrong[0]].tolist()) for ids in (own.ids, wanted))
+    return (
+        f"{_where(place, wrong[0])}: experts {found}, expected {expected}, "
+        "the largest of the side's own logits"
+    )
+
+
+def _score_problem(place: Place, eager: Routed, own: Routed, normalized: bool) -> str:
+    """Return the first changed choice with scores other than those of its own logits.
+
+    The scores of other choices are compared with eager's.
+    """
+    wanted = scores_of(own.logits, own.ids, normalized)
+    dtype = own.scores.dtype
+    margin = max(TOLERANCES[torch.float32], torch.finfo(dtype).eps)
+    off = (own.scores.double() - wanted.double()).abs() > margin * wanted.double()
+    wrong = (off.any(-1) & ~same_experts(own.ids, eager.ids)).nonzero()[:, 0].tolist()
+    return f"{_where(place, wrong[0])}: scores of other logits" if wrong else ""
+
+
+def _where(place: Place, row: int) -> str:
+    sequence, token = place.tokens[row]
+    return f"layer {place.layer}, sequence {sequence}, token {token}"
+
+
+def choices_text(several: Sequence[Choices]) -> str:
+    """Return the number of changed choices and the largest ones as text, one per line."""
+    changed = sorted((one for each in several for one in each.changed), key=lambda x: -x.margin)
+    compared = sum(len(each.place.tokens) for each in several)
+    if not changed:
+        return f"no changed choices of {compared}\n"
+    worst, beyond = changed[0], sum(not one.ok for one in changed)
+    lines = [
+        f"{len(changed)} changed choices of {compared} (largest margin {worst.margin:.1e}, "
+        f"{worst.ulps:.3g} ulp), {beyond} beyond the error of the logits"
+    ]
+    lines += [f"  {_on(one)}{one.text}" for one in changed[:_SHOWN]]
+    if len(changed) > _SHOWN:
+        lines.append(f"  … and {len(changed) - _SHOWN} with smaller margins")
+    return "\n".join([*lines, "all values below are those with eager's choices"]) + "\n"
+
+
+def _on(one: ChangedChoice) -> str:
+    return f"{one.side} step {one.step}, " if one.step else f"{one.side}, "
