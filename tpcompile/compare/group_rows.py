@@ -143,10 +143,9 @@ def _finite(
     Scores are those of the experts that eager has chosen.
     """
     found, expected = side.values[group.key], step.eager.values[group.key]
-    if group.name == SCORES and group.layer in step.normalized:
+    if group.name == SCORES and group.layer is not None:
         given = step.eager.values[CHOICE, group.layer]
-        own = _routed(side, group.layer)
-        found = replayed(own, given, step.normalized[group.layer])
+        found = replayed(_routed(side, group.layer), given, step.normalized[group.layer])
     exact = step.exact.values[group.key] if step.exact else None
     if found.shape != expected.shape:
         return found, expected, exact

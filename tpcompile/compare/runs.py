@@ -41,7 +41,7 @@ class Run:
         """Yield the worst result of the choices, if there are any, and that of the logits."""
         rows = [each.row(f"{self.name}, experts", "chosen in all layers") for each in self.choices]
         if rows:
-            yield max(rows, key=lambda row: (not row.ok, row.error - row.limit))
+            yield max(rows, key=lambda row: (not row.ok, row.severity))
         yield row_of(
             self.name, self.source, self.compiled, self.eager, self.tolerance, exact=self.exact
         )

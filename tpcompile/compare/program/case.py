@@ -200,9 +200,9 @@ def _steps(
         eager, *others = theirs
         said = eager.step(texts, groups)
         given = given_by(said)
-        exact = [other.step(texts, groups, given) for other in others]
+        exact = others[0].step(texts, groups, given) if others else None
         tokens = tuple(length - 1 for length in texts.lengths)
-        step = Step(groups, said, *exact, normalized=structure.normalized, tokens=tokens)
+        step = Step(groups, said, exact, structure.normalized, tokens)
         yield Taken(texts, step, module.step(texts, groups, given))
         texts = texts.going_on(step.eager.values[TOKEN])
 

@@ -155,8 +155,9 @@ class LaunchedSide(ProgramSide):
                 return pieces.side(optional=_NOT_STORED)
             side = pieces.side(optional=_NOT_STORED)
             problem = self._difference(texts, launched, self._free)
-        problems = {LOGITS: f"without given experts, {problem}"} if problem else {}
-        return replace(side, problems={**problems, **side.problems})
+        if problem:
+            side.problems.setdefault(LOGITS, f"without given experts, {problem}")
+        return side
 
     def _difference(self, texts: Texts, launched: torch.Tensor, free: Executor) -> str:
         """Run instructions with their own choices; return how the launch differs, or nothing."""
