@@ -16,7 +16,7 @@ from tests.captures import captured_once
 from tests.mixtures import FAMILIES, VOCABULARY, lively_mixture, random_mixture
 from tests.models import TOLERANCE, relative_error
 from tests.test_hybrids import answers, mean_error
-from tpcompile.errors import ShardingError, UnsupportedError, UsageError
+from tpcompile.errors import ShardingError, UsageError
 from tpcompile.options import passes_for
 from tpcompile.passes import run_passes
 from tpcompile.runtime.model import CompiledModel

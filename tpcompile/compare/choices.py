@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -77,14 +77,38 @@ class Choices:
     """The largest margin that the error of the logits explains."""
     problem: str = ""
     """A choice that does not follow from the side's own logits, or ranks that differ; or empty."""
-    score_problem: str = ""
-    """Scores of changed choices that do not follow from the side's own logits; or empty."""
+    score_error: float = 0.0
+    """The largest relative distance of a score from that of the side's own logits."""
+    score_limit: float = 0.0
+    """The largest one that rounding explains."""
     beside_fp32: bool = False
 
     @property
     def worst(self) -> ChangedChoice | None:
         """The changed choice with the largest margin."""
         return max(self.changed, key=lambda one: one.margin, default=None)
+
+    @property
+    def score_problem(self) -> str:
+        """The scores that do not follow from the side's own logits, or an empty string."""
+        if self.score_error <= self.score_limit:
+            return ""
+        return (
+            f"scores are off by {self.score_error:.1e} from those of the side's own logits, "
+            f"of which rounding explains {self.score_limit:.1e}"
+        )
+
+    def score_row(self, row: Row, tolerance: float | None) -> Row:
+        """Return the row of the scores, given the result of their comparison with eager's.
+
+        Without a tolerance, scores are judged by the side's own logits, which have a row of their
+        own: the error of a score is that of the logits, amplified.
+        """
+        problem = row.problem or self.score_problem
+        if tolerance is not None:
+            return replace(row, problem=problem, ok=row.ok and not problem)
+        error, limit = self.score_error, self.score_limit
+        return replace(row, problem=problem, ok=not problem, error=error, limit=limit)
 
     def row(self, name: str, source: str) -> Row:
         """Return the result as a row, whose error is the largest margin."""
@@ -102,26 +126,28 @@ def compare_choices(
     own: Sequence[Routed],
     exact: torch.Tensor | None,
     tolerance: float | None = None,
-    normalized: bool | None = None,
+    *,
+    by_topk: bool = False,
 ) -> Choices:
     """Compare a router's choices, one for each rank, with eager's.
 
-    `exact` are the logits in fp32. `normalized` is the argument of `top_experts` if the side calls
-    it, and its choices are checked against its own logits; None for another op.
+    `exact` are the logits in fp32. Choices and scores are also checked against the side's own
+    logits, unless the side chooses `by_topk`, which promises no order of equal values.
     """
     logits = eager.logits.double()
     magnitude = float(logits.abs().max()) or 1.0
     limit = token_margin(eager.logits, exact, tolerance) * magnitude
     first = own[0]
-    problem = score_problem = ""
+    problem, score_error = "", 0.0
     if any(not torch.equal(first.ids, other.ids) for other in own[1:]):
         problem = "ranks choose different experts"
-    elif normalized is not None:
+    elif not by_topk:
         problem = _choice_problem(place, first)
-        score_problem = "" if problem else _score_problem(place, eager, first, normalized)
+        score_error = 0.0 if problem else _score_error(first, _is_normalized(eager))
     changed = tuple(_changed(place, eager, first, limit))
+    score_limit = max(TOLERANCES[torch.float32], torch.finfo(first.scores.dtype).eps)
     beside = exact is not None and tolerance is None
-    return Choices(place, changed, magnitude, limit, problem, score_problem, beside)
+    return Choices(place, changed, magnitude, limit, problem, score_error, score_limit, beside)
 
 
 def _changed(place: Place, eager: Routed, own: Routed, limit: float) -> Iterator[ChangedChoice]:
@@ -162,17 +188,17 @@ def _choice_problem(place: Place, own: Routed) -> str:
     )
 
 
-def _score_problem(place: Place, eager: Routed, own: Routed, normalized: bool) -> str:
-    """Return the first changed choice with scores other than those of its own logits.
+def _score_error(own: Routed, normalized: bool) -> float:
+    """Return the largest relative distance of a score from that of the side's own logits."""
+    wanted = scores_of(own.logits, own.ids, normalized).double()
+    least = torch.finfo(own.scores.dtype).smallest_normal
+    return float(((own.scores.double() - wanted).abs() / wanted.clamp(min=least)).max())
 
-    The scores of other choices are compared with eager's.
-    """
-    wanted = scores_of(own.logits, own.ids, normalized)
-    dtype = own.scores.dtype
-    margin = max(TOLERANCES[torch.float32], torch.finfo(dtype).eps)
-    off = (own.scores.double() - wanted.double()).abs() > margin * wanted.double()
-    wrong = (off.any(-1) & ~same_experts(own.ids, eager.ids)).nonzero()[:, 0].tolist()
-    return f"{_where(place, wrong[0])}: scores of other logits" if wrong else ""
+
+def _is_normalized(eager: Routed) -> bool:
+    """Return whether eager's scores add up to 1, as far as they tell."""
+    errors = [_score_error(eager, normalized) for normalized in (False, True)]
+    return errors[1] < errors[0]
 
 
 def _where(place: Place, row: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -188,17 +188,15 @@ def _rows(
             node.name, str(origin), found, wanted, tolerance, origin.layer, replicas, truth
         )
         chosen = choices.get(-1 if origin.layer is None else origin.layer)
-        yield row if chosen is None else _routed_row(node, row, chosen)
+        yield row if chosen is None else _routed_row(node, row, chosen, tolerance)
 
 
-def _routed_row(node: fx.Node, row: Row, choices: Choices) -> Row:
-    """Return the row of a value; that of chosen experts has the result of their comparison."""
+def _routed_row(node: fx.Node, row: Row, choices: Choices, tolerance: float | None) -> Row:
+    """Return the row of a value, judged by the choices if it is a result of a router."""
     if node.target is not operator.getitem or operand(node).target is not TOP_EXPERTS:
         return row
-    if node.args[1] == 1:
-        return choices.row(row.node, row.source)
-    problem = row.problem or choices.score_problem
-    return replace(row, problem=problem, ok=row.ok and not problem)
+    is_ids = node.args[1] == 1
+    return choices.row(row.node, row.source) if is_ids else choices.score_row(row, tolerance)
 
 
 def _plain(row: Row | ChangedChoice) -> dict[str, Any]:

@@ -84,11 +84,11 @@ def side_choices(
     step: Step, side: Side, tolerance: float | None = None, number: int = 1
 ) -> Iterator[Choices]:
     """Compare the choices of experts on a side with eager's."""
-    for layer, normalized in step.normalized.items():
+    for layer in step.normalized:
         exact = step.exact.values[ROUTER, layer] if step.exact else None
         place = Place(side.name, layer, [*enumerate(step.tokens)], number)
         sides = _routed(step.eager, layer), [_routed(side, layer)]
-        yield compare_choices(place, *sides, exact, tolerance, normalized)
+        yield compare_choices(place, *sides, exact, tolerance)
 
 
 def _routed(side: Side, layer: int) -> Routed:
@@ -116,9 +116,9 @@ def _row(
     else:
         found, expected, exact = _finite(step, group, side)
         row = row_of(group.name, side.name, found, expected, tolerance, group.layer, exact=exact)
-        problem = row.problem
         if group.name == SCORES and choices is not None:
-            problem = problem or choices.score_problem
+            row = choices.score_row(row, tolerance)
+        problem = row.problem
     reported = side.problems.get(group.key, "")
     theirs = step.eager.problems.get(group.key, "")
     problem = reported or (theirs and f"in eager: {theirs}") or problem

@@ -16,7 +16,7 @@ from tpcompile.compare.routing import Given, choices_in, routed, routers_in
 from tpcompile.compare.rows import Row, row_of, token_margin
 from tpcompile.compare.source import Source, eager_model
 from tpcompile.ir.info import info_of
-from tpcompile.ir.ops import TOP_EXPERTS, arguments_of
+from tpcompile.ir.ops import TOP_EXPERTS
 from tpcompile.ir.ops.experts import Routed
 from tpcompile.runtime.cache_name import CACHE
 from tpcompile.runtime.model import CompiledModel
@@ -39,7 +39,11 @@ class Run:
 
     def rows(self) -> Iterator[Row]:
         """Yield the worst result of the choices, if there are any, and that of the logits."""
-        rows = [each.row(f"{self.name}, experts", "chosen in all layers") for each in self.choices]
+        rows = []
+        for each in self.choices:
+            row = each.row(f"{self.name}, experts", "chosen in all layers")
+            problem = row.problem or each.score_problem
+            rows.append(replace(row, problem=problem, ok=not problem))
         if rows:
             yield max(rows, key=lambda row: (not row.ok, row.severity))
         yield row_of(
@@ -130,14 +134,10 @@ class Answers:
                 ranks,
                 exact[0][layer].logits if exact else None,
                 self.tolerance,
-                _normalized(calls[layer]),
+                by_topk=calls[layer].target is not TOP_EXPERTS,
             )
             for layer, ranks in own.items()
         }
-
-
-def _normalized(choice: fx.Node) -> bool | None:
-    return bool(arguments_of(choice)["normalized"]) if choice.target is TOP_EXPERTS else None
 
 
 def side_by_side(

@@ -50,10 +50,9 @@ def routed_output(
         whole = own.logits.new_zeros((len(real), own.logits.shape[-1]), device=logits.device)
         whole[real] = own.logits.to(logits.device)
         found.append(whole)
-    loss = _loss(tuple(found), real, config)
-    return MoeCausalLMOutputWithPast(
-        aux_loss=loss, logits=logits, router_logits=tuple(found), **more
-    )
+    every: Any = tuple(found)  # Hugging Face declares a tuple of one tensor
+    loss = _loss(every, real, config)
+    return MoeCausalLMOutputWithPast(aux_loss=loss, logits=logits, router_logits=every, **more)
 
 
 def _loss(found: tuple[torch.Tensor, ...], real: torch.Tensor, config: Any) -> torch.Tensor | None:
