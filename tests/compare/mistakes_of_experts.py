@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tests.mixtures import lively_mixture, random_mixture
+from tests.mixtures import HYBRIDS, lively_mixture, random_mixture
 from tpcompile.ir.meta import operand, parameter_of, set_parameter
 from tpcompile.ir.ops import EXPERTS, TOP_EXPERTS, arguments_of
 from tpcompile.ir.recipe import Recipe, concat, take
@@ -22,7 +22,9 @@ def tied(dtype: torch.dtype, family: str = "qwen3_moe") -> Any:
     """Return a mixture in which pairs of experts have equal logits, and tokens choose three."""
     sizes = {"num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 8}
     sparse = {"mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True}
-    model = lively_mixture(random_mixture(0, family, num_hidden_layers=2, **sizes, **sparse))
+    kinds = ["linear_attention", "full_attention"]
+    layers = {"num_hidden_layers": 2} | ({"layer_types": kinds} if family in HYBRIDS else {})
+    model = lively_mixture(random_mixture(0, family, **layers, **sizes, **sparse))
     with torch.no_grad():
         for layer in model.model.layers:
             layer.mlp.gate.weight[1::2] = layer.mlp.gate.weight[::2]

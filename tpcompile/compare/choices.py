@@ -75,6 +75,8 @@ class Choices:
     """The largest magnitude of eager's logits."""
     limit: float
     """The largest margin that the error of the logits explains."""
+    wrong: tuple[int, ...] = ()
+    """The rows of `place.tokens` with such a problem, or with a margin beyond the limit."""
     problem: str = ""
     """A choice that does not follow from the side's own logits, or ranks that differ; or empty."""
     score_error: float = 0.0
@@ -138,19 +140,26 @@ def compare_choices(
     magnitude = float(logits.abs().max()) or 1.0
     limit = token_margin(eager.logits, exact, tolerance) * magnitude
     first = own[0]
-    problem, score_error = "", 0.0
+    problem, score_error, wrong = "", 0.0, set[int]()
     if any(not torch.equal(first.ids, other.ids) for other in own[1:]):
         problem = "ranks choose different experts"
     elif not by_topk:
-        problem = _choice_problem(place, first)
+        problem, wrong = _choice_problem(place, first)
         score_error = 0.0 if problem else _score_error(first, _is_normalized(eager))
-    changed = tuple(_changed(place, eager, first, limit))
+    changed = dict(_changed(place, eager, first, limit))
+    wrong |= {row for row, one in changed.items() if not one.ok}
     score_limit = max(TOLERANCES[torch.float32], torch.finfo(first.scores.dtype).eps)
     beside = exact is not None and tolerance is None
-    return Choices(place, changed, magnitude, limit, problem, score_error, score_limit, beside)
+    return Choices(
+        *(place, tuple(changed.values()), magnitude, limit, tuple(sorted(wrong)), problem),
+        *(score_error, score_limit, beside),
+    )
 
 
-def _changed(place: Place, eager: Routed, own: Routed, limit: float) -> Iterator[ChangedChoice]:
+def _changed(
+    place: Place, eager: Routed, own: Routed, limit: float
+) -> Iterator[tuple[int, ChangedChoice]]:
+    """Yield the changed choices with their rows."""
     others = (~same_experts(own.ids, eager.ids)).nonzero()[:, 0].tolist()
     for row in others:
         theirs, ours = set(eager.ids[row].tolist()), set(own.ids[row].tolist())
@@ -163,9 +172,12 @@ def _changed(place: Place, eager: Routed, own: Routed, limit: float) -> Iterator
             largest = float(logits[only + instead].abs().max())
             ulps = margin / _ulp(largest, eager.logits.dtype)
         sequence, token = place.tokens[row]
-        yield ChangedChoice(
-            *(place.side, place.step, place.layer, sequence, token),
-            *(tuple(only), tuple(instead), margin, ulps, limit),
+        yield (
+            row,
+            ChangedChoice(
+                *(place.side, place.step, place.layer, sequence, token),
+                *(tuple(only), tuple(instead), margin, ulps, limit),
+            ),
         )
 
 
@@ -175,16 +187,17 @@ def _ulp(x: float, dtype: torch.dtype) -> float:
     return math.ldexp(info.eps, math.frexp(max(x, info.tiny))[1] - 1)
 
 
-def _choice_problem(place: Place, own: Routed) -> str:
-    """Return the first choice that is not the largest of its own logits, or an empty string."""
+def _choice_problem(place: Place, own: Routed) -> tuple[str, set[int]]:
+    """Return the first choice that is not the largest of its own logits, and the rows of all."""
     _, wanted = top_experts(own.logits, own.ids.shape[-1], False)
     wrong = (~same_experts(own.ids, wanted)).nonzero()[:, 0].tolist()
     if not wrong:
-        return ""
+        return "", set()
     found, expected = (sorted(ids[wrong[0]].tolist()) for ids in (own.ids, wanted))
     return (
         f"{_where(place, wrong[0])}: experts {found}, expected {expected}, "
-        "the largest of the side's own logits"
+        "the largest of the side's own logits",
+        set(wrong),
     )
 
 

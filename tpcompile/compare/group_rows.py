@@ -10,7 +10,7 @@ import torch
 from tpcompile.compare.choices import Choices, Place, compare_choices
 from tpcompile.compare.groups import Group, Key, Side
 from tpcompile.compare.rows import Row, row_of, token_margin
-from tpcompile.ir.ops.experts import Routed, replayed, same_experts
+from tpcompile.ir.ops.experts import Routed, replayed
 
 TOKEN, LOGITS = ("token", None), ("logits", None)
 ROUTER, CHOICE, SCORES = "router", "choice", "scores"
@@ -74,7 +74,7 @@ def compare_sides(
         for side in (side for side in sides if group.key in side.values):
             chosen = next((one for one in choices if _of(one, side, group)), None)
             row = _row(step, group, side, tolerance, number, chosen)
-            yield row if row.ok else _placed(row, step, group, side)
+            yield row if row.ok else _placed(row, step, group, side, chosen)
     for side in (step.eager, *sides):
         for key, source in side.unknown.items():
             yield _stray(side, key, source, number)
@@ -195,9 +195,15 @@ def _stray(side: Side, key: Key, source: str, step: int) -> GroupRow:
     return _group_row(row, side, step, problem)
 
 
-def _placed(row: GroupRow, step: Step, group: Group, side: Side) -> GroupRow:
+def _placed(
+    row: GroupRow, step: Step, group: Group, side: Side, choices: Choices | None
+) -> GroupRow:
     """Add the position of values beyond the limit or, if compared with fp32, of the worst ones."""
-    wrong = _wrong(step, group, side, row)
+    if group.name == CHOICE and choices is not None:
+        wrong = torch.zeros_like(side.values[group.key], dtype=torch.bool)
+        wrong[list(choices.wrong)] = True
+    else:
+        wrong = _wrong(step, group, side, row)
     if not bool(wrong.any()):
         return row
     lines, columns = (sorted(set(found.tolist())) for found in wrong.nonzero().unbind(1))
@@ -227,9 +233,6 @@ def _wrong(step: Step, group: Group, side: Side, row: GroupRow) -> torch.Tensor:
     found, expected, exact = _finite(step, group, side)
     if found.shape != expected.shape:
         return torch.zeros((0, 0), dtype=torch.bool)
-    if group.name == CHOICE:
-        same = same_experts(found.long(), expected.long())
-        return ~same[:, None].expand(found.shape)
     truth = exact if row.beside_fp32 and exact is not None else expected
     off = (found.double() - truth.double()).abs()
     odd = ~off.isfinite()
