@@ -133,12 +133,15 @@ def compare_choices(
 ) -> Choices:
     """Compare a router's choices, one for each rank, with eager's.
 
-    `exact` are the logits in fp32. Choices and scores are also checked against the side's own
+    `exact` are the logits in fp32. Eager's may equal them by chance, and the side's may still be
+    rounded once, which moves two of them by half a unit each. Choices and scores are also checked against the side's own
     logits, unless the side chooses `by_topk`, which promises no order of equal values.
     """
     logits = eager.logits.double()
     magnitude = float(logits.abs().max()) or 1.0
-    limit = token_margin(eager.logits, exact, tolerance) * magnitude
+    beside = exact is not None and tolerance is None
+    least = torch.finfo(eager.logits.dtype).eps if beside else 0.0
+    limit = max(token_margin(eager.logits, exact, tolerance), least) * magnitude
     first = own[0]
     problem, score_error, wrong = "", 0.0, set[int]()
     if any(not torch.equal(first.ids, other.ids) for other in own[1:]):
@@ -149,7 +152,6 @@ def compare_choices(
     changed = dict(_changed(place, eager, first, limit))
     wrong |= {row for row, one in changed.items() if not one.ok}
     score_limit = max(TOLERANCES[torch.float32], torch.finfo(first.scores.dtype).eps)
-    beside = exact is not None and tolerance is None
     return Choices(
         *(place, tuple(changed.values()), magnitude, limit, tuple(sorted(wrong)), problem),
         *(score_error, score_limit, beside),
