@@ -134,8 +134,9 @@ def compare_choices(
     """Compare a router's choices, one for each rank, with eager's.
 
     `exact` are the logits in fp32. Eager's may equal them by chance, and the side's may still be
-    rounded once, which moves two of them by half a unit each. Choices and scores are also checked against the side's own
-    logits, unless the side chooses `by_topk`, which promises no order of equal values.
+    rounded once, which moves two of them by half a unit each. Choices and scores are also checked
+    against the side's own logits, unless the side chooses `by_topk`, which promises no order of
+    equal values.
     """
     logits = eager.logits.double()
     magnitude = float(logits.abs().max()) or 1.0

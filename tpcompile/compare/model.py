@@ -22,7 +22,7 @@ from tpcompile.compare.comparison import Comparison, compare
 from tpcompile.compare.rounded_cache import rounding_attention
 from tpcompile.compare.routing import Replay
 from tpcompile.compare.rows import Row, row_of
-from tpcompile.compare.runs import Answers, Eager, ends, side_by_side
+from tpcompile.compare.runs import Answers, Eager, Run, ends, side_by_side
 from tpcompile.compare.source import Source, in_fp32
 from tpcompile.errors import UsageError
 from tpcompile.frontend import Captured, capture
@@ -94,20 +94,25 @@ def compare_with_eager(
     where = "one process each" if isinstance(loaded, SpawnedRanks) else "in this process"
     chosen = tuple(first.choices.values())
     own = list(ends(runs, logits_of(first.values)[0], chosen, logits_of(last.values)[0], where))
-    before, *after = [[*run.rows()] for run in own]
-    rows = [row for several in after for row in several]
-    if side.rounds and runs[0].exact is not None:
-        rows.append(_of_rounding(runs[0].eager, runs[0].exact))
-    if side.kv is not None and exact is not None:
-        rows += _of_cache(side.kv, *models)
-    rows += [_agreement(watched)] if tp > 1 else []
-    return replace(
-        found,
-        rows=(*before, *found.rows, *rows),
-        shown=tuple(row.node for row in (*before, *rows)),
-        few_bits=side.few_bits,
-        choices=(*last.choices.values(), *(one for run in own for one in run.choices)),
-    )
+    more = [*_of_options(side, runs[0], models), *([_agreement(watched)] if tp > 1 else [])]
+    choices = (*last.choices.values(), *(one for run in own for one in run.choices))
+    return _around(replace(found, few_bits=side.few_bits, choices=choices), own, more)
+
+
+def _around(found: Comparison, runs: Sequence[Run], more: Sequence[Row]) -> Comparison:
+    """Add the rows of runs, the first of which comes before the graph, and further rows."""
+    before, *after = [[*run.rows()] for run in runs]
+    rows = [*(row for several in after for row in several), *more]
+    shown = tuple(row.node for row in (*before, *rows))
+    return replace(found, rows=(*before, *found.rows, *rows), shown=shown)
+
+
+def _of_options(side: Source, prompt: Run, models: Sequence[Eager]) -> Iterator[Row]:
+    """Yield the errors of eager that are due to options, if it runs in fp32 too."""
+    if side.rounds and prompt.exact is not None:
+        yield _of_rounding(prompt.eager, prompt.exact)
+    if side.kv is not None and len(models) > 1:
+        yield from _of_cache(side.kv, *models)
 
 
 @dataclass(frozen=True)
