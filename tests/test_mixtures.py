@@ -16,7 +16,7 @@ from tests.captures import captured_once
 from tests.mixtures import FAMILIES, VOCABULARY, lively_mixture, random_mixture
 from tests.models import TOLERANCE, relative_error
 from tests.test_hybrids import answers, mean_error
-from tpcompile.errors import ShardingError, UnsupportedError, UsageError
+from tpcompile.errors import ShardingError, UsageError
 from tpcompile.options import passes_for
 from tpcompile.passes import run_passes
 from tpcompile.runtime.model import CompiledModel
@@ -133,16 +133,8 @@ def test_the_option_of_compile() -> None:
         tpcompile.compile(model, 2, experts="pt", simulate=True, backend="torch")
 
 
-def test_router_logits_are_refused() -> None:
-    model, (ids, _) = eager("qwen3_moe", 0), batch(0)
-    with compiled(model, 1, "auto") as made:
-        said = "does not support the argument output_router_logits"
-        with pytest.raises(UnsupportedError, match=said):
-            made(ids, output_router_logits=True)
-
-
 def test_a_configuration_that_asks_for_router_logits() -> None:
-    """They and their loss are for training, so the graph leaves them out."""
+    """The setting is ignored: a call returns them if its argument says so."""
     model = lively_mixture(random_mixture(0, "qwen3_moe", output_router_logits=True))
     ids, _ = batch(0)
     with compiled(model, 2, "auto") as made, torch.inference_mode():

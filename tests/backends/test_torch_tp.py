@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, stage_logits
 from tests.stages import graph_after
-from tpcompile.backends.torch_tp import emit_sources, functions, load_rank, run_simulated
+from tpcompile.backends.torch_tp import Router, emit_sources, functions, load_rank, run_simulated
 from tpcompile.backends.torch_tp.matrix import as_matrix, experts, linear
 from tpcompile.comm import SimulatedGroup
 from tpcompile.errors import RankError, UnsupportedError
@@ -154,6 +154,7 @@ def test_every_function_that_source_calls_is_a_reference() -> None:
     named |= {"linear": linear, "as_matrix": as_matrix}  # torch's, with another weight layout
     named |= {"decoded": decoded, "decoded_rows": decoded_rows}  # the values of a weight
     named |= {"DecodedExperts": DecodedExperts, "experts": experts}  # with torch's linears
+    named["Router"] = Router  # a module that calls top_experts
     for name in functions.__all__:
         assert getattr(functions, name) is named[name]
 
@@ -230,3 +231,12 @@ def test_two_callers_take_turns() -> None:
     for caller in callers:
         caller.join()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_layers_with_experts_choose_them_by_a_module() -> None:
+    pair = preset_pair("tiny-qwen3-moe")
+    (source,) = emit_sources(graph_after(pair, default_pipeline(1)))
+    layers = source.count("\nclass Layer")
+    assert source.count("self.router = tpc.Router()") == source.count("= self.router(") == layers
+    (dense,) = emit_sources(graph_after(preset_pair("tiny-qwen3"), default_pipeline(1)))
+    assert "router" not in dense

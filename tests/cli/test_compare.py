@@ -27,7 +27,7 @@ from tpcompile.vm.schedule import scheduled as scheduling
 
 pytestmark = pytest.mark.usefixtures("forked_launchers")
 
-KEYS = ["ok", "rows", "first_divergence", "tokens_equal", "top5"]
+KEYS = ["ok", "rows", "first_divergence", "tokens_equal", "top5", "choices"]
 ROW_KEYS = {"node", "layer", "max_abs", "rel", "ok"}
 ENDS = ["emitted", "best tokens", *(f"decode step {step}" for step in (1, 2, 3, 4)), "ranks"]
 
@@ -253,3 +253,23 @@ def test_bad_input(cli: Cli, line: str, said: str) -> None:
     ran = cli(line)
     assert (ran.status, ran.out) == (2, "")
     assert said in ran.err
+
+
+def test_mixtures_of_experts(cli: Cli) -> None:
+    """Both results are shown: the choices, and all values with those of eager."""
+    line = "compare preset:tiny-qwen3-moe --tp 2 --random-weights 0 --dtype bfloat16"
+    ran = cli(f"{line} --simulate")
+    assert ran.status == 0, ran.out
+    assert "changed choices of " in ran.out.splitlines()[0]
+    ran = cli(f"{line} --backend reference --steps 1 --json")
+    assert ran.status == 0, ran.out
+    found = json.loads(ran.out)
+    assert {row["node"] for row in found["rows"]} >= {"router", "choice", "scores"}
+    assert found["choices"]["compared"] == 2 * 2 * 3  # sides, layers and sequences
+    assert all(one["ok"] for one in found["choices"]["changed"])
+
+
+def test_dense_models_have_no_choices(cli: Cli) -> None:
+    line = "compare preset:tiny-qwen3 --tp 1 --random-weights 0 --simulate"
+    assert "choices" not in cli(line).out
+    assert json.loads(cli(f"{line} --json").out)["choices"] is None

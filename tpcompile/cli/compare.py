@@ -45,6 +45,8 @@ three after every instruction group. The program always runs on the reference
 machine. With another backend it also runs there: instruction by instruction,
 to compare every stored value, and then as one launch, which must give the same
 bits. Their default pipeline is decode{spans=2,block=8}.
+All sides of a mixture of experts follow eager's choices. Choices of their own
+that differ are listed first; the error of the router's logits may explain them.
 The exit status is 0 if all values agree, 1 if one does not, 2 for bad input."""
 
 

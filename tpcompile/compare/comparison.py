@@ -7,16 +7,20 @@ computes, and a sharded value is assembled according to its type.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx
 
+from tpcompile.compare.choices import ChangedChoice, Choices, choices_text
 from tpcompile.compare.rows import Row, row_of, token_margin
 from tpcompile.inspect.tables import table_text
-from tpcompile.ir.meta import captured_value, origin_of, type_of
+from tpcompile.ir.meta import captured_value, operand, origin_of, type_of
+from tpcompile.ir.ops import TOP_EXPERTS
 from tpcompile.ir.ops.collectives import to_whole
 from tpcompile.ir.simulate import Values, logits_of
 from tpcompile.ir.types import REPLICATE, ValueType
@@ -44,6 +48,8 @@ class Comparison:
     """The names of rows that the table shows even if they are not the worst."""
     few_bits: bool = False
     """Whether weights are in 8 or 4 bits."""
+    choices: tuple[Choices, ...] = ()
+    """The choices of routers; the values of `rows` are those with eager's choices."""
 
     @property
     def first_divergence(self) -> Row | None:
@@ -61,10 +67,21 @@ class Comparison:
             "first_divergence": _plain(first) if first else None,
             "tokens_equal": self.tokens_equal,
             "top5": self.top5,
+            "choices": self._choices_json() if self.choices else None,
+        }
+
+    def _choices_json(self) -> dict[str, Any]:
+        changed = [one for each in self.choices for one in each.changed]
+        return {
+            "compared": sum(len(each.place.tokens) for each in self.choices),
+            "changed": [_plain(one) | {"ok": one.ok} for one in changed],
         }
 
     def table(self, everything: bool = False) -> str:
-        """Format the worst value of each layer, or every value, followed by the verdict."""
+        """Format the worst value of each layer, or every value, and the verdict.
+
+        Changed choices of experts come first.
+        """
         from rich.table import Table
 
         beside_fp32 = any(row.beside_fp32 for row in self.rows)
@@ -76,7 +93,8 @@ class Comparison:
             verdict = "ok" if row.ok else row.problem or "DIFFERS"
             errors = [f"{getattr(row, field):.1e}" for field in numbers.values()]
             table.add_row(row.node, row.source, *errors, verdict)
-        return table_text(table) + self._verdict(everything)
+        choices = choices_text(self.choices) if self.choices else ""
+        return choices + table_text(table) + self._verdict(everything)
 
     def _summary(self) -> Iterator[Row]:
         """Select the worst row of each layer and those of `shown`, up to the first divergence."""
@@ -117,14 +135,16 @@ def compare(
     values: Values,
     tolerance: float | None = None,
     exact: Values | None = None,
+    choices: Mapping[int, Choices] = MappingProxyType({}),
 ) -> Comparison:
     """Compare the values of a graph on its ranks with those of the captured graph.
 
     `exact` are the values of the captured graph in fp32, with the same weights. They are used to
-    tell rounding from errors if no tolerance is given.
+    tell rounding from errors if no tolerance is given. `choices` are those of the graph's routers,
+    by layer, if all values are those with eager's choices.
     """
     expected, truth = _by_name(captured), _by_name(exact or {})
-    rows = tuple(_rows(gm.graph, values, expected, truth, tolerance))
+    rows = tuple(_rows(gm.graph, values, expected, truth, tolerance, choices))
     eager, compiled = logits_of(captured)[0], logits_of(values)[0]
     top5 = {
         name: logits[-1].topk(min(5, logits.shape[-1])).indices.tolist()
@@ -151,6 +171,7 @@ def _rows(
     expected: Mapping[str, torch.Tensor],
     exact: Mapping[str, torch.Tensor],
     tolerance: float | None,
+    choices: Mapping[int, Choices],
 ) -> Iterator[Row]:
     for node in graph.nodes:
         name = captured_value(node) if node.op.startswith("call") else None
@@ -163,12 +184,22 @@ def _rows(
             wanted, truth = wanted.squeeze(0), None if truth is None else truth.squeeze(0)
         origin = origin_of(node)
         replicas = values[node] if kind.placement == REPLICATE else None
-        yield row_of(
+        row = row_of(
             node.name, str(origin), found, wanted, tolerance, origin.layer, replicas, truth
         )
+        chosen = choices.get(-1 if origin.layer is None else origin.layer)
+        yield row if chosen is None else _routed_row(node, row, chosen, tolerance)
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _routed_row(node: fx.Node, row: Row, choices: Choices, tolerance: float | None) -> Row:
+    """Return the row of a value, judged by the choices if it is a result of a router."""
+    if node.target is not operator.getitem or operand(node).target is not TOP_EXPERTS:
+        return row
+    is_ids = node.args[1] == 1
+    return choices.row(row.node, row.source) if is_ids else choices.score_row(row, tolerance)
+
+
+def _plain(row: Row | ChangedChoice) -> dict[str, Any]:
     """Return a row for JSON, which has neither NaN nor infinity: such an error becomes null."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value

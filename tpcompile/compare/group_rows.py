@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from tpcompile.compare.choices import Choices, Place, compare_choices
 from tpcompile.compare.groups import Group, Key, Side
 from tpcompile.compare.rows import Row, row_of, token_margin
+from tpcompile.ir.ops.experts import Routed, replayed
 
 TOKEN, LOGITS = ("token", None), ("logits", None)
+ROUTER, CHOICE, SCORES = "router", "choice", "scores"
+"""The groups of a mixture of experts: the logits, the chosen experts, and their scores."""
 _SHOWN = 6
 """The number of list items shown in text; JSON has all of them."""
 
@@ -49,27 +53,71 @@ class Step:
     groups: tuple[Group, ...]
     eager: Side
     exact: Side | None = None
+    normalized: Mapping[int, bool] = field(default_factory=dict)
+    """Whether the scores of a layer's experts add up to 1, by layer."""
+    tokens: tuple[int, ...] = ()
+    """The position of each sequence's new token."""
 
 
 def compare_sides(
-    step: Step, sides: Sequence[Side], tolerance: float | None = None, number: int = 1
+    step: Step,
+    sides: Sequence[Side],
+    tolerance: float | None = None,
+    number: int = 1,
+    choices: Sequence[Choices] = (),
 ) -> Iterator[GroupRow]:
-    """Compare each group on each side that has it with eager, in the order of the step."""
+    """Compare each group on each side that has it with eager, in the order of the step.
+
+    `choices` are the results of `side_choices` for all sides.
+    """
     for group in step.groups:
         for side in (side for side in sides if group.key in side.values):
-            row = _row(step, group, side, tolerance, number)
-            yield row if row.ok else _placed(row, step, group, side)
+            chosen = next((one for one in choices if _of(one, side, group)), None)
+            row = _row(step, group, side, tolerance, number, chosen)
+            yield row if row.ok else _placed(row, step, group, side, chosen)
     for side in (step.eager, *sides):
         for key, source in side.unknown.items():
             yield _stray(side, key, source, number)
 
 
-def _row(step: Step, group: Group, side: Side, tolerance: float | None, number: int) -> GroupRow:
+def side_choices(
+    step: Step, side: Side, tolerance: float | None = None, number: int = 1
+) -> Iterator[Choices]:
+    """Compare the choices of experts on a side with eager's."""
+    for layer in step.normalized:
+        exact = step.exact.values[ROUTER, layer] if step.exact else None
+        place = Place(side.name, layer, [*enumerate(step.tokens)], number)
+        sides = _routed(step.eager, layer), [_routed(side, layer)]
+        yield compare_choices(place, *sides, exact, tolerance)
+
+
+def _routed(side: Side, layer: int) -> Routed:
+    logits, scores, ids = (side.values[name, layer] for name in (ROUTER, SCORES, CHOICE))
+    return Routed(logits, scores, ids.long())
+
+
+def _of(choices: Choices, side: Side, group: Group) -> bool:
+    return (choices.place.side, choices.place.layer) == (side.name, group.layer)
+
+
+def _row(
+    step: Step,
+    group: Group,
+    side: Side,
+    tolerance: float | None,
+    number: int,
+    choices: Choices | None,
+) -> GroupRow:
     if group.key == TOKEN:
         row, problem = _token_row(step, side, tolerance)
+    elif group.name == CHOICE and choices is not None:
+        row = choices.row(group.name, side.name)
+        problem = row.problem
     else:
         found, expected, exact = _finite(step, group, side)
         row = row_of(group.name, side.name, found, expected, tolerance, group.layer, exact=exact)
+        if group.name == SCORES and choices is not None:
+            row = choices.score_row(row, tolerance)
         problem = row.problem
     reported = side.problems.get(group.key, "")
     theirs = step.eager.problems.get(group.key, "")
@@ -90,8 +138,14 @@ def _group_row(row: Row, side: Side, step: int, problem: str) -> GroupRow:
 def _finite(
     step: Step, group: Group, side: Side
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the values, with 0 where both sides are minus infinity, as for an empty span."""
+    """Return the values, with 0 where both sides are minus infinity, as for an empty span.
+
+    Scores are those of the experts that eager has chosen.
+    """
     found, expected = side.values[group.key], step.eager.values[group.key]
+    if group.name == SCORES and group.layer is not None:
+        given = step.eager.values[CHOICE, group.layer]
+        found = replayed(_routed(side, group.layer), given, step.normalized[group.layer])
     exact = step.exact.values[group.key] if step.exact else None
     if found.shape != expected.shape:
         return found, expected, exact
@@ -141,9 +195,15 @@ def _stray(side: Side, key: Key, source: str, step: int) -> GroupRow:
     return _group_row(row, side, step, problem)
 
 
-def _placed(row: GroupRow, step: Step, group: Group, side: Side) -> GroupRow:
+def _placed(
+    row: GroupRow, step: Step, group: Group, side: Side, choices: Choices | None
+) -> GroupRow:
     """Add the position of values beyond the limit or, if compared with fp32, of the worst ones."""
-    wrong = _wrong(step, group, side, row)
+    if group.name == CHOICE and choices is not None:
+        wrong = torch.zeros_like(side.values[group.key], dtype=torch.bool)
+        wrong[list(choices.wrong)] = True
+    else:
+        wrong = _wrong(step, group, side, row)
     if not bool(wrong.any()):
         return row
     lines, columns = (sorted(set(found.tolist())) for found in wrong.nonzero().unbind(1))

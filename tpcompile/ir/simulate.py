@@ -87,7 +87,7 @@ def run_ranks(
 ) -> Values:
     """Execute a graph, and return the value of every node on every rank.
 
-    `instead` has functions that replace ops, by target.
+    `instead` has functions that replace ops, by node or by target.
     """
     ranks = info_of(gm).tp
     dealt = rank_inputs(gm, inputs)
@@ -210,7 +210,7 @@ def _call(
         else:
             kwargs = {key: _local(arg, values, rank) for key, arg in node.kwargs.items()}
             bound = {**spec.bind(args, kwargs), **local_args(node, spec, rank)}
-            other = instead.get(node.target)
+            other = instead.get(node) or instead.get(node.target)
             results.append(spec.call(bound) if other is None else other(**bound))
     return results
 

@@ -12,7 +12,7 @@ from tpcompile.errors import UnsupportedError, UsageError
 
 _TAKEN = (
     "only input_ids, attention_mask, position_ids, past_key_values or cache, use_cache, "
-    "logits_to_keep and return_dict"
+    "logits_to_keep, return_dict and output_router_logits"
 )
 _ID_DTYPES = (torch.int64, torch.int32)
 """The dtypes that an embedding accepts."""

@@ -18,6 +18,7 @@ from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
 from tpcompile.ir.info import info_of
+from tpcompile.ir.ops.experts import Routed
 from tpcompile.ir.pieces import Read
 from tpcompile.libraries import library_errors
 from tpcompile.passes import Stage
@@ -43,7 +44,9 @@ from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.rank import RankModule, Ranks, rank_modules
-from tpcompile.runtime.ranks.step import Step, StepCounts
+from tpcompile.runtime.ranks.routing import unpacked
+from tpcompile.runtime.ranks.step import Routing, Step, StepCounts
+from tpcompile.runtime.router_logits import routed_output, routing_of
 from tpcompile.runtime.weights_out import WeightsOut
 
 _UNTRACED = ("forward", "generate")
@@ -202,19 +205,23 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         return_dict: bool | None = None,
         greedy: bool = False,
         cache: Any = None,
+        output_router_logits: bool | None = None,
         **options: Any,
     ) -> Any:
         """Return logits, as Hugging Face's causal LMs do.
 
         The KV cache has two names: `past_key_values`, and `cache` as in newer versions of
         transformers. `greedy` returns the best token after each sequence instead: the ranks then
-        exchange one value and one id per sequence, and no logits.
+        exchange one value and one id per sequence, and no logits. `output_router_logits` returns
+        those of a mixture of experts and their loss too; modules run such a step.
         """
         with self._open_calls.enter():
             self._check_open()
             refuse_options(options)
             use_cache = check_flag("use_cache", use_cache)
             told = check_flag("return_dict", return_dict)
+            asked = check_flag("output_router_logits", output_router_logits)
+            routing = routing_of(asked, self._rank_modules[0].routers, greedy=greedy)
             kept = 1 if greedy else logits_to_keep
             given = checked(input_ids, attention_mask, position_ids, kept, self._vocabulary)
             past = given_cache({"past_key_values": past_key_values, "cache": cache})
@@ -231,25 +238,38 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
                 own.real if has_past and own is not None else None,
                 split,
             )
-            result = self._run(packed, own, "tokens" if greedy else "logits")
+            result, choices = self._run(packed, own, "tokens" if greedy else "logits", routing)
         assert input_ids is not None
         found = packed.unpack(result).to(input_ids.device)
         returned: Any = own if wanted else None
         if greedy:
             return GreedyOutput(tokens=found[:, -1], **{CACHE: returned})
         found = found[:, 0] if isinstance(columns, int) else found
-        if told is False or (told is None and not self.config.return_dict):
-            return (found,) if returned is None else (found, returned)
-        return CausalLMOutputWithPast(logits=found, **{CACHE: returned})
+        given_back = (
+            CausalLMOutputWithPast(logits=found, **{CACHE: returned})
+            if routing is None
+            else routed_output(found, choices, packed, self.config, **{CACHE: returned})
+        )
+        as_tuple = told is False or (told is None and not self.config.return_dict)
+        return given_back.to_tuple() if as_tuple else given_back
 
-    def _run(self, packed: Packed, cache: PagedCache | None, output: str) -> torch.Tensor:
+    def _run(
+        self, packed: Packed, cache: PagedCache | None, output: str, routing: Routing | None
+    ) -> tuple[torch.Tensor, list[Routed]]:
+        """Run a step; return its result, and the choices of routers if they are requested."""
         self._steps += 1
         if cache is None:
-            return self._ranks.run(Step(packed.inputs(), output))
+            return self._result(Step(packed.inputs(), output, routing=routing))
         with cache.append(packed.sequences, batch=len(packed.real)) as placed:
             inputs = packed.inputs() | placed.inputs()
-            step = Step(inputs, output, placed.blocks, placed.copies, states=placed.states)
-            return self._ranks.run(step)
+            more: Any = {"states": placed.states, "routing": routing}
+            return self._result(Step(inputs, output, placed.blocks, placed.copies, **more))
+
+    def _result(self, step: Step) -> tuple[torch.Tensor, list[Routed]]:
+        found = self._ranks.run(step)
+        if step.routing is None:
+            return found, []
+        return unpacked(found, step, self.dtype, self._rank_modules[0].routers)
 
     def new_cache(self) -> PagedCache:
         """Return an empty KV cache to pass as `past_key_values`, or `cache`."""

@@ -102,9 +102,10 @@ def test_linear_attention_has_groups_of_its_own(tp: int) -> None:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_routers_have_groups_of_their_own(tp: int) -> None:
-    """Both logits and scores; the second half of a layer has the values of its shared expert."""
+    """Logits, choices and scores; the second half of a layer has those of its shared expert."""
     found = compared(pair_named(SHARED).eager, tp)
-    half = ["attention_residual", "mlp_norm", "router", "scores", "swiglu", "shared_gate"]
+    half = ["attention_residual", "mlp_norm", "router", "choice"]
+    half += ["scores", "swiglu", "shared_gate"]
     names = {name for name, _ in groups_of(found, "program")}
     assert names >= {*half, "mlp_residual"}
     assert groups_of(found, "torch module") == groups_of(found, "program")
@@ -112,11 +113,11 @@ def test_routers_have_groups_of_their_own(tp: int) -> None:
     assert max(row.rel for row in found.rows) < 1e-5
 
 
-def test_another_choice_is_found_at_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_choice_is_found_at_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The router's logits are right, and its choice is not."""
     monkeypatch.setattr(TopExperts, "run", _least_experts)
     first = compared(pair_named(SHARED).eager, 2).first_divergence
-    assert isinstance(first, GroupRow) and (first.node, first.layer) == ("scores", 0)
+    assert isinstance(first, GroupRow) and (first.node, first.layer) == ("choice", 0)
 
 
 def _least_experts(one: TopExperts, memory: Memory, probe: Probe = unseen) -> None:

@@ -16,13 +16,13 @@ from tpcompile.backends.native.mixtures import DecodedExperts
 from tpcompile.backends.native.prompts import FewBits
 from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.backends.torch_tp.functions import (
+    Router,
     as_matrix,
     attention,
     causal_conv,
     decoded_rows,
     delta_decay,
     gated_delta_rule,
-    top_experts,
     vocab_embedding,
 )
 from tpcompile.ir.format import Format
@@ -32,6 +32,7 @@ from tpcompile.ir.ops.groups import heads_read, runs_of
 
 __all__ = [
     "DecodedExperts",
+    "Router",
     "add_rms_norm",
     "argmax",
     "as_matrix",
@@ -52,7 +53,6 @@ __all__ = [
     "rope",
     "sigmoid_gate",
     "swiglu",
-    "top_experts",
     "vocab_embedding",
 ]
 

@@ -26,6 +26,7 @@ from tpcompile.ir.ops import (
     LINEAR,
     REDISTRIBUTE,
     REDUCE_SCATTER,
+    TOP_EXPERTS,
     VOCAB_EMBEDDING,
     OpSpec,
     arguments_of,
@@ -39,6 +40,9 @@ aten = torch.ops.aten
 
 AS_MATRIX = "_matrix"
 """Suffix of the reordered copy of a parameter that is stored twice."""
+
+ROUTER = "router"
+"""The attribute of a layer that chooses its experts."""
 
 _LAYER = "layer"
 """The argument of an op that is the number of its layer."""
@@ -287,6 +291,7 @@ _WRITERS: dict[Any, Callable[[fx.Node, dict[str, str], Scope], str]] = {
     ARGMAX: _write_argmax,
     ALL_REDUCE: lambda _, a, scope: f"self.group.all_reduce({_with_dtype(a)})",
     REDUCE_SCATTER: lambda _, a, scope: f"self.group.reduce_scatter({_with_dtype(a)})",
+    TOP_EXPERTS: lambda _, a, scope: f"self.{ROUTER}({', '.join(a.values())})",
     aten.to.dtype: lambda _, a, scope: f"{a['self']}.to({a['dtype']})",
     aten.add.Tensor: lambda _, a, scope: f"{a['self']} + {a['other']}",
     aten.mul.Tensor: lambda _, a, scope: f"{a['self']} * {a['other']}",

@@ -1,12 +1,12 @@
 """Functions that emitted modules call besides torch: the dialect's references, and linears."""
 
 from tpcompile.backends.torch_tp.matrix import as_matrix, experts, linear
+from tpcompile.backends.torch_tp.router import Router
 from tpcompile.ir.ops.argmax import argmax, local_argmax
 from tpcompile.ir.ops.attention import attention
 from tpcompile.ir.ops.delta import causal_conv, delta_decay, gated_delta_rule
 from tpcompile.ir.ops.elementwise import sigmoid_gate, swiglu
 from tpcompile.ir.ops.embedding import vocab_embedding
-from tpcompile.ir.ops.experts import top_experts
 from tpcompile.ir.ops.few_bits import DecodedExperts, decoded, decoded_rows
 from tpcompile.ir.ops.norm import add_rms_norm, gated_rms_norm, rms_norm
 from tpcompile.ir.ops.paged_attention import paged_attention
@@ -15,6 +15,7 @@ from tpcompile.ir.ops.rotary import rope
 
 __all__ = [
     "DecodedExperts",
+    "Router",
     "add_rms_norm",
     "argmax",
     "as_matrix",
@@ -35,6 +36,5 @@ __all__ = [
     "rope",
     "sigmoid_gate",
     "swiglu",
-    "top_experts",
     "vocab_embedding",
 ]

@@ -11,11 +11,11 @@ import torch
 from torch import fx
 
 from tpcompile.alike import runs_of
-from tpcompile.backends.torch_tp.expressions import AS_MATRIX, Scope, statements
+from tpcompile.backends.torch_tp.expressions import AS_MATRIX, ROUTER, Scope, statements
 from tpcompile.backends.torch_tp.storage import Storage, Storages
 from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.names import base_name, prefix_of, short_name
-from tpcompile.ir.ops import arguments_of, spec_of
+from tpcompile.ir.ops import TOP_EXPERTS, arguments_of, spec_of
 
 _CLASS = '''
 
@@ -33,7 +33,7 @@ class {name}(torch.nn.Module):
         return {gives}
 '''
 
-_ATTRIBUTES = frozenset((*dir(torch.nn.Module()), "layer", "kept", "group"))
+_ATTRIBUTES = frozenset((*dir(torch.nn.Module()), "layer", "kept", "group", ROUTER))
 """The attributes of a layer's module that are no parameters."""
 
 
@@ -122,7 +122,7 @@ def layer_codes(
     assert section.layer is not None
     number = kept.get(section.layer)
     scope = Scope(ranks, storages, {**names, **takes, **own}, section.layer, number)
-    registered = tuple(_registering(parameters, scope))
+    registered = (*_registering(parameters, scope), *_routers(section.nodes))
     lines = list(statements(section.nodes, scope))
     gives = tuple(names[node] for node in section.writes)
     return [
@@ -189,6 +189,12 @@ def _registering(parameters: Sequence[fx.Node], scope: Scope) -> Iterator[str]:
     if others:
         yield from registering(others, "parameters[name]")
     yield from reordering(parameters, scope)
+
+
+def _routers(nodes: Sequence[fx.Node]) -> Iterator[str]:
+    """Yield the line that makes the router of a mixture of experts."""
+    if any(node.target is TOP_EXPERTS for node in nodes):
+        yield f"        self.{ROUTER} = tpc.Router()"
 
 
 def registering(names: Sequence[str], value: str) -> Iterator[str]:

@@ -13,14 +13,24 @@ from torch import fx
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order, in_program_order
+from tpcompile.compare.choices import Choices
 from tpcompile.compare.comparison import Comparison, same_tokens
-from tpcompile.compare.group_rows import LOGITS, TOKEN, GroupRow, Step, compare_sides
+from tpcompile.compare.group_rows import (
+    CHOICE,
+    LOGITS,
+    TOKEN,
+    GroupRow,
+    Step,
+    compare_sides,
+    side_choices,
+)
 from tpcompile.compare.groups import Side
 from tpcompile.compare.program.eager import Eager
 from tpcompile.compare.program.module import Module
 from tpcompile.compare.program.program import LaunchedSide, ProgramSide, Start
 from tpcompile.compare.program.structure import Structure, structure_of
 from tpcompile.compare.program.texts import Texts, random_texts
+from tpcompile.compare.routing import Given
 from tpcompile.compare.rows import token_margin
 from tpcompile.compare.source import Source, eager_model, in_fp32
 from tpcompile.errors import UsageError
@@ -53,6 +63,11 @@ class Taken:
     texts: Texts
     step: Step
     module: Side
+
+    @property
+    def given(self) -> dict[int, torch.Tensor]:
+        """The experts that eager has chosen for each sequence, by layer."""
+        return given_by(self.step.eager)
 
 
 @dataclass(frozen=True)
@@ -90,18 +105,27 @@ class Case:
         kept = self.caches, self.states
         start = Start(program, self.structure, self._parameter, self.rotary, *kept)
         rows: list[GroupRow] = []
+        choices: list[Choices] = []
         equal = True
         with ExitStack() as stack:
             runs = [stack.enter_context(closing(ProgramSide(start, Machine, order)))]
             if backend is not Machine:
                 runs.append(stack.enter_context(closing(LaunchedSide(start, backend, order))))
             for number, taken in enumerate(self.taken, 1):
-                found = (run.step(taken.texts, taken.step.groups) for run in runs)
+                given = taken.given
+                found = (run.step(taken.texts, taken.step.groups, given) for run in runs)
                 sides = (taken.module, *found)
-                rows += compare_sides(taken.step, sides, self.tolerance, number)
+                own = [
+                    one
+                    for side in sides
+                    for one in side_choices(taken.step, side, self.tolerance, number)
+                ]
+                rows += compare_sides(taken.step, sides, self.tolerance, number, own)
+                choices += own
                 equal = equal and all(self._same_tokens(taken.step, side) for side in sides)
         top5 = _likeliest(taken.step.eager, *sides)
-        return Comparison(tuple(rows), equal, top5, shown=(LOGITS[0], TOKEN[0]))
+        shown = (LOGITS[0], TOKEN[0])
+        return Comparison(tuple(rows), equal, top5, shown, choices=tuple(choices))
 
     def _parameter(self, rank: int, name: str) -> torch.Tensor:
         return self.weights[name][rank].contiguous()
@@ -141,9 +165,11 @@ def prepare(
         sources = [each for each in (source, exact) if each]
         theirs = [Eager(eager_model(each), structure, each.kv) for each in sources]
         module = Module(sharded, structure, source)
-        sides: list[Eager | Module] = [*theirs, module]
-        for side in sides:
-            side.fill(texts)
+        eager, *others = theirs
+        before = eager.fill(texts)
+        for other in others:
+            other.fill(texts, before)
+        module.fill(texts, _in_a_row(before))
         caches = tuple(cache.clone() for cache in module.caches)
         states = tuple({name: one.clone() for name, one in own.items()} for own in module.states)
         taken = tuple(_steps(texts, structure, theirs, module, batch.steps))
@@ -171,9 +197,26 @@ def _steps(
 ) -> Iterator[Taken]:
     for _ in range(steps):
         groups = structure.groups(texts)
-        step = Step(groups, *(each.step(texts, groups) for each in theirs))
-        yield Taken(texts, step, module.step(texts, groups))
+        eager, *others = theirs
+        said = eager.step(texts, groups)
+        given = given_by(said)
+        exact = others[0].step(texts, groups, given) if others else None
+        tokens = tuple(length - 1 for length in texts.lengths)
+        step = Step(groups, said, exact, structure.normalized, tokens)
+        yield Taken(texts, step, module.step(texts, groups, given))
         texts = texts.going_on(step.eager.values[TOKEN])
+
+
+def given_by(eager: Side) -> dict[int, torch.Tensor]:
+    """Return the experts that eager has chosen for each sequence, by layer."""
+    found = eager.values.items()
+    return {layer: ids for (name, layer), ids in found if name == CHOICE and layer is not None}
+
+
+def _in_a_row(sequences: Sequence[Given]) -> dict[int, torch.Tensor]:
+    """Return the choices of several sequences, one after another."""
+    layers = {layer for own in sequences for layer in own}
+    return {layer: torch.cat([own[layer] for own in sequences if own]) for layer in layers}
 
 
 def _before_fusion(stages: Sequence[Stage]) -> fx.GraphModule:

@@ -20,6 +20,7 @@ from tpcompile.compare.program.spans import Seen, put_spans
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
 from tpcompile.compare.rounded_cache import empty_cache
+from tpcompile.compare.routing import Given, routed
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.mixers import (
     CHUNK,
@@ -33,6 +34,7 @@ from tpcompile.ir.format import Format
 from tpcompile.ir.layout import Interval
 from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.ops.experts import Routed
 from tpcompile.ir.roles import HeadParts, Run
 from tpcompile.rewriting.structure import weight_of
 from tpcompile.runtime.cache_name import CACHE
@@ -44,7 +46,7 @@ _OUTPUTS = (
 """The values that modules of the model return. Residuals are the inputs of its norms."""
 _INPUTS = ("attention", "mixed", "swiglu", "activated")
 """The values that are inputs of a linear, if they are not the results of a function."""
-_OF_ROUTER = {"router": 0, "scores": 1}
+_OF_ROUTER = {"router": 0, "scores": 1, "choice": 2}
 """The values that a router returns, and their places among its results."""
 
 
@@ -110,21 +112,34 @@ class Eager:
         self._spots = spots(structure)
         self._caches: list[Any] = []
 
-    def fill(self, texts: Texts) -> None:
-        """Run all tokens but the new ones, each sequence with an empty cache."""
-        self._caches = [empty_cache(self._model.config, self._kv) for _ in texts.tokens]
-        for text, cache in zip(texts.tokens, self._caches, strict=True):
-            if len(text) > 1:
-                self._run(text[:-1], 0, cache)
+    def fill(self, texts: Texts, given: Sequence[Given] = ()) -> list[Given]:
+        """Run all tokens but the new ones, each sequence with an empty cache.
 
-    def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
-        """Run the new tokens, and record all intermediate values."""
+        Return the choices of experts by sequence. `given` are those to make instead.
+        """
+        self._caches = [empty_cache(self._model.config, self._kv) for _ in texts.tokens]
+        choices: list[Given] = []
+        for row, (text, cache) in enumerate(zip(texts.tokens, self._caches, strict=True)):
+            own: dict[int, Routed] = {}
+            if len(text) > 1:
+                others = given[row] if given else None
+                with routed(self._model, self._structure.routers, others) as own:
+                    self._run(text[:-1], 0, cache)
+            choices.append({layer: one.ids for layer, one in own.items()})
+        return choices
+
+    def step(self, texts: Texts, groups: Sequence[Group], given: Given | None = None) -> Side:
+        """Run the new tokens, and record all intermediate values.
+
+        `given` are the experts of each sequence that routers choose instead of their own.
+        """
         whole = [replace(group, layout=None, interleaved=False) for group in groups]
         pieces = Pieces("eager", whole)
         seen: list[dict[int, Seen]] = []
         for row, (text, cache) in enumerate(zip(texts.tokens, self._caches, strict=True)):
             watch = _Watch(pieces, self._structure, texts, row)
-            with self._watching(watch):
+            own = None if given is None else {n: ids[row : row + 1] for n, ids in given.items()}
+            with routed(self._model, self._structure.routers, own), self._watching(watch):
                 logits = self._run(text[-1:], len(text) - 1, cache)
             watch.put(LOGITS, logits)
             watch.put(TOKEN, best_tokens(logits))

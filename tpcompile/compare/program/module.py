@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import fx
 
-from tpcompile.compare.groups import Group, Pieces, Side
+from tpcompile.compare.groups import Group, Key, Pieces, Side
 from tpcompile.compare.program.layers import AttentionLayer, DeltaLayer
 from tpcompile.compare.program.spans import Seen, put_spans
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
+from tpcompile.compare.routing import Given, Replay
 from tpcompile.compare.source import Source
 from tpcompile.ir.info import info_of
 from tpcompile.ir.kv import loaded_rows, nan_element
@@ -35,8 +36,11 @@ class Module:
         self.caches: list[torch.Tensor] = []
         self.states: list[dict[str, torch.Tensor]] = []
 
-    def fill(self, texts: Texts) -> None:
-        """Run all tokens but the new ones. Fill unused slots and states with NaN."""
+    def fill(self, texts: Texts, given: Given) -> None:
+        """Run all tokens but the new ones. Fill unused slots and states with NaN.
+
+        `given` are the experts of each token that routers choose instead of their own.
+        """
         for rank in range(info_of(self._gm).tp):
             shape = cache_shape(self._gm, rank)
             assert shape is not None
@@ -52,7 +56,7 @@ class Module:
             self._hold(name, [own[name] for own in self.states])
         before = texts.before()
         if len(before["input_ids"]):
-            self._run(before)
+            self._run(before, given)
 
     def _hold(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         """Make an input a tensor that each rank holds, like a weight."""
@@ -60,12 +64,17 @@ class Module:
         node.op = "get_attr"
         self.weights[str(node.target)] = [*tensors]
 
-    def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
-        """Run the new tokens, and collect all values of all ranks."""
-        values = self._run(texts.new())
+    def step(self, texts: Texts, groups: Sequence[Group], given: Given) -> Side:
+        """Run the new tokens, and collect all values of all ranks.
+
+        `given` are the experts of each sequence that routers choose instead. The collected choices
+        and scores are their own.
+        """
+        values, own = self._run(texts.new(), given)
         pieces = Pieces("torch module", groups, info_of(self._gm).tp)
         for key, node in self._structure.named():
-            for rank, found in enumerate(values[self._nodes[node.name]]):
+            whole = own.get(key) or values[self._nodes[node.name]]
+            for rank, found in enumerate(whole):
                 flat = found.flatten(1) if found.dim() > 1 else found[:, None]
                 pieces.put(key, flat, f"%{node.name} rank {rank}", rank=rank)
         put_kept(pieces, self._structure, self.caches, self.states, texts)
@@ -85,10 +94,19 @@ class Module:
         spans, block = self._structure.spans, self._structure.block
         put_spans(pieces, layer.number, seen, texts.lengths, spans, block)
 
-    def _run(self, inputs: dict[str, torch.Tensor]) -> Values:
+    def _run(
+        self, inputs: dict[str, torch.Tensor], given: Given
+    ) -> tuple[Values, dict[Key, list[torch.Tensor]]]:
+        """Return all values, and the routers' own choices and scores, on each rank."""
         rotary = self._source.captured.rotary.fresh()
+        replay = Replay(self._gm.graph, given)
         with torch.inference_mode():
-            return run_ranks(self._gm, inputs, self.weights, rotary)
+            values = run_ranks(self._gm, inputs, self.weights, rotary, replay.instead)
+        own: dict[Key, list[torch.Tensor]] = {}
+        for layer, ranks in replay.own(values).items():
+            own["choice", layer] = [one.ids for one in ranks]
+            own["scores", layer] = [one.scores for one in ranks]
+        return values, own
 
 
 def put_kept(

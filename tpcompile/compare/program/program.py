@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,22 +12,26 @@ from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference.orders import Order
 from tpcompile.backends.rotation import rotation_of
+from tpcompile.compare.agreement import same_bits
 from tpcompile.compare.group_rows import LOGITS
 from tpcompile.compare.groups import Group, Pieces, Side
 from tpcompile.compare.program.layers import AttentionLayer, DeltaLayer
 from tpcompile.compare.program.module import put_kept
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
+from tpcompile.compare.routing import Given
+from tpcompile.ir.ops.experts import Routed, replayed, same_experts
 from tpcompile.vm.groups import (
     AttentionReduce,
     DeltaStep,
     NormQkvRopeAppend,
     NormQkvRows,
     PartialAttention,
+    TopExperts,
 )
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
-from tpcompile.vm.program.instruction import NONE, Probe, Range, StepInstruction
+from tpcompile.vm.program.instruction import NONE, Probe, Range, StepInstruction, unseen
 
 _NOT_STORED = frozenset(
     (
@@ -66,18 +70,32 @@ class ProgramSide:
         self._memory = start.memory()
         self._executor = kind(self._memory)
 
-    def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
-        """Run the new tokens, and collect all values that the instructions report."""
-        return self._observed(texts, groups).side()
+    def step(self, texts: Texts, groups: Sequence[Group], given: Given) -> Side:
+        """Run the new tokens, and collect all values that the instructions report.
 
-    def _observed(self, texts: Texts, groups: Sequence[Group]) -> Pieces:
+        `given` are the experts of each sequence that replace those in memory once they are chosen.
+        """
+        return self._observed(texts, groups, given).side()
+
+    def _observed(self, texts: Texts, groups: Sequence[Group], given: Given) -> Pieces:
         program = self._start.program
         pieces = Pieces(self.name, groups, program.ranks)
         _place(self._executor, texts)
-        self._executor.observe(self._order(program), lambda one: self._probe(pieces, one))
+        turns = self._replaying(self._order(program), given)
+        self._executor.observe(turns, lambda one: self._probe(pieces, one))
         caches, states = self._memory.values(Role.CACHE), self._states
         put_kept(pieces, self._start.structure, caches, states, texts)
         return pieces
+
+    def _replaying(self, turns: Iterable[int], given: Given) -> Iterator[int]:
+        """Yield instructions; after each choice of experts, write the given one."""
+        for number in turns:
+            yield number
+            one = self._start.program.instructions[number]
+            if isinstance(one, TopExperts):
+                layer = _layer_of(self._start.structure, one)
+                assert layer is not None
+                _replay(self._memory.tensors, one, given[layer][one.sequence])
 
     @property
     def _states(self) -> list[dict[str, torch.Tensor]]:
@@ -118,23 +136,56 @@ class LaunchedSide(ProgramSide):
         super().__init__(start, kind, order)
         self.name = kind.name
         self._launched = kind(start.memory())
+        routes = any(isinstance(one, TopExperts) for one in start.program.instructions)
+        self._free = kind(start.memory()) if routes else None
+        """A launch makes its own choices of experts, so its logits are compared with these."""
 
-    def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
-        """Run the new tokens twice, and collect the values of both runs."""
+    def step(self, texts: Texts, groups: Sequence[Group], given: Given) -> Side:
+        """Run the new tokens once more as a launch, and collect the values of both runs."""
         twice = [
             replace(group, recomputed=True) if group.key == LOGITS else group for group in groups
         ]
-        pieces = self._observed(texts, twice)
+        pieces = self._observed(texts, twice, given)
         _place(self._launched, texts)
         self._launched.run(1)
         with torch.inference_mode():
-            pieces.deal(LOGITS, self._launched.logits, "a launch of the whole step")
-        return pieces.side(optional=_NOT_STORED)
+            launched = self._launched.logits
+            if self._free is None:
+                pieces.deal(LOGITS, launched, _LAUNCH)
+                return pieces.side(optional=_NOT_STORED)
+            side = pieces.side(optional=_NOT_STORED)
+            problem = self._difference(texts, launched, self._free)
+        if problem:
+            side.problems.setdefault(LOGITS, f"without given experts, {problem}")
+        return side
+
+    def _difference(self, texts: Texts, launched: torch.Tensor, free: Executor) -> str:
+        """Run instructions with their own choices; return how the launch differs, or nothing."""
+        _place(free, texts)
+        free.observe(self._order(self._start.program), lambda one: unseen)
+        same = same_bits(free.logits, launched)
+        return "" if same else f"{_LAUNCH} has other bits than its instructions one by one"
 
     def close(self) -> None:
-        """Release both executors."""
+        """Release all executors."""
         super().close()
         self._launched.close()
+        if self._free is not None:
+            self._free.close()
+
+
+_LAUNCH = "a launch of the whole step"
+
+
+def _replay(memory: Sequence[torch.Tensor], one: TopExperts, given: torch.Tensor) -> None:
+    """Write given experts of a sequence, and their scores, where the instruction has chosen."""
+    at, row = one.at, one.sequence
+    logits, scores, ids = (memory[place][row].cpu() for place in (at.logits, at.scores, at.ids))
+    if bool(same_experts(ids, given)):
+        return
+    own = Routed(logits, scores, ids.long())
+    memory[at.scores][row] = replayed(own, given, at.normalized)
+    memory[at.ids][row] = given.to(ids.dtype)
 
 
 def _place(executor: Executor, texts: Texts) -> None:

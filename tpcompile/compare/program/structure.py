@@ -20,7 +20,7 @@ from tpcompile.compare.program.layers import (
 )
 from tpcompile.compare.program.texts import Texts
 from tpcompile.ir.activations import activations
-from tpcompile.ir.meta import operand
+from tpcompile.ir.meta import operand, origin_of
 from tpcompile.ir.ops import ARGMAX, LINEAR, SWIGLU, arguments_of
 from tpcompile.passes.cache_kv import block_size
 from tpcompile.rewriting.structure import ExpertBlock, expert_blocks, head_of, output_of
@@ -41,6 +41,24 @@ class Structure:
         for layer in self.layers:
             yield from (((name, layer.number), node) for name, node in layer.nodes.items())
         yield from (((name, None), node) for name, node in self.ends.items())
+
+    @property
+    def routers(self) -> dict[int, str]:
+        """The modules of the routers in the Hugging Face model, by layer."""
+        return {
+            layer.number: origin_of(layer.nodes["router"]).module
+            for layer in self.layers
+            if "router" in layer.nodes
+        }
+
+    @property
+    def normalized(self) -> dict[int, bool]:
+        """Whether the scores of a layer's experts add up to 1, by layer."""
+        return {
+            layer.number: arguments_of(operand(layer.nodes["choice"]))["normalized"]
+            for layer in self.layers
+            if "choice" in layer.nodes
+        }
 
     @property
     def attention(self) -> tuple[AttentionLayer, ...]:
@@ -102,7 +120,8 @@ def _mixture(block: ExpertBlock) -> dict[str, fx.Node]:
     """Return the values of a mixture of experts that are stored for all choices alike."""
     norm = norm_before(block.router)
     found = {"attention_residual": operand(norm), "mlp_norm": norm, "router": block.router}
-    found |= {"scores": arguments_of(block.experts)["scores"]}
+    given = arguments_of(block.experts)
+    found |= {"choice": given["ids"], "scores": given["scores"]}
     if block.shared is not None and block.shared_gate is not None:
         found |= {"swiglu": operand(block.shared), "shared_gate": block.shared_gate}
     return found

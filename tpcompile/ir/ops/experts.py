@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -35,13 +35,43 @@ def top_experts(
     up to 1. They are rounded last. Of equal logits, that of the lower number is the larger one;
     torch's `topk`, which Hugging Face calls, promises no order.
     """
-    shares = functional.softmax(logits, -1, dtype=torch.float32)
     order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
     ids = order[..., :count].contiguous()
-    scores = shares.gather(-1, ids)
+    return scores_of(logits, ids, normalized), ids
+
+
+def scores_of(logits: torch.Tensor, ids: torch.Tensor, normalized: bool) -> torch.Tensor:
+    """Return the scores of chosen experts: see `top_experts`."""
+    scores = functional.softmax(logits, -1, dtype=torch.float32).gather(-1, ids)
     if normalized:
         scores = scores / scores.sum(-1, keepdim=True)
-    return scores.to(logits.dtype), ids
+    return scores.to(logits.dtype)
+
+
+class Routed(NamedTuple):
+    """The choices of a router for some tokens."""
+
+    logits: torch.Tensor
+    """Those of all experts, `[tokens, experts]`."""
+    scores: torch.Tensor
+    """Those of the chosen experts, `[tokens, chosen]`."""
+    ids: torch.Tensor
+    """The numbers of the chosen experts, `[tokens, chosen]`."""
+
+
+def replayed(own: Routed, given: torch.Tensor, normalized: bool) -> torch.Tensor:
+    """Return the scores of the `given` experts of each token, in their order.
+
+    A token that has chosen these itself keeps its scores. Those of others follow from its logits.
+    """
+    places = (given.unsqueeze(-1) == own.ids.unsqueeze(-2)).int().argmax(-1)
+    kept, others = own.scores.gather(-1, places), scores_of(own.logits, given, normalized)
+    return torch.where(same_experts(own.ids, given).unsqueeze(-1), kept, others)
+
+
+def same_experts(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return for which tokens two choices are the same, in any order."""
+    return (ids.sort(-1).values == others.sort(-1).values).all(-1)
 
 
 def experts(

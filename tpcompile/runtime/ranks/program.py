@@ -144,8 +144,15 @@ class ProgramRanks:
 
 
 def decodes(step: Step) -> bool:
-    """Return whether each sequence has one new token, and all their logits are requested."""
+    """Return whether a program runs the step.
+
+    Each sequence has one new token, all their logits are requested, and no choices of routers are.
+    """
     rows, starts = step.inputs["logit_rows"], step.inputs["starts"]
-    if "tables" not in step.inputs or not len(rows) == len(starts) - 1 > 0:
+    if (
+        step.routing is not None
+        or "tables" not in step.inputs
+        or not len(rows) == len(starts) - 1 > 0
+    ):
         return False
     return starts.tolist() == [*range(len(starts))] and rows.tolist() == [*range(len(rows))]

@@ -31,6 +31,7 @@ from tpcompile.ir.roles import StatesOf
 from tpcompile.passes.cache_kv import CACHE, block_size
 from tpcompile.pause import paused_collector
 from tpcompile.runtime.ranks.executors import StepExecutors
+from tpcompile.runtime.ranks.routing import RouterShape, routers_of, run_routed
 from tpcompile.runtime.ranks.step import Step, StepCode
 
 
@@ -55,6 +56,7 @@ class RankModule:
     rotary: tuple[tuple[int, torch.dtype], ...]
     """The rotary tables that the module uses: width and dtype."""
     states: tuple[StatesShape, ...] = ()
+    routers: tuple[RouterShape, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,7 @@ def rank_modules(graph: fx.GraphModule, executor: type[Executor] | None = None) 
             cache_shape(graph, rank),
             tuple(dict.fromkeys(rotary)),
             tuple(states_shapes(graph, rank)),
+            tuple(routers_of(graph.graph)),
         )
         for rank, source in enumerate(emit_sources(graph, storages, functions))
     ]
@@ -283,6 +286,8 @@ class Rank:
         if len(self.module.outputs) > 1:
             inputs["output"] = step.output
         with torch.inference_mode():
+            if step.routing is not None:
+                return run_routed(self._loaded, inputs, step.routing)
             result: torch.Tensor = self._loaded(**inputs)
         return result
 

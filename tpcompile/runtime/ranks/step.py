@@ -16,6 +16,14 @@ from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode
 
 
 @dataclass(frozen=True)
+class Routing:
+    """A request for the choices of all routers, after the result of a step."""
+
+    given: tuple[torch.Tensor, ...] = ()
+    """The experts of each token that routers choose instead, by router; empty to leave them."""
+
+
+@dataclass(frozen=True)
 class Step:
     """The inputs and the requested output of one run of all ranks.
 
@@ -36,6 +44,8 @@ class Step:
     """The number of steps to run, fewer if all sequences end."""
     stops: tuple[int, ...] = ()
     """The tokens that end a sequence."""
+    routing: Routing | None = field(default=None, kw_only=True)
+    """A request for the choices of routers, which modules answer; None for the result alone."""
     timed: bool = False
     """Whether a program records the times of the last step's instructions."""
 
@@ -43,9 +53,14 @@ class Step:
 def digest(step: Step) -> torch.Tensor:
     """Return two integers that differ if the inputs of a step differ."""
     found = hashlib.blake2b(digest_size=16)
-    rest = step.output, step.blocks, list(step.copies), step.states, step.steps, step.stops
+    rest = (
+        *(step.output, step.blocks, list(step.copies), step.states, step.steps, step.stops),
+        step.routing is not None,
+    )
     found.update(repr(rest).encode())
-    for name, value in step.inputs.items():
+    given = step.routing.given if step.routing else ()
+    routed = {f"router {number}": ids for number, ids in enumerate(given)}
+    for name, value in {**step.inputs, **routed}.items():
         found.update(f"{name} {tuple(value.shape)}".encode())
         found.update(memoryview(value.contiguous().numpy()))  # type: ignore[arg-type]
     return torch.frombuffer(bytearray(found.digest()), dtype=torch.long)

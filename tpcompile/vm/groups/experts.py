@@ -90,6 +90,7 @@ class TopExperts(StepInstruction):
 
     def report(self, memory: Memory, probe: Probe) -> None:
         row, columns = Range(self.sequence, self.sequence + 1), Range(0, self.at.chosen)
+        probe("choice", row, columns, memory[self.at.ids][row.slice])
         probe("scores", row, columns, memory[self.at.scores][row.slice])
 
 
