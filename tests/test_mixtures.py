@@ -106,6 +106,17 @@ def test_in_bf16_the_error_is_not_above_hugging_face_s() -> None:
     assert geometric_mean(ratios) <= 1, ratios
 
 
+def test_a_program_of_experts_with_few_features() -> None:
+    """A rank has fewer features of an expert than a sum has leaves."""
+    narrow = random_mixture(0, "qwen3_moe", moe_intermediate_size=5, mlp_only_layers=[])
+    model, (ids, _) = lively_mixture(narrow), batch(0)
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(ids, **options)
+    with tpcompile.compile(model, 2, experts="tp", simulate=True, backend="reference") as made:
+        assert torch.equal(made.generate(ids, **options), expected)
+        assert made.steps.program > 0
+
+
 def test_capture_changes_no_configuration() -> None:
     model = eager("qwen3_moe", 0)
     before = copy.deepcopy(model.config.to_dict()), model.config._experts_implementation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -108,12 +109,16 @@ class RandomWeights:
         return self._kinds[name].stacked
 
     def _experts(self, name: str, experts: slice, *index: slice) -> torch.Tensor:
-        """Return a part of some experts of a stack, without the others."""
+        """Return a part of some experts of a stack. Threads share them, and draw no others."""
         shape = self._kinds[name].shape[1:]
         widths = [one.stop - one.start for one in index]
         found = torch.empty(experts.stop - experts.start, *widths, dtype=self._kinds[name].dtype)
-        for own, expert in zip(found, range(experts.start, experts.stop), strict=True):
+
+        def draw(own: torch.Tensor, expert: int) -> None:
             own.copy_(self._drawn(name, f"{name}.{expert}", shape)[index])
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            list(threads.map(draw, found, range(experts.start, experts.stop)))
         return found
 
     def _drawn(self, name: str, key: str, shape: Sequence[int]) -> torch.Tensor:

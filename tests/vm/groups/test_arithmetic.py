@@ -99,6 +99,14 @@ def test_ranks_have_a_power_of_two_of_leaves(ranks: int) -> None:
     assert found * ranks <= LEAVES or found == 1
     if LEAVES % ranks == 0:
         assert found * ranks == LEAVES
+    assert [leaves_of(1, width) for width in (1, 2, 3, 5, LEAVES, 99)] == [
+        1,
+        2,
+        2,
+        4,
+        LEAVES,
+        LEAVES,
+    ]
 
 
 @pytest.mark.parametrize("function", [exp, log], ids=["exp", "log"])

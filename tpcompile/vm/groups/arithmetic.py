@@ -112,9 +112,9 @@ def _run_dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
-def leaves_of(ranks: int) -> int:
-    """Return the number of leaves per rank: a power of two, so that trees nest."""
-    return 1 << max(0, (LEAVES // ranks).bit_length() - 1)
+def leaves_of(ranks: int, width: int = LEAVES) -> int:
+    """Return the number of leaves of a rank's columns: a power of two, so that trees nest."""
+    return 1 << max(0, min(LEAVES // ranks, width).bit_length() - 1)
 
 
 def exp(x: torch.Tensor) -> torch.Tensor:

@@ -266,7 +266,7 @@ def _leaves(ranks: int, width: int, stored: Format) -> int:
 
     An expert is narrow, so leaves that begin within a group would take most of the time.
     """
-    leaves = leaves_of(ranks)
+    leaves = leaves_of(ranks, width)
     while leaves > 1 and not stored.plain and width % (leaves * stored.block):
         leaves //= 2
     return leaves

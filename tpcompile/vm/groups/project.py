@@ -188,7 +188,7 @@ def _terms_operands(
         out=out,
         batch=to.plan.batch,
         width=width,
-        leaves=leaves_of(to.ranks),
+        leaves=leaves_of(to.ranks, width),
         format=value_type(weight).stored,
     )
 
