@@ -358,6 +358,13 @@ inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, floa
   sums.flush();
 }
 
+// Go on with row `row` of a weight after the next products. Scales of few bits are apart.
+template <class Weight>
+inline void read_next(const Weight& weight, int64_t row, Scratch& scratch) {
+  scratch.next_weights = weight.address(row);
+  if constexpr (std::is_base_of_v<Grouped, Weight>) scratch.next_scales = weight.scales_address(row);
+}
+
 // Add the bias of some rows, if there is one.
 template <class T>
 TPC_INLINE void add_bias(const Memory& memory, int32_t bias, int64_t first, int64_t rows,

@@ -120,10 +120,10 @@ void norm_experts(const Memory& memory, const int32_t* words, Scratch& scratch) 
         batch == 1 ? alone
                    : operand(gathered<F>(x.first, *own, at.chosen, width, scratch), own->count,
                              width, 1, weight, scratch);
-    scratch.next_weights = weight.address(first + extent);
+    read_next(weight, first + extent, scratch);
     dots(weight.from(first, 0), rows, values, gate, rows, scratch);
-    const int64_t next = 2 * own[1].expert * extent + at.rows.start;
-    scratch.next_weights = own[1].count ? weight.address(next) : next_weights;
+    if (own[1].count) read_next(weight, 2 * own[1].expert * extent + at.rows.start, scratch);
+    else scratch.next_weights = next_weights, scratch.next_scales = nullptr;
     dots(weight.from(first + extent, 0), rows, values, up, rows, scratch);
     round_all<T>(gate, own->count * rows);
     round_all<T>(up, own->count * rows);
@@ -243,8 +243,8 @@ inline void add_experts(const Memory& memory, const tpc_expert_terms& at, Sums s
   float* scores = scratch.take<float>(at.batch * at.chosen);
   const char* const next_weights = scratch.next_weights;
   for (const Chosen* own = chosen_of(memory, at, at.batch, scratch); own->count; ++own) {
-    const int64_t next = own[1].expert * at.extent + at.rows.start;
-    scratch.next_weights = own[1].count ? weight.address(next) : next_weights;
+    if (own[1].count) read_next(weight, own[1].expert * at.extent + at.rows.start, scratch);
+    else scratch.next_weights = next_weights, scratch.next_scales = nullptr;
     for (int64_t n = 0; n < own->count; ++n) {
       sequences[n] = own->places[n] / at.chosen;
       scores[n] = number(memory.at<T>(at.scores) + own->places[n]);

@@ -79,6 +79,9 @@ class Grouped {
 
   TPC_INLINE int64_t stride() const { return stride_; }
 
+  // The first scale of a row.
+  const char* scales_address(int64_t row) const { return scales_ + row * groups_ * scale_bytes(); }
+
   // The column with which sums begin, among those of the whole weight.
   int64_t begin() const { return begin_; }
 
@@ -406,7 +409,7 @@ template <class A>
                                           Scratch& scratch) {
   by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
     add_block_products<A, decltype(bits)::value, decltype(loads)::value, decltype(blocks)::value>(
-        weight, rows, rows, x, 0, products, scratch.next_weights);
+        weight, rows, rows, x, 0, products, scratch);
   });
 }
 

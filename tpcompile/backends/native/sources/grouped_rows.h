@@ -185,7 +185,7 @@ template <class A, int kBits, int kLoads, int kBlocks>
   Sums sums;
   Register steady[kRegisters] = {};
   int64_t row = steady_dots<A, kBits, kLoads, kBlocks>(
-      weight, rows, left, x, b, scratch.next_weights,
+      weight, rows, left, x, b, scratch,
       [&](auto own, int64_t, int64_t, Register products, Register scales) TPC_ALWAYS {
         steady[own] = multiply_add(steady[own], products, scales);
       },
@@ -242,10 +242,10 @@ inline void find_lanes(const LaidValues<A>& x, int64_t used, const Register* col
 template <class A, int kBits, int kLoads, int kBlocks>
 [[gnu::noinline]] void add_block_products(const Grouped& weight, int64_t rows, int64_t left,
                                       const LaidValues<A>& x, int64_t b, float* products,
-                                      const char* next_weights) {
+                                      const Scratch& scratch) {
   const int64_t far = rows_far_ahead(weight), blocks = x.blocks();
   int64_t row = steady_dots<A, kBits, kLoads, kBlocks>(
-      weight, rows, left, x, b, next_weights,
+      weight, rows, left, x, b, scratch,
       [&](auto, int64_t row, int64_t at, Register found, Register by) TPC_ALWAYS {
         float* place = products + row * blocks + at;
         found = multiply_add(load_register(place), found, by);
@@ -255,7 +255,7 @@ template <class A, int kBits, int kLoads, int kBlocks>
   products += row * blocks;
   for (; row < rows; ++row) {
     const char* ahead =
-        ahead_of(weight.address(row), weight.stride(), far, left - row, next_weights);
+        ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
     weight.fetch_scales(row + far);
     for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs;
          products += run++->rounds * kLanes) {
@@ -322,7 +322,7 @@ template <class A, int kBits, int kLoads, int kBlocks>
     const int64_t count = rows - row < kRegister ? rows - row : kRegister;
     std::memset(products, 0, sizeof(float) * static_cast<size_t>(kRegister * x.blocks()));
     add_block_products<A, kBits, kLoads, kBlocks>(weight.from(row, 0), count, left - row, x, b,
-                                                  products, scratch.next_weights);
+                                                  products, scratch);
     sums.store(products, count, out + row);
   }
 }

@@ -8,7 +8,7 @@
 // blocks, a register at a time, and their scales; then `end` gets the row.
 template <class A, int kBits, int kLoads, int kBlocks, int kLast, class Take, class End>
 TPC_INLINE void steady_rows(const Grouped& weight, int64_t rows, int64_t left,
-                            const LaidRun<A>& run, const Laid<A>& x, const char* next_weights,
+                            const LaidRun<A>& run, const Laid<A>& x, const Scratch& scratch,
                             const Take& take, const End& end) {
   constexpr int kSums = kLanes / kBlocks;
   const int64_t stride = weight.stride(), groups = weight.groups(), far = rows_far_ahead(weight);
@@ -17,9 +17,10 @@ TPC_INLINE void steady_rows(const Grouped& weight, int64_t rows, int64_t left,
   const char* bytes = weight.address(0) + weight.offset(run.start);
   const auto* scales = reinterpret_cast<const uint16_t*>(weight.place(0, run.block).scales);
   for (int64_t row = 0; row < rows; ++row, bytes += stride, scales += groups) {
-    const char* ahead = ahead_of(bytes, stride, far, left - row, next_weights);
-    for (int64_t at = 0; at < groups; at += kLoad / 2)
-      __builtin_prefetch(scales + far * groups + at);
+    const char* ahead = ahead_of(bytes, stride, far, left - row, scratch.next_weights);
+    const char* scales_ahead = ahead_of(reinterpret_cast<const char*>(scales), 2 * groups, far,
+                                        left - row, scratch.next_scales);
+    for (int64_t at = 0; at < 2 * groups; at += kLoad) __builtin_prefetch(scales_ahead + at);
     int64_t load = 0, place = 0;
     const auto add = [&](auto used, auto whole) TPC_ALWAYS {
       const Blocks<A, kBits, kLoads> blocks{bytes + load * kLoad, nullptr, ahead + load * kLoad,
@@ -48,7 +49,7 @@ TPC_INLINE void steady_rows(const Grouped& weight, int64_t rows, int64_t left,
 // Multiply the first rows by a sequence. Return how many; the others need `run_dots`.
 template <class A, int kBits, int kLoads, int kBlocks, class Take, class End>
 TPC_INLINE int64_t steady_dots(const Grouped& weight, int64_t rows, int64_t left,
-                               const LaidValues<A>& x, int64_t b, const char* next_weights,
+                               const LaidValues<A>& x, int64_t b, const Scratch& scratch,
                                const Take& take, const End& end) {
   if constexpr (std::is_base_of_v<Integers, A> && kHigh<kBits> == 0) {
     constexpr int kSums = kLanes / kBlocks;
@@ -58,7 +59,7 @@ TPC_INLINE int64_t steady_dots(const Grouped& weight, int64_t rows, int64_t left
     if (x.runs > 1 || 4 * last <= kSums || steady == 0) return 0;
     const auto with = [&](auto sums) TPC_ALWAYS {
       steady_rows<A, kBits, kLoads, kBlocks, decltype(sums)::value>(
-          weight, steady, left, run, run.values[b], next_weights, take, end);
+          weight, steady, left, run, run.values[b], scratch, take, end);
       return steady;
     };
     if (2 * last <= kSums) return with(std::integral_constant<int, kSums / 2>());

@@ -252,6 +252,7 @@ class Machine {
     const int64_t start = now_if_timed();
     worker.seat.state.store(Seat::kRuns, std::memory_order_relaxed);
     worker.scratch.next_weights = weights_of(next.number);
+    worker.scratch.next_scales = nullptr;
     const int32_t* words = words_of(turn.number);
     if (program_.delays != 0) delay(worker.delays.next_ns());
     worker.scratch.reset();

@@ -24,6 +24,7 @@ class Scratch {
   // The weights that the worker reads after those of this instruction, or null. The prefetches at
   // the end of the instruction go on there, so that a worker reads one stream.
   const char* next_weights = nullptr;
+  const char* next_scales = nullptr;  // those of the first of these weights
 
  private:
   void* bytes(size_t count);

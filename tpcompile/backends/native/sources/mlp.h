@@ -83,10 +83,9 @@ inline Projected projected(const Memory& memory, const GateUp& at, tpc_range ran
   float* up = gated ? scratch.take<float>(batch * rows) : nullptr;
   const char* const next_weights = scratch.next_weights;
   const int64_t first_up = int64_t{at.ffn} + range.start;
-  if (gated)
-    scratch.next_weights = typename Types::Weight(memory, at.weight).address(first_up);
+  if (gated) read_next(typename Types::Weight(memory, at.weight), first_up, scratch);
   linear_rows<Types>(memory, at, x, range.start, rows, first, rows, scratch);
-  scratch.next_weights = next_weights;
+  scratch.next_weights = next_weights, scratch.next_scales = nullptr;
   if (gated) linear_rows<Types>(memory, at, x, first_up, rows, up, rows, scratch);
   return {first, up};
 }
