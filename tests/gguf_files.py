@@ -23,10 +23,13 @@ SMALL = {"vocab_size": 101, "num_hidden_layers": 2}
 ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
 }
+_HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 128,
@@ -131,14 +134,14 @@ def _name(names: Any, name: str) -> str:
 
 def _stored(config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as llama.cpp's scripts convert it."""
-    if config.model_type == "qwen3_5_text":
+    if config.model_type in _HYBRIDS:
         return gguf_hybrids.stored(config, name, tensor)
     return _paired(tensor, _paired_heads(config, name))
 
 
 def _restored(config: Any, name: str, values: torch.Tensor) -> torch.Tensor:
     """Return a tensor as transformers has it."""
-    if config.model_type == "qwen3_5_text":
+    if config.model_type in _HYBRIDS:
         return gguf_hybrids.restored(config, name, values)
     return _halves(values, _paired_heads(config, name))
 
@@ -200,7 +203,8 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if hasattr(config, "intermediate_size"):
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -208,9 +212,11 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     width = getattr(config, "head_dim", None)
     if config.model_type == "llama":
         writer.add_rope_dimension_count(config.head_dim)
-    if config.model_type == "qwen3_5_text":
+    if config.model_type in _HYBRIDS:
         gguf_hybrids.describe(writer, config)
-    if config.model_type == "qwen3_moe":
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)

@@ -24,7 +24,8 @@ def _names(stems: Mapping[str, str]) -> dict[str, str]:
     return {f"{stem}.{end}": f"{own}.{end}" for stem, own in stems.items() for end in ends}
 
 
-_COMMON = {
+_SIDES = ("gate", "up", "down")
+_ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -32,16 +33,20 @@ _COMMON = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
-_LAYER = _names({**_COMMON, "ffn_norm": "post_attention_layernorm"})
-_EXPERT_LAYER = {**_LAYER, **_names({"ffn_gate_inp": "mlp.gate"})}
+_DENSE = _names({f"ffn_{side}": f"mlp.{side}_proj" for side in _SIDES})
+_EXPERTS = _names({"ffn_gate_inp": "mlp.gate"})
+_SHARED = _names(
+    {
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        **{f"ffn_{side}_shexp": f"mlp.shared_expert.{side}_proj" for side in _SIDES},
+    }
+)
+_LAYER = _names({**_ATTENTION, "ffn_norm": "post_attention_layernorm"})
 _HYBRID_LAYER = {
     **_names(
         {
-            **_COMMON,
+            **_ATTENTION,
             "post_attention_norm": "post_attention_layernorm",
             "attn_qkv": "linear_attn.in_proj_qkv",
             "attn_gate": "linear_attn.in_proj_z",
@@ -89,7 +94,7 @@ class Architecture:
     """How the metadata and the tensors of an architecture become those of transformers."""
 
     model_type: str
-    names: Mapping[str, str] = field(default_factory=lambda: _LAYER)
+    names: Mapping[str, str] = field(default_factory=lambda: {**_LAYER, **_DENSE})
     """The names of the tensors of a layer, by those in the file."""
     heads_have_widths: bool = False
     """Whether heads have a width of their own, `head_dim`."""
@@ -105,19 +110,61 @@ class Architecture:
     """The conversions of tensors, by the first parts of their names."""
     has_experts: bool = False
     """Whether layers may have stacks of experts."""
+    has_dense: bool = True
+    """Whether the configuration has the width of MLPs without experts."""
     rotary_factors: bool = False
     """Whether a file may have factors of rotary tables."""
     words: tuple[str, ...] = ()
     """The properties that are read of this architecture only."""
 
 
+def _hybrid_experts(told: Told) -> dict[str, Any]:
+    """Return the properties of linear attention and of experts."""
+    return {**linear_attention.properties(told), **experts.with_shared(told)}
+
+
 _ZERO_CENTRED = partial(made, how=CENTRED)
+_GATE: dict[str, Conversion] = {"ffn_gate_inp_shexp": experts.one_row}
+_QWEN35 = Architecture(
+    "qwen3_5_text",
+    names={**_HYBRID_LAYER, **_DENSE},
+    heads_have_widths=True,
+    more={"attention_bias": False},
+    properties=linear_attention.properties,
+    rotation=linear_attention.rotation,
+    conversions={
+        "output_norm": _ZERO_CENTRED,
+        "attn_norm": _ZERO_CENTRED,
+        "attn_q_norm": _ZERO_CENTRED,
+        "attn_k_norm": _ZERO_CENTRED,
+        "post_attention_norm": _ZERO_CENTRED,
+        "attn_qkv": partial(of_value_heads, after_keys=True),
+        "attn_gate": of_value_heads,
+        "ssm_beta": of_value_heads,
+        "ssm_alpha": of_value_heads,
+        "ssm_dt": of_value_heads,
+        "ssm_out": partial(of_value_heads, axis=-1),
+        "ssm_conv1d": taps,
+        "ssm_a": decay,
+    },
+    words=(*linear_attention.WORDS, PREDICTED),
+)
 ARCHITECTURES = {
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", heads_have_widths=True, more={"attention_bias": False}),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        names={**_LAYER, **_EXPERTS, **_SHARED},
+        more={"norm_topk_prob": False},
+        told_by={"qkv_bias": "model.layers.0.self_attn.q_proj.bias"},
+        properties=experts.with_shared,
+        conversions=_GATE,
+        has_experts=True,
+        words=experts.SHARED_WORDS,
+    ),
     "qwen3moe": Architecture(
         "qwen3_moe",
-        names=_EXPERT_LAYER,
+        names={**_LAYER, **_DENSE, **_EXPERTS},
         heads_have_widths=True,
         more={"attention_bias": False, "norm_topk_prob": True},
         properties=experts.properties,
@@ -137,28 +184,15 @@ ARCHITECTURES = {
         },
         rotary_factors=True,
     ),
-    "qwen35": Architecture(
-        "qwen3_5_text",
-        names=_HYBRID_LAYER,
-        heads_have_widths=True,
-        more={"attention_bias": False},
-        properties=linear_attention.properties,
-        rotation=linear_attention.rotation,
-        conversions={
-            "output_norm": _ZERO_CENTRED,
-            "attn_norm": _ZERO_CENTRED,
-            "attn_q_norm": _ZERO_CENTRED,
-            "attn_k_norm": _ZERO_CENTRED,
-            "post_attention_norm": _ZERO_CENTRED,
-            "attn_qkv": partial(of_value_heads, after_keys=True),
-            "attn_gate": of_value_heads,
-            "ssm_beta": of_value_heads,
-            "ssm_alpha": of_value_heads,
-            "ssm_dt": of_value_heads,
-            "ssm_out": partial(of_value_heads, axis=-1),
-            "ssm_conv1d": taps,
-            "ssm_a": decay,
-        },
-        words=(*linear_attention.WORDS, PREDICTED),
+    "qwen35": _QWEN35,
+    "qwen35moe": replace(
+        _QWEN35,
+        model_type="qwen3_5_moe_text",
+        names={**_HYBRID_LAYER, **_EXPERTS, **_SHARED},
+        properties=_hybrid_experts,
+        conversions={**_QWEN35.conversions, **_GATE},
+        has_experts=True,
+        has_dense=False,
+        words=(*_QWEN35.words, *experts.SHARED_WORDS),
     ),
 }

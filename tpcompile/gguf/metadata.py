@@ -14,7 +14,7 @@ from tpcompile.json_files import shortened
 
 HEADS, KV_HEADS = "attention.head_count", "attention.head_count_kv"
 BLOCKS, PREDICTED = "block_count", "nextn_predict_layers"
-ROTATED = "rope.dimension_count"
+ROTATED, FEATURES = "rope.dimension_count", "feed_forward_length"
 _AS_MANY_AS = {KV_HEADS: HEADS}
 """Counts that a file may leave out if they equal another one."""
 ROTARY_FACTORS = "rope_freqs.weight"
