@@ -13,14 +13,18 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 import tpcompile
+from tests.captures import captured_once
 from tests.expert_models import IDS, logits_of
 from tests.gguf_files import check_configuration, model_of, write_gguf
 from tests.logits import check_logits
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import CheckpointError, UnsupportedError
-from tpcompile.frontend import capture
+from tpcompile.frontend import Captured, capture
 from tpcompile.gguf import open_gguf
 from tpcompile.ir.simulate import whole_value
+from tpcompile.options import passes_for
+from tpcompile.passes import run_passes
+from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.weights import opened, weights_of
 
 EXPERTS: dict[str, Any] = {
@@ -75,14 +79,15 @@ def written(
     return path, write_gguf(path, model, kind, kinds={**ROUTER, **named}, more=more)
 
 
-def check_values(path: Path, truth: Any) -> None:
+def check_values(path: Path, truth: Any) -> Captured:
     """Compare all values of a file with those of the library gguf, and the configuration."""
-    captured = capture(str(path), dtype=torch.float32)
+    captured = captured_once(str(path), dtype=torch.float32)
     with opened(weights_of(captured, str(path), None)) as read:
         for name, parameter in truth.named_parameters():
             found = whole_value(captured.tensors[name], read, torch.float32)
             assert torch.equal(found, parameter), name
     check_configuration(path, truth, ("rms_norm_eps",))
+    return captured
 
 
 @pytest.mark.parametrize(("family", "kind", "kinds", "changes"), CASES)
@@ -90,13 +95,16 @@ def test_logits(
     family: str, kind: Kind, kinds: dict[str, Kind], changes: dict[str, Any], tmp_path: Path
 ) -> None:
     path, truth = written(tmp_path, kind, family, changes, **kinds)
-    check_values(path, truth)
+    captured = check_values(path, truth)
     assert int(IDS.max()) < truth.config.vocab_size
     wanted = logits_of(truth)
-    options: dict[str, Any] = {"simulate": True, "backend": "torch", "dtype": "float32"}
-    for tp, plan in ((1, "tp"), (2, "tp"), (3, "ep")):
-        with tpcompile.compile(path, tp=tp, experts=plan, **options) as model:
-            assert relative_error(logits_of(model), wanted) < TOLERANCE
+    for tp, plan in ((1, "tp"), (2, "tp"), (2, "ep"), (3, "tp"), (3, "ep")):
+        graph, stages = run_passes(captured.graph, passes_for(None, tp, experts=plan))
+        with (
+            opened(weights_of(captured, str(path), None)) as read,
+            CompiledModel.simulated(captured, graph, stages, read) as model,
+        ):
+            assert relative_error(logits_of(model), wanted) < TOLERANCE, (tp, plan)
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_5_moe_text"])
