@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from transformers import AutoModelForCausalLM
 
 import tpcompile
 from tests.captures import captured_once
@@ -114,15 +115,15 @@ def test_programs(backend: str, family: str, tmp_path: Path) -> None:
     check_logits(path, truth, backend, 2)
 
 
-def other_shapes(patch: pytest.MonkeyPatch) -> None:
+def other_shapes(patch: pytest.MonkeyPatch, *, stacked: bool = True) -> None:
     """Write gates of shared experts as vectors, and gate and up of experts as one stack."""
     add, gates = gguf.GGUFWriter.add_tensor, {}
 
     def changed(writer: Any, name: str, data: Any, raw_dtype: Kind) -> None:
-        if "ffn_gate_exps" in name:
+        if stacked and "ffn_gate_exps" in name:
             gates[name] = data
             return
-        if "ffn_up_exps" in name:
+        if stacked and "ffn_up_exps" in name:
             data = np.concatenate((gates.pop(name.replace("up", "gate")), data), 1)
             name = name.replace("up", "gate_up")
         add(writer, name, data[0] if "shexp" in name and len(data) == 1 else data, None, raw_dtype)
@@ -140,6 +141,18 @@ def test_other_shapes_of_the_same_tensors(
     stored = {name: one.shape for name, one in open_gguf(path).tensors.items()}
     assert stored["blk.1.ffn_gate_inp_shexp.weight"] == (truth.config.hidden_size,)
     assert stored["blk.1.ffn_gate_up_exps.weight"] == (5, 192, truth.config.hidden_size)
+    check_values(path, truth)
+
+
+def test_values_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers reads gates as vectors alone, and knows the widths of experts by default."""
+    other_shapes(monkeypatch, stacked=False)
+    widths = {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
+    path, truth = written(tmp_path, Kind.Q8_0, "qwen2_moe", {**widths, "num_hidden_layers": 1})
+    load: Any = AutoModelForCausalLM.from_pretrained
+    wanted = load(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    assert wanted.config.norm_topk_prob == truth.config.norm_topk_prob
+    truth.load_state_dict(wanted.state_dict())
     check_values(path, truth)
 
 
