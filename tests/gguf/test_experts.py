@@ -44,6 +44,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Presets and changes of them, by the class."""
 ROUTER = {"ffn_gate_inp.weight": Kind.F32, "ffn_gate_inp_shexp.weight": Kind.F32}
+OLDER = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 192}
+"""Widths of experts that follow from an MLP that is 192 wide, with 2 experts of a token."""
 SUPER = {"hidden_size": 256, "num_attention_heads": 4, "moe_intermediate_size": 256}
 """Rows of whole superblocks of 256 columns, but for those of the shared expert."""
 CASES: list[tuple[str, Kind, dict[str, Kind], dict[str, Any]]] = [
@@ -156,10 +158,23 @@ def test_values_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     check_values(path, truth)
 
 
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
+def test_widths_that_older_files_leave_out(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They follow from the width of an MLP, as in llama.cpp."""
+    for part in ("expert", "expert_shared"):
+        name = f"add_{part}_feed_forward_length"
+        monkeypatch.setattr(gguf.GGUFWriter, name, lambda writer, length: None)
+    path, truth = written(tmp_path, family=family, changes={"intermediate_size": 192, **OLDER})
+    check_configuration(path, truth, ("rms_norm_eps",))
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         ({"expert_count": 0}, "expert_count=0. Expected a positive integer"),
+        ({"expert_feed_forward_length": 0}, "length=0. Expected a positive integer"),
         ({"expert_shared_feed_forward_length": "160"}, "length='160'. Expected a positive"),
         ({"expert_shared_feed_forward_length": 96}, r"shared_expert\..* does not match"),
         ({"expert_feed_forward_length": 48}, r"experts\..* does not match"),

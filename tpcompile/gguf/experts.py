@@ -8,7 +8,7 @@ from typing import Any
 
 from tpcompile.errors import CheckpointError
 from tpcompile.gguf.file import GgufTensor
-from tpcompile.gguf.metadata import Told
+from tpcompile.gguf.metadata import FEATURES, Told
 
 _EXPERTS, _CHOSEN = "expert_count", "expert_used_count"
 _FEATURES = "expert_feed_forward_length"
@@ -27,17 +27,31 @@ STACKS = {
 
 
 def properties(told: Told) -> dict[str, Any]:
-    """Return the properties of experts in the configuration of transformers."""
+    """Return the properties of experts in the configuration of transformers.
+
+    Older files leave out the width of experts, which is then that of an MLP, divided by the experts
+    of a token.
+    """
+    chosen = told.count(_CHOSEN)
     return {
         "num_experts": told.count(_EXPERTS),
-        "num_experts_per_tok": told.count(_CHOSEN),
-        "moe_intermediate_size": told.count(_FEATURES),
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": told.count(_FEATURES, _width(told) // chosen),
     }
 
 
 def with_shared(told: Told) -> dict[str, Any]:
-    """Return the properties of experts, of which one is shared by all tokens."""
-    return {**properties(told), "shared_expert_intermediate_size": told.count(_SHARED)}
+    """Return the properties of experts, of which one is shared by all tokens.
+
+    In older files it is as wide as an MLP.
+    """
+    shared = told.count(_SHARED, _width(told))
+    return {**properties(told), "shared_expert_intermediate_size": shared}
+
+
+def _width(told: Told) -> int:
+    """Return the width of MLPs, or 0 if the file does not tell it."""
+    return told.count(FEATURES, 0, least=0)
 
 
 def experts_of(local: str, name: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
