@@ -18,7 +18,7 @@ from tests.captures import captured_once
 from tests.expert_models import IDS, logits_of
 from tests.gguf_files import check_configuration, model_of, write_gguf
 from tests.logits import check_logits
-from tests.models import TOLERANCE, relative_error
+from tests.models import NEXT_CONFIG, TOLERANCE, relative_error
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.frontend import Captured, capture
 from tpcompile.gguf import open_gguf
@@ -41,8 +41,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "tiny-qwen3.5-moe",
         {**SHARED, "full_attention_interval": 2, "linear_value_head_dim": 32},
     ),
+    "qwen3_next": (
+        "tiny-qwen3.5-moe",
+        {
+            **SHARED,
+            "full_attention_interval": 2,
+            "linear_value_head_dim": 32,
+            "rope_parameters": NEXT_CONFIG["rope_parameters"],
+            "intermediate_size": 192,
+        },
+    ),
 }
 """Presets and changes of them, by the class."""
+SHARING = ["qwen2_moe", "qwen3_5_moe_text", "qwen3_next"]
+"""Classes with a shared expert."""
 ROUTER = {"ffn_gate_inp.weight": Kind.F32, "ffn_gate_inp_shexp.weight": Kind.F32}
 OLDER = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 192}
 """Widths of experts that follow from an MLP that is 192 wide, with 2 experts of a token."""
@@ -61,6 +73,15 @@ CASES: list[tuple[str, Kind, dict[str, Kind], dict[str, Any]]] = [
         "qwen3_5_moe_text",
         Kind.Q4_K,
         {"ffn_down_exps": Kind.Q6_K, "ffn_down_shexp": Kind.Q8_0, "ssm_out": Kind.Q8_0},
+        SUPER,
+    ),
+    (
+        "qwen3_next",
+        Kind.Q4_K,
+        {
+            **dict.fromkeys(("attn_qkv", "attn_gate", "ffn_down_exps"), Kind.Q6_K),
+            **dict.fromkeys(("ffn_down_shexp", "ssm_out"), Kind.Q8_0),
+        },
         SUPER,
     ),
 ]
@@ -110,7 +131,7 @@ def test_logits(
             assert relative_error(logits_of(model), wanted) < TOLERANCE, (tp, plan)
 
 
-@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("family", SHARING)
 @pytest.mark.parametrize("backend", ["reference", "native"])
 def test_programs(backend: str, family: str, tmp_path: Path) -> None:
     path, truth = written(tmp_path, Kind.Q8_0, family, {"linear_key_head_dim": 32})
@@ -134,7 +155,7 @@ def other_shapes(patch: pytest.MonkeyPatch, *, stacked: bool = True) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("family", SHARING)
 def test_other_shapes_of_the_same_tensors(
     family: str, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +212,36 @@ def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], said:
 def test_gate_and_up_of_several_kinds_are_refused(tmp_path: Path) -> None:
     path, _ = written(tmp_path, ffn_up_exps=Kind.Q4_0)
     with pytest.raises(UnsupportedError, match=r"(?s)stored alike.*experts\.0\.up_proj"):
+        capture(str(path))
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "said"),
+    [
+        ({}, Kind.Q4_0, r"blk\.0\.attn_qkv\.weight and .* stored alike.*Q8_0 and Q4_0"),
+        ({"ssm.inner_size": 96}, Kind.Q8_0, r"rows of all heads.*\[288, 64\].*192 and 96 rows"),
+        ({"rope.dimension_sections": [1, 1, 1]}, Kind.Q8_0, r"not read.*dimension_sections"),
+    ],
+)
+def test_fused_projections_that_are_refused(
+    more: dict[str, Any], kind: Kind, said: str, tmp_path: Path
+) -> None:
+    own = {f"qwen3next.{word}": value for word, value in more.items()}
+    path, _ = written(tmp_path, Kind.Q8_0, "qwen3_next", more=own, attn_gate=kind)
+    with pytest.raises((CheckpointError, UnsupportedError), match=f"(?s){said}"):
+        capture(str(path))
+
+
+def test_gates_that_the_file_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = gguf.GGUFWriter.add_tensor
+
+    def changed(writer: Any, name: str, data: Any, raw_dtype: Kind) -> None:
+        if name != "blk.0.attn_gate.weight":
+            add(writer, name, data, None, raw_dtype)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", changed)
+    path, _ = written(tmp_path, Kind.Q8_0, "qwen3_next")
+    with pytest.raises(CheckpointError, match=r"lacks the tensor blk\.0\.attn_gate\.weight"):
         capture(str(path))
 
 

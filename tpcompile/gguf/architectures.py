@@ -9,9 +9,16 @@ from typing import Any
 
 from tpcompile.errors import CheckpointError
 from tpcompile.gguf import experts, linear_attention
-from tpcompile.gguf.conversions import CENTRED, Order
+from tpcompile.gguf.conversions import CENTRED, LOGARITHM, Order
 from tpcompile.gguf.file import GgufTensor
-from tpcompile.gguf.linear_attention import decay, made, of_value_heads, taps
+from tpcompile.gguf.linear_attention import (
+    decay,
+    made,
+    of_value_heads,
+    taps,
+    taps_as_stored,
+    with_gates,
+)
 from tpcompile.gguf.metadata import HEADS, KV_HEADS, PREDICTED, ROTATED, Told
 
 Conversion = Callable[[Told, str, GgufTensor], GgufTensor]
@@ -95,7 +102,7 @@ class Architecture:
 
     model_type: str
     names: Mapping[str, str] = field(default_factory=lambda: {**_LAYER, **_DENSE})
-    """The names of the tensors of a layer, by those in the file."""
+    """The names of the tensors of a layer, by those in the file; empty if another has its rows."""
     heads_have_widths: bool = False
     """Whether heads have a width of their own, `head_dim`."""
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -123,7 +130,10 @@ def _hybrid_experts(told: Told) -> dict[str, Any]:
     return {**linear_attention.properties(told), **experts.with_shared(told)}
 
 
-_ZERO_CENTRED = partial(made, how=CENTRED)
+_CENTRED_NORMS: dict[str, Conversion] = dict.fromkeys(
+    ("output_norm", "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm"),
+    partial(made, how=CENTRED),
+)
 _GATE: dict[str, Conversion] = {"ffn_gate_inp_shexp": experts.one_row}
 _QWEN35 = Architecture(
     "qwen3_5_text",
@@ -131,13 +141,9 @@ _QWEN35 = Architecture(
     heads_have_widths=True,
     more={"attention_bias": False},
     properties=linear_attention.properties,
-    rotation=linear_attention.rotation,
+    rotation=linear_attention.rotation_in_sections,
     conversions={
-        "output_norm": _ZERO_CENTRED,
-        "attn_norm": _ZERO_CENTRED,
-        "attn_q_norm": _ZERO_CENTRED,
-        "attn_k_norm": _ZERO_CENTRED,
-        "post_attention_norm": _ZERO_CENTRED,
+        **_CENTRED_NORMS,
         "attn_qkv": partial(of_value_heads, after_keys=True),
         "attn_gate": of_value_heads,
         "ssm_beta": of_value_heads,
@@ -147,7 +153,17 @@ _QWEN35 = Architecture(
         "ssm_conv1d": taps,
         "ssm_a": decay,
     },
-    words=(*linear_attention.WORDS, PREDICTED),
+    words=(*linear_attention.SECTIONED_WORDS, PREDICTED),
+)
+_QWEN35MOE = replace(
+    _QWEN35,
+    model_type="qwen3_5_moe_text",
+    names={**_HYBRID_LAYER, **_EXPERTS, **_SHARED},
+    properties=_hybrid_experts,
+    conversions={**_QWEN35.conversions, **_GATE},
+    has_experts=True,
+    has_dense=False,
+    words=(*_QWEN35.words, *experts.SHARED_WORDS),
 )
 ARCHITECTURES = {
     "qwen2": Architecture("qwen2"),
@@ -185,14 +201,26 @@ ARCHITECTURES = {
         rotary_factors=True,
     ),
     "qwen35": _QWEN35,
-    "qwen35moe": replace(
-        _QWEN35,
-        model_type="qwen3_5_moe_text",
-        names={**_HYBRID_LAYER, **_EXPERTS, **_SHARED},
-        properties=_hybrid_experts,
-        conversions={**_QWEN35.conversions, **_GATE},
-        has_experts=True,
-        has_dense=False,
-        words=(*_QWEN35.words, *experts.SHARED_WORDS),
+    "qwen35moe": _QWEN35MOE,
+    "qwen3next": replace(
+        _QWEN35MOE,
+        model_type="qwen3_next",
+        names={
+            **_QWEN35MOE.names,
+            "attn_qkv.weight": "linear_attn.in_proj_qkvz.weight",
+            "attn_gate.weight": "",
+            "ssm_ba.weight": "linear_attn.in_proj_ba.weight",
+        },
+        more={"attention_bias": False, "norm_topk_prob": True},
+        rotation=linear_attention.rotation,
+        conversions={
+            **_CENTRED_NORMS,
+            **_GATE,
+            "attn_qkv": with_gates,
+            "ssm_conv1d": taps_as_stored,
+            "ssm_a": partial(made, how=LOGARITHM),
+        },
+        has_dense=True,
+        words=(*linear_attention.WORDS, PREDICTED, *experts.SHARED_WORDS),
     ),
 }

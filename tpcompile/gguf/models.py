@@ -49,8 +49,10 @@ def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:
         if block is not None and int(block[1]) in left_out:
             found[LEFT_OUT + name] = tensor
         elif block is not None and block[2] in known.names:
-            own = f"model.layers.{int(block[1])}.{known.names[block[2]]}"
-            found[own] = _converted(known, told, name, block[2], tensor)
+            own = known.names[block[2]]
+            if own:
+                own = f"model.layers.{int(block[1])}.{own}"
+                found[own] = _converted(known, told, name, block[2], tensor)
         elif block is not None and block[2] in STACKS and known.has_experts:
             path = f"model.layers.{int(block[1])}.mlp.experts"
             for own, one in experts_of(block[2], name, tensor):
