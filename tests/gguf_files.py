@@ -23,10 +23,14 @@ SMALL = {"vocab_size": 101, "num_hidden_layers": 2}
 ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
 }
+_HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 128,
@@ -86,11 +90,11 @@ def write_gguf(
         _add(writer, key, value)
     state = model.state_dict()
     with torch.no_grad():
-        for name, tensor in _parts(state):
+        for name, tensor, index in _parts(config, state):
             if config.tie_word_embeddings and name == "lm_head.weight":
                 continue
             own = _name(names, name)
-            rows = _stored(config, own, tensor).contiguous()
+            rows = _stored(config, own, tensor[index]).contiguous()
             chosen = next((k for e, k in (kinds or {}).items() if own.endswith(e)), kind)
             if rows.dim() == 1 or "conv1d" in own:
                 chosen = Kind.F32
@@ -98,7 +102,7 @@ def write_gguf(
                 chosen = Kind.F16  # as llama.cpp does
             data = blocks(rows, chosen) if chosen in _WITHOUT else quantize(rows.numpy(), chosen)
             values = torch.from_numpy(np.array(dequantize(data, chosen))).view(rows.shape)
-            tensor.copy_(_restored(config, own, values).view(tensor.shape))
+            tensor[index] = _restored(config, own, values).view(tensor[index].shape)
             writer.add_tensor(own, data, raw_dtype=chosen)
         for name, (stored, kind) in (tensors or {}).items():
             writer.add_tensor(name, stored, raw_dtype=kind)
@@ -111,15 +115,19 @@ def write_gguf(
     return model
 
 
-def _parts(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a model, of experts those of gate and of up apart."""
+def _parts(config: Any, state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield tensors of a model, and the index of the rows of each tensor of a file."""
     for name, tensor in state.items():
         path, _, own = name.rpartition(".")
         if own == "gate_up_proj":
-            for side, part in zip(("gate_proj", "up_proj"), tensor.chunk(2, 1), strict=True):
-                yield f"{path}.{side}.weight", part
+            half = tensor.shape[1] // 2
+            yield f"{path}.gate_proj.weight", tensor, (slice(None), slice(half))
+            yield f"{path}.up_proj.weight", tensor, (slice(None), slice(half, None))
+        elif path.endswith("in_proj_qkvz"):
+            for part, rows in gguf_hybrids.fused_rows(config).items():
+                yield f"{path.replace('qkvz', part)}.weight", tensor, rows
         else:
-            yield (f"{name}.weight" if own == "down_proj" else name), tensor
+            yield (f"{name}.weight" if own == "down_proj" else name), tensor, ...
 
 
 def _name(names: Any, name: str) -> str:
@@ -131,14 +139,14 @@ def _name(names: Any, name: str) -> str:
 
 def _stored(config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as llama.cpp's scripts convert it."""
-    if config.model_type == "qwen3_5_text":
+    if config.model_type in _HYBRIDS:
         return gguf_hybrids.stored(config, name, tensor)
     return _paired(tensor, _paired_heads(config, name))
 
 
 def _restored(config: Any, name: str, values: torch.Tensor) -> torch.Tensor:
     """Return a tensor as transformers has it."""
-    if config.model_type == "qwen3_5_text":
+    if config.model_type in _HYBRIDS:
         return gguf_hybrids.restored(config, name, values)
     return _halves(values, _paired_heads(config, name))
 
@@ -200,7 +208,8 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if hasattr(config, "intermediate_size"):
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -208,9 +217,11 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     width = getattr(config, "head_dim", None)
     if config.model_type == "llama":
         writer.add_rope_dimension_count(config.head_dim)
-    if config.model_type == "qwen3_5_text":
+    if config.model_type in _HYBRIDS:
         gguf_hybrids.describe(writer, config)
-    if config.model_type == "qwen3_moe":
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)

@@ -19,7 +19,18 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_ssm_time_step_rank(values)
     writer.add_ssm_inner_size(config.linear_value_head_dim * values)
     writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
-    writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+    if config.model_type != "qwen3_next":
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+
+
+def fused_rows(config: Any) -> dict[str, torch.Tensor]:
+    """Return the rows of channels and of gates in the fused projection of Qwen3-Next."""
+    keys, width = config.linear_num_key_heads, config.linear_key_head_dim
+    values = config.linear_num_value_heads // keys * config.linear_value_head_dim
+    heads = torch.arange(keys * 2 * (width + values)).view(keys, -1)
+    queries, key, value, gates = heads.split([width, width, values, values], 1)
+    channels = torch.cat([part.flatten() for part in (queries, key, value)])
+    return {"qkv": channels, "z": gates.flatten()}
 
 
 def stored(config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -47,6 +58,8 @@ def _is_centred(name: str) -> bool:
 
 def _tiled(config: Any, name: str, tensor: torch.Tensor, outer: int) -> torch.Tensor:
     """Return a tensor with its value heads, `[outer, inner]`, as `[inner, outer]`."""
+    if config.model_type == "qwen3_next":
+        return tensor
     part = name.split(".")[2] if name.startswith("blk.") else ""
     values = config.linear_num_value_heads
     if part == "ssm_out":

@@ -20,6 +20,7 @@ RANK_KEYS = {
     "state_bytes_per_sequence",
     "experts",
     "expert_ffn",
+    "expert_bytes",
 }
 
 

@@ -8,7 +8,9 @@ from tests.inspect.stages import captured, graph
 from tests.models import preset_pair
 from tpcompile.inspect.plan import plan_report
 from tpcompile.ir.simulate import materialise
-from tpcompile.passes import decode_pipeline, pipeline_text
+from tpcompile.options import passes_for
+from tpcompile.passes import decode_pipeline, pipeline_text, run_passes
+from tpcompile.passes.pipeline import decoding
 
 
 @pytest.mark.parametrize("tp", [1, 3, 5])
@@ -29,6 +31,27 @@ def test_sums_and_gathers() -> None:
     logits, tokens = report.collectives[-2:]
     assert logits.bytes_per_token == 1013 * 4 * 2 // 3
     assert tokens.bytes_per_token == 16 * 2, "one pair from each of the two other ranks"
+
+
+@pytest.mark.parametrize(
+    ("experts", "count", "features"), [("tp", [8, 8, 8], [16] * 3), ("ep", [3, 3, 2], [48] * 3)]
+)
+@pytest.mark.parametrize(("name", "layers"), [("tiny-qwen3-moe", 2), ("tiny-qwen3.5-moe", 4)])
+def test_shares_of_experts(
+    name: str, layers: int, experts: str, count: list[int], features: list[int]
+) -> None:
+    """An expert has three matrices, with a width of 64 and 4 bytes per element."""
+    passes = passes_for(None, 3, experts=experts)
+    prompts, decode = [
+        plan_report(run_passes(preset_pair(name).captured.graph, own)[0])
+        for own in (passes, decoding(passes))
+    ]
+    assert decode.ranks == prompts.ranks and decode.expert_plans == prompts.expert_plans
+    assert [share.experts for share in prompts.ranks] == count
+    assert [share.expert_ffn for share in prompts.ranks] == features
+    assert [share.expert_bytes for share in prompts.ranks] == [
+        layers * 3 * 64 * 4 * own * wide for own, wide in zip(count, features, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("tp", [1, 3])

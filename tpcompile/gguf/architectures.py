@@ -9,9 +9,16 @@ from typing import Any
 
 from tpcompile.errors import CheckpointError
 from tpcompile.gguf import experts, linear_attention
-from tpcompile.gguf.conversions import CENTRED, Order
+from tpcompile.gguf.conversions import CENTRED, LOGARITHM, Order
 from tpcompile.gguf.file import GgufTensor
-from tpcompile.gguf.linear_attention import decay, made, of_value_heads, taps
+from tpcompile.gguf.linear_attention import (
+    decay,
+    made,
+    of_value_heads,
+    taps,
+    taps_as_stored,
+    with_gates,
+)
 from tpcompile.gguf.metadata import HEADS, KV_HEADS, PREDICTED, ROTATED, Told
 
 Conversion = Callable[[Told, str, GgufTensor], GgufTensor]
@@ -24,7 +31,8 @@ def _names(stems: Mapping[str, str]) -> dict[str, str]:
     return {f"{stem}.{end}": f"{own}.{end}" for stem, own in stems.items() for end in ends}
 
 
-_COMMON = {
+_SIDES = ("gate", "up", "down")
+_ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -32,16 +40,20 @@ _COMMON = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
-_LAYER = _names({**_COMMON, "ffn_norm": "post_attention_layernorm"})
-_EXPERT_LAYER = {**_LAYER, **_names({"ffn_gate_inp": "mlp.gate"})}
+_DENSE = _names({f"ffn_{side}": f"mlp.{side}_proj" for side in _SIDES})
+_EXPERTS = _names({"ffn_gate_inp": "mlp.gate"})
+_SHARED = _names(
+    {
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        **{f"ffn_{side}_shexp": f"mlp.shared_expert.{side}_proj" for side in _SIDES},
+    }
+)
+_LAYER = _names({**_ATTENTION, "ffn_norm": "post_attention_layernorm"})
 _HYBRID_LAYER = {
     **_names(
         {
-            **_COMMON,
+            **_ATTENTION,
             "post_attention_norm": "post_attention_layernorm",
             "attn_qkv": "linear_attn.in_proj_qkv",
             "attn_gate": "linear_attn.in_proj_z",
@@ -89,8 +101,8 @@ class Architecture:
     """How the metadata and the tensors of an architecture become those of transformers."""
 
     model_type: str
-    names: Mapping[str, str] = field(default_factory=lambda: _LAYER)
-    """The names of the tensors of a layer, by those in the file."""
+    names: Mapping[str, str] = field(default_factory=lambda: {**_LAYER, **_DENSE})
+    """The names of the tensors of a layer, by those in the file; empty if another has its rows."""
     heads_have_widths: bool = False
     """Whether heads have a width of their own, `head_dim`."""
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -105,19 +117,70 @@ class Architecture:
     """The conversions of tensors, by the first parts of their names."""
     has_experts: bool = False
     """Whether layers may have stacks of experts."""
+    has_dense: bool = True
+    """Whether the configuration has the width of MLPs without experts."""
     rotary_factors: bool = False
     """Whether a file may have factors of rotary tables."""
     words: tuple[str, ...] = ()
     """The properties that are read of this architecture only."""
 
 
-_ZERO_CENTRED = partial(made, how=CENTRED)
+def _hybrid_experts(told: Told) -> dict[str, Any]:
+    """Return the properties of linear attention and of experts."""
+    return {**linear_attention.properties(told), **experts.with_shared(told)}
+
+
+_CENTRED_NORMS: dict[str, Conversion] = dict.fromkeys(
+    ("output_norm", "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm"),
+    partial(made, how=CENTRED),
+)
+_GATE: dict[str, Conversion] = {"ffn_gate_inp_shexp": experts.one_row}
+_QWEN35 = Architecture(
+    "qwen3_5_text",
+    names={**_HYBRID_LAYER, **_DENSE},
+    heads_have_widths=True,
+    more={"attention_bias": False},
+    properties=linear_attention.properties,
+    rotation=linear_attention.rotation_in_sections,
+    conversions={
+        **_CENTRED_NORMS,
+        "attn_qkv": partial(of_value_heads, after_keys=True),
+        "attn_gate": of_value_heads,
+        "ssm_beta": of_value_heads,
+        "ssm_alpha": of_value_heads,
+        "ssm_dt": of_value_heads,
+        "ssm_out": partial(of_value_heads, axis=-1),
+        "ssm_conv1d": taps,
+        "ssm_a": decay,
+    },
+    words=(*linear_attention.SECTIONED_WORDS, PREDICTED),
+)
+_QWEN35MOE = replace(
+    _QWEN35,
+    model_type="qwen3_5_moe_text",
+    names={**_HYBRID_LAYER, **_EXPERTS, **_SHARED},
+    properties=_hybrid_experts,
+    conversions={**_QWEN35.conversions, **_GATE},
+    has_experts=True,
+    has_dense=False,
+    words=(*_QWEN35.words, *experts.SHARED_WORDS),
+)
 ARCHITECTURES = {
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", heads_have_widths=True, more={"attention_bias": False}),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        names={**_LAYER, **_EXPERTS, **_SHARED},
+        more={"norm_topk_prob": False},
+        told_by={"qkv_bias": "model.layers.0.self_attn.q_proj.bias"},
+        properties=experts.with_shared,
+        conversions=_GATE,
+        has_experts=True,
+        words=experts.SHARED_WORDS,
+    ),
     "qwen3moe": Architecture(
         "qwen3_moe",
-        names=_EXPERT_LAYER,
+        names={**_LAYER, **_DENSE, **_EXPERTS},
         heads_have_widths=True,
         more={"attention_bias": False, "norm_topk_prob": True},
         properties=experts.properties,
@@ -137,28 +200,27 @@ ARCHITECTURES = {
         },
         rotary_factors=True,
     ),
-    "qwen35": Architecture(
-        "qwen3_5_text",
-        names=_HYBRID_LAYER,
-        heads_have_widths=True,
-        more={"attention_bias": False},
-        properties=linear_attention.properties,
+    "qwen35": _QWEN35,
+    "qwen35moe": _QWEN35MOE,
+    "qwen3next": replace(
+        _QWEN35MOE,
+        model_type="qwen3_next",
+        names={
+            **_QWEN35MOE.names,
+            "attn_qkv.weight": "linear_attn.in_proj_qkvz.weight",
+            "attn_gate.weight": "",
+            "ssm_ba.weight": "linear_attn.in_proj_ba.weight",
+        },
+        more={"attention_bias": False, "norm_topk_prob": True},
         rotation=linear_attention.rotation,
         conversions={
-            "output_norm": _ZERO_CENTRED,
-            "attn_norm": _ZERO_CENTRED,
-            "attn_q_norm": _ZERO_CENTRED,
-            "attn_k_norm": _ZERO_CENTRED,
-            "post_attention_norm": _ZERO_CENTRED,
-            "attn_qkv": partial(of_value_heads, after_keys=True),
-            "attn_gate": of_value_heads,
-            "ssm_beta": of_value_heads,
-            "ssm_alpha": of_value_heads,
-            "ssm_dt": of_value_heads,
-            "ssm_out": partial(of_value_heads, axis=-1),
-            "ssm_conv1d": taps,
-            "ssm_a": decay,
+            **_CENTRED_NORMS,
+            **_GATE,
+            "attn_qkv": with_gates,
+            "ssm_conv1d": taps_as_stored,
+            "ssm_a": partial(made, how=LOGARITHM),
         },
-        words=(*linear_attention.WORDS, PREDICTED),
+        has_dense=True,
+        words=(*linear_attention.WORDS, PREDICTED, *experts.SHARED_WORDS),
     ),
 }

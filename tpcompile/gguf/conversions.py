@@ -29,6 +29,25 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Heads:
+    """The order of rows of heads that have several parts.
+
+    A file stores all heads of a part, then those of the next; transformers has the parts of a head
+    one after another.
+    """
+
+    count: int
+    widths: tuple[int, ...]
+    """The rows of each part of a head."""
+    axis: int = 0
+
+    def places(self, extent: int) -> torch.Tensor:
+        """Return the stored place of each row."""
+        parts = torch.split(torch.arange(extent), [self.count * width for width in self.widths])
+        return torch.cat([part.view(self.count, -1) for part in parts], 1).flatten()
+
+
+@dataclass(frozen=True)
 class Made:
     """The function that makes the values of a tensor from the stored ones, both in fp32."""
 

@@ -8,38 +8,76 @@ from typing import Any
 
 from tpcompile.errors import CheckpointError
 from tpcompile.gguf.file import GgufTensor
-from tpcompile.gguf.metadata import Told
+from tpcompile.gguf.metadata import FEATURES, Told
 
 _EXPERTS, _CHOSEN = "expert_count", "expert_used_count"
 _FEATURES = "expert_feed_forward_length"
+_SHARED = "expert_shared_feed_forward_length"
 WORDS = (_EXPERTS, _CHOSEN, _FEATURES)
-"""The properties that are read here."""
+"""The properties of experts that tokens choose."""
+SHARED_WORDS = (*WORDS, _SHARED)
+"""The properties of experts, also of a shared one."""
 STACKS = {
-    "ffn_gate_exps.weight": "gate_proj",
-    "ffn_up_exps.weight": "up_proj",
-    "ffn_down_exps.weight": "down_proj",
+    "ffn_gate_exps.weight": ("gate_proj",),
+    "ffn_up_exps.weight": ("up_proj",),
+    "ffn_gate_up_exps.weight": ("gate_proj", "up_proj"),
+    "ffn_down_exps.weight": ("down_proj",),
 }
-"""The linears of experts, by the names of the tensors that stack them."""
+"""The linears of an expert, by the names of the tensors that stack experts."""
 
 
 def properties(told: Told) -> dict[str, Any]:
-    """Return the properties of experts in the configuration of transformers."""
+    """Return the properties of experts in the configuration of transformers.
+
+    Older files leave out the width of experts, which is then that of an MLP, divided by the experts
+    of a token.
+    """
+    chosen = told.count(_CHOSEN)
     return {
         "num_experts": told.count(_EXPERTS),
-        "num_experts_per_tok": told.count(_CHOSEN),
-        "moe_intermediate_size": told.count(_FEATURES),
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": told.count(_FEATURES, _width(told) // chosen),
     }
 
 
-def experts_of(name: str, tensor: GgufTensor) -> Iterator[GgufTensor]:
-    """Yield the weights of experts, one after another."""
-    if len(tensor.shape) != 3:
+def with_shared(told: Told) -> dict[str, Any]:
+    """Return the properties of experts, of which one is shared by all tokens.
+
+    In older files it is as wide as an MLP.
+    """
+    shared = told.count(_SHARED, _width(told))
+    return {**properties(told), "shared_expert_intermediate_size": shared}
+
+
+def _width(told: Told) -> int:
+    """Return the width of MLPs, or 0 if the file does not tell it."""
+    return told.count(FEATURES, 0, least=0)
+
+
+def experts_of(local: str, name: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
+    """Yield the weights of the experts in a stack, one after another, with their names.
+
+    `local` is the name of the stack without the block. The rows of several linears of an expert
+    are one after another too.
+    """
+    linears = STACKS[local]
+    if len(tensor.shape) != 3 or tensor.shape[1] % len(linears):
         raise CheckpointError(
             f"The tensor {name} must have the weights of several experts",
             where=str(tensor.path),
-            got=f"{len(tensor.shape)} dimensions",
-            expected="3 dimensions",
+            got=f"the shape {list(tensor.shape)}",
+            expected=f"3 dimensions, with the rows of {' and '.join(linears)}",
         )
-    each = tensor.size // tensor.shape[0]
-    for expert in range(tensor.shape[0]):
-        yield replace(tensor, shape=tensor.shape[1:], start=tensor.start + expert * each)
+    count, rows, columns = tensor.shape
+    each = tensor.size // (count * len(linears))
+    for place in range(count * len(linears)):
+        expert, side = divmod(place, len(linears))
+        shape, start = (rows // len(linears), columns), tensor.start + place * each
+        yield f"{expert}.{linears[side]}.weight", replace(tensor, shape=shape, start=start)
+
+
+def one_row(told: Told, name: str, tensor: GgufTensor) -> GgufTensor:
+    """Return the gate of a shared expert as a row; llama.cpp also stores it as a vector."""
+    if len(tensor.shape) != 1:
+        return tensor
+    return replace(tensor, shape=(1, *tensor.shape))

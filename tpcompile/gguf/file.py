@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import CheckpointError
-from tpcompile.gguf.conversions import Made, Order
+from tpcompile.gguf.conversions import Heads, Made, Order
 from tpcompile.gguf.kinds import GgufKind
 from tpcompile.json_files import shortened
 
@@ -47,10 +47,12 @@ class GgufTensor:
     """The extents in the order of torch: rows first."""
     start: int
     """The byte of the file at which it begins."""
-    order: Order | None = None
+    order: Order | Heads | None = None
     """The order along an axis, if it is not that of transformers."""
     made: Made | None = None
     """How its values are made from the stored ones, if they are others."""
+    parts: tuple[GgufTensor, ...] = ()
+    """The tensors that have its rows, one after another, if there are several."""
 
     @property
     def size(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpcompile.errors import CheckpointError, UnsupportedError
-from tpcompile.gguf.conversions import LOGARITHM, Made, Order
+from tpcompile.gguf.conversions import LOGARITHM, Heads, Made, Order
 from tpcompile.gguf.file import GgufTensor
 from tpcompile.gguf.kinds import GgufKind
 from tpcompile.gguf.metadata import BLOCKS, ROTATED, Told
@@ -17,8 +17,10 @@ _SECTIONS = "rope.dimension_sections"
 _TAPS, _KEY_WIDTH = "ssm.conv_kernel", "ssm.state_size"
 _KEYS, _VALUES = "ssm.group_count", "ssm.time_step_rank"
 _VALUE_WIDTHS = "ssm.inner_size"
-WORDS = (_INTERVAL, _RECURRENT, _SECTIONS, _TAPS, _KEY_WIDTH, _KEYS, _VALUES, _VALUE_WIDTHS)
+WORDS = (_INTERVAL, _RECURRENT, _TAPS, _KEY_WIDTH, _KEYS, _VALUES, _VALUE_WIDTHS)
 """The properties that are read here."""
+SECTIONED_WORDS = (*WORDS, _SECTIONS)
+"""The same, and the property of several numbers per position."""
 _DEFAULT_INTERVAL = 4
 
 
@@ -64,7 +66,12 @@ def rotation(told: Told, width: int) -> dict[str, Any]:
     share = rotated / width
     if int(width * share) < rotated:  # as transformers computes it
         share = math.nextafter(share, 1.0)
-    found: dict[str, Any] = {"partial_rotary_factor": share, "mrope_interleaved": True}
+    return {"partial_rotary_factor": share}
+
+
+def rotation_in_sections(told: Told, width: int) -> dict[str, Any]:
+    """Return such parameters, and those of several numbers per position."""
+    found = {**rotation(told, width), "mrope_interleaved": True}
     sections = told.array(_SECTIONS, int)
     if sections is not None:
         if len(sections) not in (3, 4) or min(sections) < 0 or any(sections[3:]):
@@ -109,8 +116,48 @@ def of_value_heads(
 
 def taps(told: Told, name: str, tensor: GgufTensor) -> GgufTensor:
     """Return the taps of a convolution with the dimension that llama.cpp leaves out."""
-    found = of_value_heads(told, name, tensor, after_keys=True)
-    return replace(found, shape=(found.shape[0], 1, *found.shape[1:]))
+    return _with_middle(of_value_heads(told, name, tensor, after_keys=True))
+
+
+def taps_as_stored(told: Told, name: str, tensor: GgufTensor) -> GgufTensor:
+    """Return the taps of a convolution whose channels are in the order of transformers."""
+    return _with_middle(tensor)
+
+
+def _with_middle(tensor: GgufTensor) -> GgufTensor:
+    return replace(tensor, shape=(tensor.shape[0], 1, *tensor.shape[1:]))
+
+
+def with_gates(told: Told, name: str, channels: GgufTensor) -> GgufTensor:
+    """Return the projection of queries, keys, values and gates, which transformers has as one."""
+    gates = told.tensor(name.replace("attn_qkv", "attn_gate"))
+    keys = _heads(told)[0]
+    width, per_key = told.count(_KEY_WIDTH), told.count(_VALUE_WIDTHS) // keys
+    widths = (width, width, per_key, per_key)
+    where = f"{name} and the tensor of its gates"
+    if channels.kind != gates.kind:
+        raise UnsupportedError(
+            f"{where} must be stored alike",
+            where=str(channels.path),
+            got=f"{channels.kind.name} and {gates.kind.name}",
+            expected="one kind: transformers has one projection of both",
+            hint="Use a file in one quantization, such as Q8_0 or BF16",
+        )
+    shapes = ((keys * sum(widths[:3]),), (keys * per_key,))
+    if (channels.shape[:1], gates.shape[:1]) != shapes or channels.shape[1:] != gates.shape[1:]:
+        raise CheckpointError(
+            f"{where} must have the rows of all heads",
+            where=str(channels.path),
+            got=f"the shapes {list(channels.shape)} and {list(gates.shape)}",
+            expected=f"{shapes[0][0]} and {shapes[1][0]} rows of the same columns",
+        )
+    rows = channels.shape[0] + gates.shape[0]
+    return replace(
+        channels,
+        shape=(rows, *channels.shape[1:]),
+        order=Heads(keys, widths),
+        parts=(channels, gates),
+    )
 
 
 def decay(told: Told, name: str, tensor: GgufTensor) -> GgufTensor:

@@ -8,13 +8,13 @@ from collections.abc import Collection
 from typing import Any
 
 from tpcompile.errors import CheckpointError, UnsupportedError
-from tpcompile.gguf.file import GgufFile
+from tpcompile.gguf.file import GgufFile, GgufTensor
 from tpcompile.gguf.kinds import GgufKind
 from tpcompile.json_files import shortened
 
 HEADS, KV_HEADS = "attention.head_count", "attention.head_count_kv"
 BLOCKS, PREDICTED = "block_count", "nextn_predict_layers"
-ROTATED = "rope.dimension_count"
+ROTATED, FEATURES = "rope.dimension_count", "feed_forward_length"
 _AS_MANY_AS = {KV_HEADS: HEADS}
 """Counts that a file may leave out if they equal another one."""
 ROTARY_FACTORS = "rope_freqs.weight"
@@ -46,6 +46,12 @@ class Told:
                     got=shortened(key),
                     hint="Use a checkpoint of Hugging Face",
                 )
+
+    def tensor(self, name: str) -> GgufTensor:
+        """Return a tensor of the file."""
+        if name not in self._file.tensors:
+            raise CheckpointError(f"The file lacks the tensor {name}", where=str(self._file.path))
+        return self._file.tensors[name]
 
     def has(self, word: str) -> bool:
         """Return whether the file has a property."""

@@ -9,7 +9,7 @@ from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.gguf.architectures import ARCHITECTURES, Architecture
 from tpcompile.gguf.experts import STACKS, experts_of
 from tpcompile.gguf.file import GgufFile, GgufTensor
-from tpcompile.gguf.metadata import BLOCKS, HEADS, KV_HEADS, ROTARY_FACTORS, ROTATED, Told
+from tpcompile.gguf.metadata import BLOCKS, FEATURES, HEADS, KV_HEADS, ROTARY_FACTORS, ROTATED, Told
 from tpcompile.json_files import shortened
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -25,13 +25,12 @@ _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)")
 _COUNTS = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
     "num_attention_heads": HEADS,
 }
 _READ = frozenset(
     (
         *_COUNTS.values(),
-        *(BLOCKS, KV_HEADS, "attention.key_length", "attention.value_length"),
+        *(BLOCKS, FEATURES, KV_HEADS, "attention.key_length", "attention.value_length"),
         *("attention.layer_norm_rms_epsilon", "rope.freq_base", "vocab_size"),
         *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
         ROTATED,
@@ -50,12 +49,14 @@ def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:
         if block is not None and int(block[1]) in left_out:
             found[LEFT_OUT + name] = tensor
         elif block is not None and block[2] in known.names:
-            own = f"model.layers.{int(block[1])}.{known.names[block[2]]}"
-            found[own] = _converted(known, told, name, block[2], tensor)
+            own = known.names[block[2]]
+            if own:
+                own = f"model.layers.{int(block[1])}.{own}"
+                found[own] = _converted(known, told, name, block[2], tensor)
         elif block is not None and block[2] in STACKS and known.has_experts:
             path = f"model.layers.{int(block[1])}.mlp.experts"
-            for expert, one in enumerate(experts_of(name, tensor)):
-                found[f"{path}.{expert}.{STACKS[block[2]]}.weight"] = one
+            for own, one in experts_of(block[2], name, tensor):
+                found[f"{path}.{own}"] = one
         elif name in _OUTER:
             found[_OUTER[name]] = _converted(known, told, name, name, tensor)
         elif name != ROTARY_FACTORS or not known.rotary_factors:
@@ -104,6 +105,7 @@ def configuration(file: GgufFile) -> dict[str, Any]:
     found: dict[str, Any] = {key: told.count(word) for key, word in _COUNTS.items()}
     found |= {
         "model_type": known.model_type,
+        **({"intermediate_size": told.count(FEATURES)} if known.has_dense else {}),
         "num_hidden_layers": told.layers(),
         "num_key_value_heads": told.count(KV_HEADS),
         "vocab_size": rows,

@@ -21,6 +21,7 @@ from tpcompile.ir.ops import (
     CACHE_WRITERS,
     EMBEDDINGS,
     EXPERTS,
+    NORM_EXPERTS,
     NORM_MLPS,
     NORM_MLPS_APART,
     SPECS,
@@ -64,6 +65,8 @@ class RankShare:
     """The number of experts of which the rank has weights; 0 without any."""
     expert_ffn: int
     """The features of each of them."""
+    expert_bytes: int
+    """The bytes of the weights of its experts in all layers."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +193,9 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     weights = [value_type(node) for node in parameters(gm.graph)]
     inputs = [value_type(node) for node in gm.graph.nodes if node.op == "placeholder"]
     states = [kind for kind in inputs if kind.role == StatesOf()]
-    mixtures = [arguments_of(node) for node in calls if node.target is EXPERTS]
+    mixtures = [arguments_of(node) for node in calls if node.target in (EXPERTS, NORM_EXPERTS)]
     experts = [value_type(given["down"]) for given in mixtures]
+    held = experts + [value_type(given["gate_up"]) for given in mixtures]
     queries, keys = [[kinds[side] for kinds in heads] for side in (0, 1)]
     ranks = tuple(
         RankShare(
@@ -205,6 +209,7 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
             state_bytes_per_sequence=sum(local_bytes(kind, rank) for kind in states),
             experts=_most(experts, 0, rank),
             expert_ffn=_most(experts, 2, rank),
+            expert_bytes=sum(local_bytes(kind, rank) for kind in held),
         )
         for rank in range(info.tp)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from tpcompile.checkpoint_files import changed, files_of, size_of, text_names, unreadable
 from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
-from tpcompile.gguf import open_gguf
-from tpcompile.gguf.conversions import Made, Order
+from tpcompile.gguf import GgufTensor, open_gguf
+from tpcompile.gguf.conversions import Heads, Made, Order
 from tpcompile.gguf.kinds import PLAIN
 from tpcompile.gguf.models import tensors_of
 
@@ -91,10 +91,7 @@ class GgufFiles(TensorFiles):
         file = open_gguf(path)
         self._tensors = tensors_of(file)
         self.where = {name: one.path for name, one in self._tensors.items()}
-        self.shapes = {
-            name: one.shape if one.kind in PLAIN else (*one.shape[:-1], one.row_bytes)
-            for name, one in self._tensors.items()
-        }
+        self.shapes = {name: _stored_shape(one) for name, one in self._tensors.items()}
         self._sizes = file.sizes
         self._mapped: dict[Path, torch.Tensor] = {}
 
@@ -104,27 +101,44 @@ class GgufFiles(TensorFiles):
 
     def read(self, name: str, index: Index) -> torch.Tensor:
         tensor = self._tensors[name]
+        stored = [self._stored(part) for part in tensor.parts or (tensor,)]
+        found = stored[0][index] if tensor.order is None else _ordered(stored, index, tensor.order)
+        return found if tensor.made is None else _made(name, tensor.path, found, tensor.made)
+
+    def _stored(self, tensor: GgufTensor) -> torch.Tensor:
         path, size = tensor.path, self._sizes[tensor.path]
         if size_of(path) != size:
             raise changed(path, size)
         if path not in self._mapped:
             self._mapped[path] = torch.from_file(str(path), size=size, dtype=torch.uint8)
         whole = self._mapped[path][tensor.start : tensor.start + tensor.size]
-        dtype = PLAIN.get(tensor.kind, torch.uint8)
-        stored = whole.view(dtype).view(self.shapes[name])
-        found = stored[index] if tensor.order is None else _ordered(stored, index, tensor.order)
-        return found if tensor.made is None else _made(name, tensor.path, found, tensor.made)
+        return whole.view(PLAIN.get(tensor.kind, torch.uint8)).view(_stored_shape(tensor))
 
     def close(self) -> None:
         self._mapped.clear()
 
 
-def _ordered(stored: torch.Tensor, index: Index, order: Order) -> torch.Tensor:
-    """Return a part of a tensor whose elements along an axis are stored in another order."""
-    axis = order.axis % stored.dim()
-    places = order.places(stored.shape[axis])[index[axis]]
+def _stored_shape(tensor: GgufTensor) -> tuple[int, ...]:
+    return tensor.shape if tensor.kind in PLAIN else (*tensor.shape[:-1], tensor.row_bytes)
+
+
+def _ordered(parts: Sequence[torch.Tensor], index: Index, order: Order | Heads) -> torch.Tensor:
+    """Return a part of a tensor whose elements along an axis are stored in another order.
+
+    Along this axis, `parts` are one after another.
+    """
+    axis = order.axis % parts[0].dim()
+    extents = [part.shape[axis] for part in parts]
+    places = order.places(sum(extents))[index[axis]]
     others = (*index[:axis], slice(None), *index[axis + 1 :])
-    return stored[others].index_select(axis, places)
+    if len(parts) == 1:
+        return parts[0][others].index_select(axis, places)
+    found, first = [], 0
+    where = torch.bucketize(places, torch.tensor(extents).cumsum(0), right=True)
+    for number, part in enumerate(parts):
+        found.append(part[others].index_select(axis, places[where == number] - first))
+        first += extents[number]
+    return torch.cat(found, axis).index_select(axis, where.argsort(stable=True).argsort())
 
 
 def _made(name: str, path: Path, stored: torch.Tensor, made: Made) -> torch.Tensor:

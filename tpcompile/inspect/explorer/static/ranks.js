@@ -90,6 +90,8 @@ const AXES = {
   linear_v_heads: { title: "Value heads of linear attention", one: "value head" },
   linear_k_heads: { title: "Key heads of linear attention", one: "key head", readers: "linear_v_heads" },
   ffn: { title: "MLP features (ffn)", one: "ffn" },
+  experts: { title: "Experts, each whole on a rank", one: "expert" },
+  expert_ffn: { title: "Features of each expert", one: "feature" },
   vocab: { title: "Vocabulary", one: "vocab" },
 };
 
@@ -111,13 +113,33 @@ function axesOf(axes) {
   });
 }
 
+// The columns of the table of ranks. One that is 0 on all ranks is left out.
+const SHARES = [
+  ["query heads", (rank) => rank.q_heads],
+  ["KV heads", (rank) => rank.kv_heads],
+  ["ffn", (rank) => rank.ffn && rank.ffn.toLocaleString("en")],
+  ["vocabulary", (rank) => rank.vocab.toLocaleString("en")],
+  ["weights", (rank) => formatBytes(rank.weight_bytes)],
+  ["KV cache per token", (rank) => rank.kv_bytes_per_token && formatBytes(rank.kv_bytes_per_token)],
+  ["states per sequence", (rank) => rank.state_bytes_per_sequence && formatBytes(rank.state_bytes_per_sequence)],
+  ["experts × features", (rank) => rank.experts && `${rank.experts} × ${rank.expert_ffn.toLocaleString("en")}`],
+  ["weights of experts", (rank) => rank.expert_bytes && formatBytes(rank.expert_bytes)],
+];
+
 function rankBytes(plan) {
-  const hasStates = plan.ranks.some((rank) => rank.state_bytes_per_sequence);
-  const rows = plan.ranks.map((rank) => [`rank ${rank.rank}`, rank.q_heads, rank.kv_heads, rank.ffn.toLocaleString("en"),
-    rank.vocab.toLocaleString("en"), formatBytes(rank.weight_bytes), formatBytes(rank.kv_bytes_per_token),
-    ...(hasStates ? [formatBytes(rank.state_bytes_per_sequence)] : [])]);
-  return table(["", "query heads", "KV heads", "ffn", "vocabulary", "weights", "KV cache per token",
-    ...(hasStates ? ["states per sequence"] : [])], rows);
+  const shown = SHARES.filter(([, cell]) => plan.ranks.some(cell));
+  return table(["", ...shown.map(([title]) => title)],
+    plan.ranks.map((rank) => [`rank ${rank.rank}`, ...shown.map(([, cell]) => cell(rank))]));
+}
+
+const WAYS = { tp: "tp: a part of each expert", ep: "ep: whole experts" };
+
+// Return the bytes of experts that the busiest rank reads with each way to share them.
+function expertTable(plan) {
+  const rows = plan.expert_plans.map((one) => [
+    `${WAYS[one.plan]}${one.chosen ? " (chosen)" : ""}`,
+    one.bytes_per_token === null ? "" : formatBytes(one.bytes_per_token), one.reason]);
+  return rows.length ? table(["way to share experts", "expected bytes per token, on the busiest rank", ""], rows) : null;
 }
 
 // Return the bytes of each format of weights, if there are several.
@@ -201,7 +223,8 @@ Explorer.view({
     const picker = usable.length < 2 ? null : element("label", {}, "Pipeline ",
       element("select", { onchange: (event) => Explorer.go({ c: event.target.value, pass: "", node: "" }) },
         usable.map(([one, n]) => element("option", { value: n, selected: n === c }, one.name))));
-    root.replaceChildren(...[picker, rankBytes(compilation.plan), formatTable(compilation.plan), axesOf(compilation.axes),
+    root.replaceChildren(...[picker, rankBytes(compilation.plan), expertTable(compilation.plan),
+      formatTable(compilation.plan), axesOf(compilation.axes),
       element("h2", {}, "Collectives"), wireTable(compilation.plan, last),
       moduleOf(compilation, place)].flat(Infinity).filter(Boolean));
     if (place.node) showValue(last, place.node); else Explorer.details(overview(last));
