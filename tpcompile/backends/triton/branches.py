@@ -20,6 +20,13 @@ from tpcompile.ir.format import Format, Kind
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.delta import DeltaStep
 from tpcompile.vm.groups.embed import Embed
+from tpcompile.vm.groups.experts import (
+    ExpertTerms,
+    MixtureInstruction,
+    NormExperts,
+    SharedTerms,
+    TopExperts,
+)
 from tpcompile.vm.groups.head import Argmax, NormLmHead
 from tpcompile.vm.groups.mlp import NormGateUpSwiglu, NormUpActivation
 from tpcompile.vm.groups.project import LinearResidual, LinearTerms
@@ -133,17 +140,28 @@ def _sequences(program: Program, one: WeightInstruction) -> int:
 
 
 def _few(one: WeightInstruction) -> bool:
-    """Return whether a tile has columns of all slices, one for each warp."""
+    """Return whether a tile has columns of all slices, one for each warp.
+
+    Few sequences of a batch choose the same expert.
+    """
     few: bool = one.at.batch <= LEAST_SEQUENCES
-    return few
+    return few or isinstance(one, MixtureInstruction)
+
+
+def _parts(one: WeightInstruction) -> tuple[int, int]:
+    """Return the parts of a weight that are multiplied side by side, and the rows of each."""
+    if isinstance(one, MixtureInstruction):
+        return one.sides, one.rows.extent
+    sides = len(one.weight_boxes)
+    rows = one.at.width if isinstance(one, NormQkvRopeAppend) else one.weight_shape[0] // sides
+    return sides, rows
 
 
 def _tiles(program: Program, one: WeightInstruction) -> int:
     """Return the number of tiles that share values: rows of the instruction, one after another."""
     if _few(one) and one.at.format.plain:
         return 1
-    sides = len(one.weight_boxes)
-    rows = one.at.width if isinstance(one, NormQkvRopeAppend) else one.weight_shape[0] // sides
+    sides, rows = _parts(one)
     most = _MOST_TILES if one.at.format.plain else _MOST_SCALED
     return min(-(-rows // _rows(program, one)), most // sides)
 
@@ -162,7 +180,7 @@ def _columns(program: Program, one: WeightInstruction) -> int:
     x: int = one.at.normed.x if hasattr(one.at, "normed") else one.at.x
     size: int = program.buffers[x].dtype.itemsize
     plain = one.at.format.plain
-    rows = _tiles(program, one) * len(one.weight_boxes) * _rows(program, one)
+    rows = _tiles(program, one) * _parts(one)[0] * _rows(program, one)
     if _few(one):
         most = _ROW_BYTES // size if plain else min(_ROW_BYTES // size, _MOST_NUMBERS // rows)
         return max(min(_power_of_two(width), most), WARPS * STEP)
@@ -179,6 +197,13 @@ def _stages(program: Program, one: WeightInstruction) -> int:
     if one.at.format.plain:
         return 3 if _few(one) else 4
     return 6 if one.at.format.kind == Kind.INT4 else 4
+
+
+def _items(program: Program, one: MixtureInstruction) -> int:
+    """Return the maximum number of items: experts that are chosen, with up to so many choices."""
+    choices = one.at.batch * one.at.chosen
+    found: int = (choices + (LEAST_SEQUENCES - 1) * min(one.at.held, choices)) // LEAST_SEQUENCES
+    return found
 
 
 def _same_names(*names: str) -> dict[str, str]:
@@ -262,6 +287,19 @@ _DELTA: _Operands = {
     **_same_names("taps", "eps", "bias"),
     "DTYPE": "projected",
 }
+_TOP: _Operands = {
+    "EXPERTS": "experts",
+    "PLACES": _padded("experts"),
+    "CHOSEN": "chosen",
+    "CHOICES": _padded("chosen"),
+    "NORMALIZED": "normalized",
+    "DTYPE": "logits",
+}
+_MIXTURE: _Operands = {
+    **_same_names("chosen", "extent", "held"),
+    "PLACES": _padded("held"),
+    "ITEMS": _items,
+}
 _PROJECT: _Operands = {**_same_names("batch"), **_PRODUCT, "WIDTH": "width", **_OF_X}
 _ARGMAX: _Operands = {
     **_same_names("batch", "ranks", "slots"),
@@ -285,6 +323,10 @@ _TILES: Mapping[type, tuple[str, _Operands]] = {
     NormUpActivation: ("mlp", {**_GATE_UP, **_same_names("sides", "activation")}),
     NormRows: ("rows", _LINEAR),
     DeltaStep: ("delta", _DELTA),
+    TopExperts: ("experts", _TOP),
+    NormExperts: ("experts", {**_NORMED, **_MIXTURE, **_OF_NORMED}),
+    ExpertTerms: ("experts", {**_PROJECT, **_MIXTURE}),
+    SharedTerms: ("experts", _PROJECT),
     NormLmHead: ("head", _LINEAR),
     Argmax: ("head", _ARGMAX),
 }

@@ -105,7 +105,7 @@ def expected(experts: int, chosen: int, held: int, batch: int) -> float:
 
 
 @dataclass(frozen=True)
-class _MixtureInstruction(WeightInstruction):
+class MixtureInstruction(WeightInstruction):
     """Base class of instructions that multiply rows of each chosen expert.
 
     The operands have `experts`, `chosen` and `held`, and the instruction `rows`.
@@ -155,7 +155,7 @@ class ExpertsOperands:
 
 @instruction
 @dataclass(frozen=True)
-class NormExperts(_MixtureInstruction):
+class NormExperts(MixtureInstruction):
     """silu(gate) · up of each chosen expert, for some rows of gate and the same rows of up."""
 
     at: ExpertsOperands
@@ -201,7 +201,7 @@ class TermsOperands:
 
 @instruction
 @dataclass(frozen=True)
-class ExpertTerms(_MixtureInstruction):
+class ExpertTerms(MixtureInstruction):
     """A term of each sum: some rows of the chosen experts' results, multiplied by their scores.
 
     The sums over leaves of columns are those of all experts, so that they do not depend on tp.
