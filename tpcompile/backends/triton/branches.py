@@ -57,6 +57,9 @@ _MOST_KEYS = 16_384
 _MOST_VALUES = 65_536
 """The fp32 values that the registers of an SM hold."""
 
+_MOST_CHOICES = 32_767
+"""The experts that all sequences choose. A rank holds fewer."""
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -121,6 +124,15 @@ def _check_size(one: Any, constants: Constants) -> None:
             got=" × ".join(f"{extent:,}" for extent in extents if extent > 1),
             expected=f"at most {_MOST_VALUES:,} values",
             hint=f'{advice} with backend="torch"',
+        )
+    choices = int(constants.get("BATCH", 1)) * int(constants.get("CHOSEN", 1))  # type: ignore[arg-type]
+    if "ITEMS" in constants and choices > _MOST_CHOICES:
+        raise UnsupportedError(
+            f"The tile of {one.name} numbers the choices of all sequences in 2 bytes",
+            where=one.label,
+            got=f"{choices:,}",
+            expected=f"at most {_MOST_CHOICES:,} choices",
+            hint='Choose a smaller batch, or compile with backend="torch"',
         )
 
 

@@ -120,14 +120,14 @@ def norm_experts(
         inverse = inverse_rms(x, begin, BATCH, SEQUENCES, WIDTH, EPS)
         tl.store(inverses + begin + tl.arange(0, SEQUENCES), inverse)
     ids = start_of(buffers, tl.load(words + abi.NORM_EXPERTS_IDS), tl.int32)
-    items = _items_at(own + tl.cdiv(BATCH, SEQUENCES) * SEQUENCES, ITEMS, SEQUENCES)
+    items = _items_at(own + tl.cdiv(BATCH, SEQUENCES) * SEQUENCES, ITEMS)
     held = tl.load(words + abi.NORM_EXPERTS_FIRST)
-    count = _share_out(ids, held, items, BATCH * CHOSEN, HELD, PLACES, SEQUENCES)
+    count = _share_out(ids, held, items, BATCH * CHOSEN, HELD, PLACES, ITEMS, SEQUENCES)
     each = count_of(rows, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
     sums = no_sums(ROWS, SEQUENCES, 2 * TILES)
     for tile in tl.range(0, count * each, num_stages=STAGES):
         row, place, is_last = place_of(tile % each, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
-        expert, choices = _item(items, tile // each, SEQUENCES)
+        expert, choices = _item(items, tile // each, ITEMS, SEQUENCES)
         begin = 2 * EXTENT * expert
         tiles = tiles_of(
             gate, begin + row, begin + rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS,
@@ -188,14 +188,14 @@ def expert_terms(
     ids = start_of(buffers, tl.load(words + abi.EXPERT_TERMS_IDS), tl.int32)
     held = tl.load(words + abi.EXPERT_TERMS_FIRST)
     results = own
-    items = _items_at(own + BATCH * CHOSEN * TILES * ROWS, ITEMS, SEQUENCES)
-    count = _share_out(ids, held, items, BATCH * CHOSEN, HELD, PLACES, SEQUENCES)
+    items = _items_at(own + BATCH * CHOSEN * TILES * ROWS, ITEMS)
+    count = _share_out(ids, held, items, BATCH * CHOSEN, HELD, PLACES, ITEMS, SEQUENCES)
     each = chunks_of(WIDTH, COLUMNS, SEQUENCES)
     for row in range(0, rows, TILES * ROWS):
         sums = no_sums(ROWS, SEQUENCES, TILES)
         for tile in tl.range(0, count * each, num_stages=STAGES):
             _, place, is_last = place_of(tile % each, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
-            expert, choices = _item(items, tile // each, SEQUENCES)
+            expert, choices = _item(items, tile // each, ITEMS, SEQUENCES)
             begin = EXTENT * expert
             tiles = tiles_of(
                 weight, begin + row, begin + rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS,
@@ -258,9 +258,13 @@ def _store_sums(
 
 
 @triton.jit
-def _items_at(memory, ITEMS: tl.constexpr, SEQUENCES: tl.constexpr):
-    """Return the addresses of the experts of items, and of their choices, in scratch memory."""
-    experts = memory.to(tl.pointer_type(tl.int32))
+def _items_at(memory, ITEMS: tl.constexpr):
+    """Return the addresses of the experts of items, and of their choices, in scratch memory.
+
+    The loop over tiles loads numbers of 2 bytes where it needs them. Triton would load larger ones
+    ahead, and weights, whose address depends on them, so much later.
+    """
+    experts = memory.to(tl.pointer_type(tl.int16))
     return experts, experts + ITEMS
 
 
@@ -272,6 +276,7 @@ def _share_out(
     COUNT: tl.constexpr,
     HELD: tl.constexpr,
     PLACES: tl.constexpr,
+    ITEMS: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
     """Store the items of COUNT choices in the order of experts, and return their number.
@@ -284,28 +289,35 @@ def _share_out(
     for choice in range(COUNT):
         choices += (tl.load(ids + choice) - first == own).to(tl.int32)
     choices = tl.where(own < HELD, choices, 0)
-    each = (choices + SEQUENCES - 1) // SEQUENCES
+    each = tl.cdiv(choices, SEQUENCES)
     begin = tl.cumsum(each, 0) - each
     for item in range(0, tl.max(each, 0)):
-        tl.store(items[0] + begin + item, own, mask=item < each)
+        tl.store(items[0] + begin + item, own.to(tl.int16), mask=item < each)
     for left in range(SEQUENCES):
         place = choices + left
-        at = items[1] + begin * SEQUENCES + place
-        tl.store(at, tl.full([PLACES], abi.NONE, tl.int32), mask=place < each * SEQUENCES)
-    at = items[1] + begin * SEQUENCES
+        at = _place_of(items, begin * SEQUENCES + place, ITEMS, SEQUENCES)
+        tl.store(at, tl.full([PLACES], abi.NONE, tl.int16), mask=place < each * SEQUENCES)
+    place = begin * SEQUENCES
     for choice in range(COUNT):
         here = (tl.load(ids + choice) - first == own) & (own < HELD)
-        tl.store(at, tl.zeros([PLACES], tl.int32) + choice, mask=here)
-        at += here.to(tl.int32)
+        at = _place_of(items, place, ITEMS, SEQUENCES)
+        tl.store(at, (tl.zeros([PLACES], tl.int32) + choice).to(tl.int16), mask=here)
+        place += here.to(tl.int32)
     tl.debug_barrier()
     return tl.sum(each, 0)
 
 
 @triton.jit
-def _item(items, item, SEQUENCES: tl.constexpr):
+def _place_of(items, place, ITEMS: tl.constexpr, SEQUENCES: tl.constexpr):
+    """Return the address of a choice of an item."""
+    return items[1] + place % SEQUENCES * ITEMS + place // SEQUENCES
+
+
+@triton.jit
+def _item(items, item, ITEMS: tl.constexpr, SEQUENCES: tl.constexpr):
     """Return the expert of an item, and its choices."""
-    choices = tl.load(items[1] + item * SEQUENCES + tl.arange(0, SEQUENCES))
-    return tl.load(items[0] + item), choices
+    choices = tl.load(items[1] + tl.arange(0, SEQUENCES) * ITEMS + item).to(tl.int32)
+    return tl.load(items[0] + item).to(tl.int32), choices
 
 
 @triton.jit
