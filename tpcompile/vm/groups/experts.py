@@ -114,6 +114,7 @@ class MixtureInstruction(WeightInstruction):
     rows: Annotated[Range, rules.Within("extent")]
     sides: ClassVar[int] = 1
     """The parts of an expert that have such rows."""
+    first_box: ClassVar[None] = None
 
     @property
     def weight_shape(self) -> tuple[int, int]:

@@ -5,7 +5,7 @@ worker. Extents that all instructions of a shape share are constants. The packag
 per mode: compiled for a GPU, or interpreted.
 """
 
-from . import attention, delta, embed, experts, head, mlp, project, qkv, reduce, rows, sync
+from . import attention, delta, embed, experts, head, mlp, project, qkv, reduce, router, rows, sync
 
 __all__ = [
     "attention",
@@ -17,6 +17,7 @@ __all__ = [
     "project",
     "qkv",
     "reduce",
+    "router",
     "rows",
     "sync",
 ]

@@ -1,4 +1,4 @@
-"""A mixture of experts: the choice of each sequence, and rows of the experts that were chosen.
+"""Rows of the experts that sequences have chosen, and the terms of the sum of their results.
 
 An instruction shares the choices of all sequences out to items: an item is an expert with up to
 eight of its choices, which are the columns of a matrix instruction. One loop runs over the tiles of
@@ -11,77 +11,11 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import GROUP, count_of, inverse_rms, no_sums, plus_gathered, total
+from .dots import count_of, inverse_rms, no_sums, plus_gathered, total
 from .mlp import activated
-from .numbers import as_rounded, rounded, sigmoid
+from .numbers import as_rounded, rounded
 from .project import store_terms
 from .weights import chunks_of, place_of, rows_of, tiles_of
-
-_LOW = tl.constexpr(32)
-"""The bits of a key that hold a place."""
-_LAST = tl.constexpr(2**31 - 1)
-_TAKEN = tl.constexpr(-(2**63))
-"""A key below those of all logits."""
-
-
-@triton.jit
-def top_experts(
-    words,
-    buffers,
-    own,
-    EXPERTS: tl.constexpr,
-    PLACES: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    CHOICES: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """Choose the experts of a sequence: of equal logits, that of the lower number comes first."""
-    sequence = tl.load(words + abi.TOP_EXPERTS_SEQUENCE)
-    logits = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_LOGITS), DTYPE) + sequence * EXPERTS
-    scores = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_SCORES), DTYPE) + sequence * CHOSEN
-    ids = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_IDS), tl.int32) + sequence * CHOSEN
-    lengths = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_LENGTHS), tl.int32)
-    experts = tl.arange(0, PLACES)
-    inside = experts < EXPERTS
-    values = tl.load(logits + experts, mask=inside, other=float("-inf")).to(tl.float32)
-    keys = _order_of(values).to(tl.int64) << _LOW | (_LAST - experts)
-    keys = tl.where(inside, keys, _TAKEN)
-    places = tl.arange(0, CHOICES)
-    chosen = tl.zeros([CHOICES], tl.int64)
-    for place in range(CHOSEN):
-        best = tl.max(keys, 0)
-        chosen = tl.where(places == place, best, chosen)
-        keys = tl.where(keys == best, _TAKEN, keys)
-    numbers = _LAST - (chosen & _LAST).to(tl.int32)
-    tops = _logit_of((chosen >> _LOW).to(tl.int32))
-    highest = tl.sum(tl.where(places == 0, tops, 0.0), 0)
-    all_shares = tl.sum(tl.where(inside, tl.exp(values - highest), 0.0), 0)
-    shares = tl.where(places < CHOSEN, tl.exp(tops - highest) / all_shares, 0.0)
-    if NORMALIZED:
-        shares = shares / tl.sum(shares, 0)
-    tl.store(scores + places, rounded(shares, DTYPE), mask=places < CHOSEN)
-    numbers = tl.where(tl.load(lengths + sequence) == 0, abi.NONE, numbers)
-    tl.store(ids + places, numbers, mask=places < CHOSEN)
-
-
-@triton.jit
-def _order_of(logits):
-    """Return numbers in the order of logits, in which NaN is above all others."""
-    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)  # -0 is 0
-    return tl.where(logits != logits, _LAST, _flipped(bits))
-
-
-@triton.jit
-def _logit_of(order):
-    """Return the logits of numbers in their order."""
-    return _flipped(order).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _flipped(bits):
-    """Reverse the order of negative numbers."""
-    return tl.where(bits < 0, bits ^ _LAST, bits)
 
 
 @triton.jit
@@ -291,7 +225,7 @@ def _share_out(
     choices = tl.where(own < HELD, choices, 0)
     each = tl.cdiv(choices, SEQUENCES)
     begin = tl.cumsum(each, 0) - each
-    for item in range(0, tl.max(each, 0)):
+    for item in range(tl.max(each, 0)):
         tl.store(items[0] + begin + item, own.to(tl.int16), mask=item < each)
     for left in range(SEQUENCES):
         place = choices + left
