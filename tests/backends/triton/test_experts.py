@@ -33,7 +33,10 @@ F32, BF16 = torch.float32, torch.bfloat16
 
 
 def _executor(kind: type[Executor], model: str, batch: int, **options: Any) -> Executor:
-    """Return an executor whose routers choose other experts for other tokens."""
+    """Return an executor whose routers choose other experts for other tokens.
+
+    The scratch memory of its workers is NaN.
+    """
     options = {"dtype": F32, "tp": 1, **options}
     memory = memory_of(model, batch=batch, **options)
     generator = torch.Generator()
@@ -41,7 +44,10 @@ def _executor(kind: type[Executor], model: str, batch: int, **options: Any) -> E
         if buffer.role == Role.WEIGHT and buffer.name.endswith("mlp.gate.weight"):
             drawn = torch.randn(buffer.shape, generator=generator.manual_seed(3))
             memory.tensors[number] = drawn.to(buffer.dtype)
-    return kind(memory)
+    executor = kind(memory)
+    if isinstance(executor, Triton):
+        executor._scratch.fill_(torch.nan)
+    return executor
 
 
 def _place(executor: Executor, tokens: torch.Tensor, **options: Any) -> None:
@@ -174,11 +180,12 @@ def _strange_logits(batch: int, experts: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randint(-2, 3, (batch, experts), generator=generator).float()
     logits[1, 3], logits[1, 5] = torch.inf, -torch.inf
-    logits[2, 2::3] = torch.nan
+    logits[2, 2::3] = torch.tensor(torch.nan).copysign(torch.tensor(-1.0))
     logits[3] = -logits[3].abs()
     logits[4] = torch.tensor([0.0, -0.0]).repeat(experts // 2)
     logits[5, 1::2] = -torch.inf
-    logits[6] = logits[6].sign() * 1e-42
+    logits[6] *= 1e-42
+    logits[7, 4] = torch.nan
     return logits
 
 
@@ -186,14 +193,14 @@ def _strange_logits(batch: int, experts: int) -> torch.Tensor:
 @pytest.mark.parametrize("model", [EXPERTS, EIGHT_OF_MANY])
 def test_equal_and_strange_logits(model: str, dtype: torch.dtype) -> None:
     """Of equal logits that of the lower number is chosen, and NaN before all others."""
-    sides = [_executor(kind, model, 8, dtype=dtype) for kind in (Triton, Machine)]
+    sides = [_executor(kind, model, 9, dtype=dtype) for kind in (Triton, Machine)]
     for one in sides:
-        _place(one, tokens_of(8)[:7])
+        _place(one, tokens_of(9)[:8])
         at = _instructions(one, TopExperts)[0].at
-        one.memory.tensors[at.logits].copy_(_strange_logits(8, at.experts))
+        one.memory.tensors[at.logits].copy_(_strange_logits(9, at.experts))
         _execute(one, TopExperts)
     found, wanted = ([one.memory.tensors[n] for n in (at.ids, at.scores)] for one in sides)
-    assert torch.equal(found[0], wanted[0]) and wanted[0][7].eq(NONE).all()
+    assert torch.equal(found[0], wanted[0]) and wanted[0][8].eq(NONE).all()
     error = EXACT if dtype == F32 else torch.finfo(dtype).eps
     assert torch.allclose(found[1].float(), wanted[1].float(), error, 0, equal_nan=True)
 
