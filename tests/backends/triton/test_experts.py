@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,9 +24,10 @@ from tpcompile.backends.reference import Machine
 from tpcompile.backends.triton import Triton
 from tpcompile.backends.triton.branches import branch_of
 from tpcompile.errors import UnsupportedError
-from tpcompile.vm.groups.experts import ExpertTerms, NormExperts, TopExperts
+from tpcompile.vm.groups.experts import ExpertTerms, MixtureInstruction, NormExperts, TopExperts
 from tpcompile.vm.program import Role
-from tpcompile.vm.program.instruction import NONE
+from tpcompile.vm.program.encoding import first_weights
+from tpcompile.vm.program.instruction import NONE, WeightInstruction
 
 pytestmark = pytest.mark.usefixtures("verified_once")
 
@@ -269,9 +271,16 @@ def test_a_rank_without_a_chosen_expert_adds_zeros() -> None:
     assert kernel.memory.tensors[terms[1]][:2].eq(0).all()
 
 
+def test_no_weights_are_fetched_before_they_are_chosen() -> None:
+    program = memory_of(EIGHT_OF_MANY, F32, 1, 1).program
+    for one, (buffer, *_) in zip(program.instructions, first_weights(program), strict=True):
+        known = isinstance(one, WeightInstruction) and not isinstance(one, MixtureInstruction)
+        assert (buffer != NONE) == known, one.label
+
+
 def test_more_choices_than_numbers_of_two_bytes() -> None:
     program = memory_of(EIGHT_OF_MANY, F32, 1, 1).program
     one = next(one for one in program.instructions if isinstance(one, ExpertTerms))
-    at = one.at.__class__(**{**vars(one.at), "batch": 5000})
+    many = replace(one, at=replace(one.at, batch=5000))
     with pytest.raises(UnsupportedError, match=r"Found 40,000.*at most 32,767 choices"):
-        branch_of(program, ExpertTerms(at, one.rows))
+        branch_of(program, many)
