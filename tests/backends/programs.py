@@ -21,6 +21,7 @@ from tpcompile.options import scheme_of
 from tpcompile.passes import run_passes
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.pipeline import decode_pipeline
+from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.presets import preset
 from tpcompile.runtime.weights import RandomWeights
 from tpcompile.vm.lowering import StepPlan
@@ -105,10 +106,15 @@ def _graph(
     wide: int,
     weights: str | None,
     kv: str,
+    experts: str,
 ) -> tuple[fx.GraphModule, dict[str, Any]]:
     """The decode graph, and the weights of each rank."""
     captured = _captured(model, dtype, odd, long, wide, weights)
-    graph, _ = run_passes(captured.graph, decode_pipeline(tp, 2, 4, kv=kv))
+    passes = [
+        replace(one, experts=experts) if isinstance(one, PlanSharding) else one
+        for one in decode_pipeline(tp, 2, 4, kv=kv)
+    ]
+    graph, _ = run_passes(captured.graph, passes)
     read = RandomWeights(captured, 0)
     return graph, materialise(graph, read) | components(graph, read)
 
@@ -133,6 +139,7 @@ def memory_of(
     wide: int = 0,
     few_bits: str | None = None,
     kv: str = CacheKv.kv,
+    experts: str = PlanSharding.experts,
     longest: int = 32,
     steps: int = 8,
     device: torch.device = CPU,
@@ -142,7 +149,7 @@ def memory_of(
     With `few_bits`, such as `int4:64` or `int4:64:a8`, linears have random weights of few bits. A
     kind of GGUF files is also that of the embedding. Others are of 8-bit floating point.
     """
-    kind = (model, dtype, tp, odd, long, wide, few_bits, kv)
+    kind = (model, dtype, tp, odd, long, wide, few_bits, kv, experts)
     weights = _graph(*kind)[1]
     program = _program(kind, batch, workers, longest, steps)
     rotation = rotation_of(

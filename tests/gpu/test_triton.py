@@ -9,7 +9,15 @@ import pytest
 import torch
 
 import tpcompile
-from tests.backends.reference.stepping import HYBRID, Case, place, steps_of, steps_on
+from tests.backends.reference.stepping import (
+    EXPERTS,
+    HYBRID,
+    SHARED,
+    Case,
+    place,
+    steps_of,
+    steps_on,
+)
 from tests.backends.triton.test_triton import CASES, EXACT, never_met
 from tests.models import relative_error
 from tests.runtime.eager_pair import lively
@@ -23,6 +31,7 @@ from tpcompile.vm.schedule.policies import POLICIES
 GPU = torch.device("cuda")
 CASE = Case("tiny-qwen3", tp=2, lengths=(9, 3))
 LINEAR = Case(HYBRID, tp=2, lengths=(9, 1))
+MIXTURE = Case(EXPERTS, tp=2, lengths=(9, 1))
 IDS = torch.tensor([[5, 6, 7]])
 
 
@@ -33,7 +42,9 @@ def test_steps_are_those_of_the_reference_machine(case: Case) -> None:
         assert relative_error(own.cpu(), wanted) < EXACT
 
 
-@pytest.mark.parametrize("case", [CASE, LINEAR], ids=["attention", "linear attention"])
+@pytest.mark.parametrize(
+    "case", [CASE, LINEAR, MIXTURE], ids=["attention", "linear attention", "experts"]
+)
 def test_several_steps_in_one_launch(case: Case) -> None:
     one, many = Triton(case.memory(device=GPU)), Triton(case.memory(device=GPU))
     place(one, case)
@@ -63,6 +74,21 @@ def test_bits_of_linear_attention() -> None:
         replace(case, lowering="rows", workers=60),
         replace(case, lengths=(1, 1)),
         replace(case, lengths=(1,) * 10),
+    ):
+        steps = zip(steps_on(Triton(other.memory(device=GPU)), other, 2), wanted, strict=True)
+        assert all(torch.equal(found[0], own[0]) for found, own in steps), other
+
+
+@pytest.mark.parametrize("model", [EXPERTS, SHARED])
+def test_bits_of_experts(model: str) -> None:
+    """They depend neither on the schedule nor on others that have chosen the same experts."""
+    case = Case(model, tp=2, lengths=(1,))
+    wanted = steps_on(Triton(case.memory(device=GPU)), case, 2)
+    for other in (
+        replace(case, policy="dynamic", workers=60),
+        replace(case, lowering="rows", workers=60),
+        replace(case, lengths=(1, 1)),
+        replace(case, lengths=(1,) * 20),
     ):
         steps = zip(steps_on(Triton(other.memory(device=GPU)), other, 2), wanted, strict=True)
         assert all(torch.equal(found[0], own[0]) for found, own in steps), other

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import EVEN, FEW_TOKENS, HYBRID
+from tests.backends.reference.stepping import EIGHT_OF_MANY, EVEN, EXPERTS, FEW_TOKENS, HYBRID
 from tests.backends.triton.test_triton import EXACT
 from tests.backends.triton.test_weights import tokens_of
 from tests.models import relative_error
@@ -27,9 +27,12 @@ FORMATS: dict[str, tuple[str, str | None]] = {
     "fp8": (FEW_TOKENS, "fp8:128"),
     "fp8, a head of the dtype": (FEW_TOKENS, "fp8:128:head"),
 }
-LINEAR = {
+OTHERS: dict[str, tuple[str, str | None]] = {
     "linear attention in int8": (HYBRID, "int8:32"),
     "linear attention in int4": (HYBRID, "int4:32"),
+    "experts": (EIGHT_OF_MANY, None),
+    "experts in int8": (EXPERTS, "int8:32"),
+    "experts in int4": (EXPERTS, "int4:32"),
 }
 
 
@@ -42,7 +45,7 @@ def _logits(
     **options: Any,
 ) -> torch.Tensor:
     """Return the logits of sequences of one token each after some steps, in fp32."""
-    model, few_bits = (FORMATS | LINEAR)[of]
+    model, few_bits = (FORMATS | OTHERS)[of]
     batch = len(tokens)
     device = GPU if kind is Triton else torch.device("cpu")
     executor = kind(memory_of(model, dtype, 1, batch, few_bits=few_bits, device=device, **options))
@@ -57,6 +60,7 @@ def _logits(
         *product(FORMATS, (1, 3, 33)),
         ("linear attention in int8", 3),
         ("linear attention in int4", 9),
+        *product(("experts", "experts in int8", "experts in int4"), (1, 20)),
     ],
 )
 def test_logits_are_those_of_the_reference_machine(of: str, batch: int) -> None:

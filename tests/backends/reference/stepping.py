@@ -96,6 +96,8 @@ SHARED = "shared expert"
 Scores do not add up to 1."""
 HYBRID_EXPERTS = "hybrid-experts"
 """A model of Qwen3.5-MoE, with linear attention, attention with gates, and a shared expert."""
+ONE_OF_TWO, EIGHT_OF_MANY = "one of two experts", "eight of 16 experts"
+"""Models with one layer, of Qwen3-MoE and of Qwen2-MoE with a shared expert."""
 _HYBRID = {
     **preset("tiny-qwen3.5"),
     "num_hidden_layers": 2,
@@ -118,6 +120,13 @@ _SHARED = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
+}
+_QWEN2_MOE = {
+    **preset("tiny-qwen2"),
+    "model_type": "qwen2_moe",
+    "vocab_size": 199,
+    "norm_topk_prob": False,
+    **_SHARED,
 }
 _CUT = {**preset("tiny-qwen3"), "intermediate_size": 192, "vocab_size": 199}
 OWN = {
@@ -187,12 +196,19 @@ OWN = {
     },
     EXPERTS: _EXPERTS,
     WHOLE: _EXPERTS,
-    SHARED: {
-        **preset("tiny-qwen2"),
-        "model_type": "qwen2_moe",
-        "vocab_size": 199,
-        "norm_topk_prob": False,
-        **_SHARED,
+    SHARED: _QWEN2_MOE,
+    ONE_OF_TWO: {
+        **_EXPERTS,
+        "num_hidden_layers": 1,
+        "mlp_only_layers": [],
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+    },
+    EIGHT_OF_MANY: {
+        **_QWEN2_MOE,
+        "num_hidden_layers": 1,
+        "num_experts": 16,
+        "num_experts_per_tok": 8,
     },
     HYBRID_EXPERTS: {**_HYBRID, "model_type": "qwen3_5_moe_text", **_SHARED},
     INT4: in_few_bits(_CUT, 4, 32, offsets=True),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.backends.reference.stepping import (
     GELU,
     GELU_TANH,
     HYBRID,
+    HYBRID_EXPERTS,
     HYBRID_ODD,
     INT4,
     RELU,
@@ -30,6 +32,7 @@ from tests.backends.reference.stepping import (
 from tpcompile.backends.triton.ahead import Compiled, compile_ahead
 from tpcompile.errors import UsageError
 from tpcompile.presets import preset
+from tpcompile.vm.program import Program
 from tpcompile.vm.program.encoding import first_weights
 from tpcompile.vm.program.instruction import WeightInstruction
 
@@ -45,6 +48,11 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 @cache
 def kernel_of_preset(model: str, weights: str = "", batch: int = 1) -> Compiled:
     """Return the kernel of a preset. It is the same for every number of layers of each kind."""
+    return compile_ahead(program_of_preset(model, weights, batch), "sm_90")
+
+
+def program_of_preset(model: str, weights: str = "", batch: int = 1) -> Program:
+    """Return the program of a preset with few layers."""
     shape = preset(model)
     layers = shape.get("full_attention_interval", 2)
     config = AutoConfig.for_model(**{**shape, "num_hidden_layers": layers})
@@ -54,7 +62,7 @@ def kernel_of_preset(model: str, weights: str = "", batch: int = 1) -> Compiled:
     step = tpcompile.schedule(
         config, target="h200", batch=batch, context=2048, dtype="bf16", weights=weights or None
     )
-    return step.compile_ahead("sm_90")
+    return step.program
 
 
 @cache
@@ -62,7 +70,10 @@ def kernel_of(case: Case, arch: str) -> Compiled:
     return compile_ahead(case.program, arch)
 
 
-_LONG = ("qwen3-8b int8", "qwen3-8b int4:64", "qwen3-8b fp8", "qwen3.5-0.8b, batch 64")
+_LONG = (
+    *("qwen3-8b int8", "qwen3-8b int4:64", "qwen3-8b fp8"),
+    *("qwen3.5-0.8b, batch 64", "qwen3-30b-a3b int4:64"),
+)
 """Kernels that take minutes beside other work."""
 
 
@@ -97,6 +108,15 @@ def test_weights_are_loaded_ahead(weights: str, wide: int, narrow: int) -> None:
     assert sizes.count("0x10") >= wide and sizes.count("0x4") >= narrow
 
 
+def test_weights_of_experts_are_loaded_ahead() -> None:
+    """There is room for two tiles of 16 rows, though addresses depend on the numbers of an item."""
+    for kind, sides in (("norm_experts", 2), ("expert_terms", 1)):
+        program = program_of_preset("qwen3-30b-a3b")
+        own = tuple(one for one in program.instructions if one.name == kind)
+        found = compile_ahead(replace(program, instructions=own), "sm_90")
+        assert found.shared_bytes >= 2 * sides * 16 * 512 * 2, kind
+
+
 @pytest.mark.parametrize("weights", ["int8", "fp8", "int4:64"])
 def test_weights_of_few_bits_are_widened_where_they_are_multiplied(weights: str) -> None:
     """They are neither converted, which is slow, nor stored in shared memory again.
@@ -118,6 +138,7 @@ def test_every_tile_compiles(arch: str) -> None:
         Case(INT4, tp=2, lengths=(5, 2)),
         Case(HYBRID, tp=2, lengths=(5,)),
         Case(HYBRID_ODD, lengths=(5, 2), lowering="rows"),
+        Case(HYBRID_EXPERTS, lengths=(5, 2)),
     )
     for case in cases:
         found = kernel_of(case, arch)

@@ -14,10 +14,14 @@ from tests.backends.reference.stepping import (
     APART,
     BIASED,
     EVEN,
+    EXPERTS,
     FEW_TOKENS,
     HYBRID,
+    HYBRID_EXPERTS,
     HYBRID_ODD,
     HYBRID_SHORT,
+    SHARED,
+    WHOLE,
     WINDOWED,
     Case,
     place,
@@ -67,6 +71,10 @@ CASES = {
     "linear attention, two taps, whole heads rotated": Case(
         HYBRID_SHORT, tp=2, lengths=(3,), policy="zigzag"
     ),
+    "experts, two ranks, shared queues": Case(EXPERTS, tp=2, lengths=(9, 3), policy="dynamic"),
+    "whole experts, five ranks": Case(WHOLE, tp=5, lengths=(4, 1), policy="wave", workers=2),
+    "shared expert, row blocks": Case(SHARED, lengths=(5,), lowering="rows", policy="zigzag"),
+    "linear attention, experts": Case(HYBRID_EXPERTS, tp=2, lengths=(6, 1), policy="round-robin"),
 }
 
 

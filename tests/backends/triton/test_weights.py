@@ -10,6 +10,7 @@ from tests.backends.reference.stepping import (
     EVEN,
     HYBRID,
     INT4,
+    INT4_EXPERTS,
     INT4_WIDE,
     INT8,
     ONE_LAYER,
@@ -80,8 +81,13 @@ def test_wide_groups(few_bits: str) -> None:
         Case(INT4, lengths=(5,), column_splits=2),  # the second half begins within a group
         Case(INT4_WIDE, tp=3, lengths=(5,)),  # ranks cut groups of 48 columns
         Case(INT8, tp=2, lengths=(4,), interleaved=True),
+        Case(INT4_EXPERTS, tp=2, lengths=(5, 2)),
+        Case(INT4_EXPERTS, tp=5, lengths=(3,)),  # ranks cut groups of 32 columns of experts
     ],
-    ids=["offsets", "cut groups, row blocks", "columns split", "three ranks", "a head in int8"],
+    ids=[
+        *("offsets", "cut groups, row blocks", "columns split", "three ranks", "a head in int8"),
+        *("experts", "cut groups of experts"),
+    ],
 )
 def test_checkpoints_in_few_bits(case: Case) -> None:
     (found,), (wanted,) = steps_on(Triton(case.memory()), case, 1), steps_of(case, 1)

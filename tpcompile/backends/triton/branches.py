@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
+from tpcompile.backends.triton import shapes
 from tpcompile.backends.triton.formats import check_format
-from tpcompile.backends.triton.options import LEAST_SEQUENCES, MOST_SEQUENCES, STEP, WARPS
+from tpcompile.backends.triton.shapes import power_of_two
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.dtypes import dtype_name
-from tpcompile.ir.format import Format, Kind
+from tpcompile.ir.format import Format
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.delta import DeltaStep
 from tpcompile.vm.groups.embed import Embed
+from tpcompile.vm.groups.experts import ExpertTerms, NormExperts, SharedTerms, TopExperts
 from tpcompile.vm.groups.head import Argmax, NormLmHead
 from tpcompile.vm.groups.mlp import NormGateUpSwiglu, NormUpActivation
 from tpcompile.vm.groups.project import LinearResidual, LinearTerms
@@ -28,7 +30,7 @@ from tpcompile.vm.groups.reduce import AllReduce
 from tpcompile.vm.groups.rows import NormRows
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.fields import rules_of
-from tpcompile.vm.program.instruction import NONE, WeightInstruction
+from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.rules import Chosen, Held
 
 Constant = bool | int | float | torch.dtype
@@ -36,19 +38,12 @@ Constants = Mapping[str, Constant]
 Source = Callable[[Program, Any], Constant]
 """A constant as a function of the program and an instruction."""
 
-_ROW_BYTES = 1024
-"""The bytes of a row of a tile, at most, with columns of all slices."""
-_TILE_BYTES = 32_768
-"""The bytes of tiles and of their values, at most, with columns of one slice."""
-_MOST_NUMBERS = 16_384
-"""The numbers of few bits of tiles that share values, at most, with columns of all slices."""
-_MOST_TILES, _MOST_SCALED = 6, 2
-"""The tiles that share values: registers hold their sums and, of few bits, what is scaled. With
-columns of all slices, those of weights in the model's dtype share none."""
 _MOST_KEYS = 16_384
 """The elements of keys, and as many of values, that a worker holds at a time."""
 _MOST_VALUES = 65_536
 """The fp32 values that the registers of an SM hold."""
+_MOST_CHOICES = 32_767
+"""The experts that all sequences choose. A rank holds fewer."""
 
 
 @dataclass(frozen=True)
@@ -115,70 +110,21 @@ def _check_size(one: Any, constants: Constants) -> None:
             expected=f"at most {_MOST_VALUES:,} values",
             hint=f'{advice} with backend="torch"',
         )
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << max(0, count - 1).bit_length()
+    choices = int(constants.get("BATCH", 1)) * int(constants.get("CHOSEN", 1))  # type: ignore[arg-type]
+    if "ITEMS" in constants and choices > _MOST_CHOICES:
+        raise UnsupportedError(
+            f"The tile of {one.name} numbers the choices of all sequences in 2 bytes",
+            where=one.label,
+            got=f"{choices:,}",
+            expected=f"at most {_MOST_CHOICES:,} choices",
+            hint='Choose a smaller batch, or compile with backend="torch"',
+        )
 
 
 def _padded(path: str) -> Source:
     """Return a shared operand, rounded up to a power of two."""
     operand = attrgetter(f"at.{path}")
-    return lambda program, one: _power_of_two(operand(one))
-
-
-def _sequences(program: Program, one: WeightInstruction) -> int:
-    """Return the number of sequences that share the reading of a tile. Some may be missing."""
-    return LEAST_SEQUENCES if _few(one) else MOST_SEQUENCES
-
-
-def _few(one: WeightInstruction) -> bool:
-    """Return whether a tile has columns of all slices, one for each warp."""
-    few: bool = one.at.batch <= LEAST_SEQUENCES
-    return few
-
-
-def _tiles(program: Program, one: WeightInstruction) -> int:
-    """Return the number of tiles that share values: rows of the instruction, one after another."""
-    if _few(one) and one.at.format.plain:
-        return 1
-    sides = len(one.weight_boxes)
-    rows = one.at.width if isinstance(one, NormQkvRopeAppend) else one.weight_shape[0] // sides
-    most = _MOST_TILES if one.at.format.plain else _MOST_SCALED
-    return min(-(-rows // _rows(program, one)), most // sides)
-
-
-def _rows(program: Program, one: WeightInstruction) -> int:
-    """Return the rows of a tile. Warps that share a slice have rows of two matrix instructions."""
-    return STEP if _few(one) else 2 * STEP
-
-
-def _columns(program: Program, one: WeightInstruction) -> int:
-    """Return the columns of a tile, of all slices or of one.
-
-    Registers hold the numbers of few bits while they are widened.
-    """
-    _, width = one.weight_shape
-    x: int = one.at.normed.x if hasattr(one.at, "normed") else one.at.x
-    size: int = program.buffers[x].dtype.itemsize
-    plain = one.at.format.plain
-    rows = _tiles(program, one) * len(one.weight_boxes) * _rows(program, one)
-    if _few(one):
-        most = _ROW_BYTES // size if plain else min(_ROW_BYTES // size, _MOST_NUMBERS // rows)
-        return max(min(_power_of_two(width), most), WARPS * STEP)
-    size *= rows + _sequences(program, one)
-    most = (_TILE_BYTES if plain else _TILE_BYTES // 2) // size
-    return max(min(_power_of_two(-(-width // WARPS)), 1 << most.bit_length() - 1), STEP)
-
-
-def _stages(program: Program, one: WeightInstruction) -> int:
-    """Return the tiles in shared memory: one in use, the others on their way.
-
-    Those of few bits have fewer bytes.
-    """
-    if one.at.format.plain:
-        return 3 if _few(one) else 4
-    return 6 if one.at.format.kind == Kind.INT4 else 4
+    return lambda program, one: power_of_two(operand(one))
 
 
 def _same_names(*names: str) -> dict[str, str]:
@@ -196,21 +142,21 @@ def _table_dtype(program: Program, one: Embed) -> torch.dtype:
 
 
 def _heads(program: Program, one: PartialAttention) -> int:
-    return _power_of_two(one.heads.extent)
+    return power_of_two(one.heads.extent)
 
 
 def _tokens(program: Program, one: PartialAttention) -> int:
-    return max(1, _MOST_KEYS // _power_of_two(one.at.width))
+    return max(1, _MOST_KEYS // power_of_two(one.at.width))
 
 
 _Operands = Mapping[str, str | Source]
 
 _PRODUCT: _Operands = {
-    "SEQUENCES": _sequences,
-    "TILES": _tiles,
-    "ROWS": _rows,
-    "COLUMNS": _columns,
-    "STAGES": _stages,
+    "SEQUENCES": shapes.sequences,
+    "TILES": shapes.tiles,
+    "ROWS": shapes.rows,
+    "COLUMNS": shapes.columns,
+    "STAGES": shapes.stages,
 }
 _NORMED: _Operands = {
     "BATCH": "normed.batch",
@@ -262,6 +208,19 @@ _DELTA: _Operands = {
     **_same_names("taps", "eps", "bias"),
     "DTYPE": "projected",
 }
+_TOP: _Operands = {
+    "EXPERTS": "experts",
+    "PLACES": _padded("experts"),
+    "CHOSEN": "chosen",
+    "CHOICES": _padded("chosen"),
+    "NORMALIZED": "normalized",
+    "DTYPE": "logits",
+}
+_MIXTURE: _Operands = {
+    **_same_names("chosen", "extent", "held"),
+    "PLACES": _padded("held"),
+    "ITEMS": shapes.items,
+}
 _PROJECT: _Operands = {**_same_names("batch"), **_PRODUCT, "WIDTH": "width", **_OF_X}
 _ARGMAX: _Operands = {
     **_same_names("batch", "ranks", "slots"),
@@ -285,6 +244,10 @@ _TILES: Mapping[type, tuple[str, _Operands]] = {
     NormUpActivation: ("mlp", {**_GATE_UP, **_same_names("sides", "activation")}),
     NormRows: ("rows", _LINEAR),
     DeltaStep: ("delta", _DELTA),
+    TopExperts: ("router", _TOP),
+    NormExperts: ("experts", {**_NORMED, **_MIXTURE, **_OF_NORMED}),
+    ExpertTerms: ("experts", {**_PROJECT, **_MIXTURE}),
+    SharedTerms: ("experts", _PROJECT),
     NormLmHead: ("head", _LINEAR),
     Argmax: ("head", _ARGMAX),
 }

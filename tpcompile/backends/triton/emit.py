@@ -11,6 +11,7 @@ import torch
 from tpcompile.backends.executor import refuse_formats
 from tpcompile.backends.triton.branches import Branch, branch_of, constant_text
 from tpcompile.vm.groups.delta import DeltaStep
+from tpcompile.vm.groups.experts import ExpertTerms, NormExperts
 from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
@@ -159,9 +160,22 @@ _SCRATCH: dict[str, Callable[[dict[str, Any]], int]] = {
         (NormQkvRopeAppend.name, NormQkvRows.name), lambda own: own["LANES"] * own["BATCH"]
     ),
     DeltaStep.name: lambda own: 2 * own["PLACES"] + own["LANES"],
+    NormExperts.name: lambda own: (
+        -(-own["BATCH"] // own["SEQUENCES"]) * own["SEQUENCES"] + _items(own)
+    ),
+    ExpertTerms.name: lambda own: (
+        own["BATCH"] * own["CHOSEN"] * own["TILES"] * own["ROWS"] + _items(own)
+    ),
 }
 """The fp32 values that a worker needs for itself, by tile and as a function of its constants: those
-of a head of all sequences, or of the query, key and value of a token."""
+of a head of all sequences, of the query, key and value of a token, of norms or results, or items of
+experts."""
+
+
+def _items(own: dict[str, Any]) -> int:
+    """Return the fp32 values that hold items: an expert and its choices, in 2 bytes each."""
+    count: int = own["ITEMS"] * (1 + own["SEQUENCES"])
+    return -(-count // 2)
 
 
 def _scratch(branches: Iterable[Branch]) -> int:

@@ -106,7 +106,7 @@ def expected(experts: int, chosen: int, held: int, batch: int) -> float:
 
 
 @dataclass(frozen=True)
-class _MixtureInstruction(WeightInstruction):
+class MixtureInstruction(WeightInstruction):
     """Base class of instructions that multiply rows of each chosen expert.
 
     The operands have `experts`, `chosen` and `held`, and the instruction `rows`.
@@ -115,6 +115,7 @@ class _MixtureInstruction(WeightInstruction):
     rows: Annotated[Range, rules.Within("extent")]
     sides: ClassVar[int] = 1
     """The parts of an expert that have such rows."""
+    first_box: ClassVar[None] = None
 
     @property
     def weight_shape(self) -> tuple[int, int]:
@@ -156,7 +157,7 @@ class ExpertsOperands:
 
 @instruction
 @dataclass(frozen=True)
-class NormExperts(_MixtureInstruction):
+class NormExperts(MixtureInstruction):
     """silu(gate) · up of each chosen expert, for some rows of gate and the same rows of up."""
 
     at: ExpertsOperands
@@ -202,7 +203,7 @@ class TermsOperands:
 
 @instruction
 @dataclass(frozen=True)
-class ExpertTerms(_MixtureInstruction):
+class ExpertTerms(MixtureInstruction):
     """A term of each sum: some rows of the chosen experts' results, multiplied by their scores.
 
     The sums over leaves of columns are those of all experts, so that they do not depend on tp.

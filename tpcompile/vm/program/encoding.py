@@ -113,18 +113,19 @@ def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
 def first_weights(program: Program) -> torch.Tensor:
     """Return `[instructions, 3]`: the buffer, the first byte and the bytes of the first weights.
 
-    The buffer is -1 if an instruction has no weights. No instruction writes weights, so a worker
-    fetches them before its waits are met.
+    The buffer is -1 if an instruction has no weights, or chooses them in the step. No instruction
+    writes weights, so a worker fetches them before its waits are met.
     """
     found = [_first_weights(program, one) for one in program.instructions]
     return torch.tensor(found, dtype=torch.int64).reshape(-1, 3)
 
 
 def _first_weights(program: Program, one: Instruction) -> tuple[int, int, int]:
-    if not isinstance(one, WeightInstruction):
+    box = one.first_box if isinstance(one, WeightInstruction) else None
+    if not isinstance(one, WeightInstruction) or box is None:
         return NONE, 0, 0
     number: int = one.at.weight
-    (first, last), (start, _) = one.weight_boxes[0]
+    (first, last), (start, _) = box
     values = one.at.format.values
     row = values.row_bytes(0, program.buffers[number].shape[1])
     skipped = values.row_bytes(0, start - start % values.columns)

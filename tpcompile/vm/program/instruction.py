@@ -188,6 +188,11 @@ class WeightInstruction(StepInstruction):
         number = self.at.weight
         return [box for buffer, box in self.reads if buffer == number]
 
+    @property
+    def first_box(self) -> Box | None:
+        """The part that it reads first, if that is known before the step."""
+        return self.weight_boxes[0]
+
     @cached_property
     def weight_shape(self) -> tuple[int, int]:
         """The number of rows and of columns of the weight that the instruction multiplies."""

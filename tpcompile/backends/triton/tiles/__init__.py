@@ -5,17 +5,19 @@ worker. Extents that all instructions of a shape share are constants. The packag
 per mode: compiled for a GPU, or interpreted.
 """
 
-from . import attention, delta, embed, head, mlp, project, qkv, reduce, rows, sync
+from . import attention, delta, embed, experts, head, mlp, project, qkv, reduce, router, rows, sync
 
 __all__ = [
     "attention",
     "delta",
     "embed",
+    "experts",
     "head",
     "mlp",
     "project",
     "qkv",
     "reduce",
+    "router",
     "rows",
     "sync",
 ]

@@ -107,11 +107,35 @@ def plus_products(
 
     The tiles have the same columns.
     """
+    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
+    return plus_gathered(
+        sums, tiles, x, sequences, sequences < BATCH, norm, inverse, place, width,
+        STRIDE, NORMED, ZERO_CENTERED, DTYPE, COLUMNS,
+    )  # fmt: skip
+
+
+@triton.jit
+def plus_gathered(
+    sums,
+    tiles,
+    x,
+    sequences,
+    there,
+    norm,
+    inverse,
+    place,
+    width,
+    STRIDE: tl.constexpr,
+    NORMED: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Add the products with values of some rows of `x`, of which those not `there` are 0."""
     columns, here = columns_of(place, width, 1, COLUMNS)
     columns = tl.expand_dims(columns, len(columns.shape))
     here = tl.expand_dims(here, len(here.shape))
-    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
-    values = tl.load(x + sequences * STRIDE + columns, mask=here & (sequences < BATCH), other=0.0)
+    values = tl.load(x + sequences * STRIDE + columns, mask=here & there, other=0.0)
     if NORMED:
         scale = tl.load(norm + columns, mask=here, other=0.0).to(tl.float32)
         values = scaled(values.to(tl.float32), inverse[None, :], scale, ZERO_CENTERED, DTYPE)
@@ -122,7 +146,7 @@ def plus_products(
     found = ()
     for tile in tl.static_range(len(tiles)):
         found = found + (_plus(sums[tile], tiles[tile], steps),)
-    if not at_once(SEQUENCES):
+    if len(sums) > len(tiles):
         totals = ()
         for tile in tl.static_range(len(tiles)):
             totals = totals + (sums[len(tiles) + tile],)

@@ -6,7 +6,7 @@ import triton.language as tl
 from . import abi
 from .access import start_of, stride_of
 from .dots import count_of, no_sums, plus_products, total, with_bias
-from .numbers import rounded
+from .numbers import as_rounded, rounded, sigmoid
 from .weights import place_of, rows_of, tiles_of
 
 
@@ -93,7 +93,36 @@ def linear_terms(
     rows = last - first
     number = tl.load(words + abi.LINEAR_TERMS_WEIGHT)
     weight = rows_of(buffers, number, first, start, WIDTH, DTYPE, FORMAT)
-    out += first
+    store_terms(
+        x, weight, x, out + first, stride, rows, width, BATCH, SEQUENCES, TILES, ROWS,
+        COLUMNS, STAGES, WIDTH, False, DTYPE, FORMAT,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_terms(
+    x,
+    weight,
+    gates,
+    out,
+    stride,
+    rows,
+    width,
+    BATCH: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """Store terms at `out[BATCH, stride]`, multiplied by the sigmoid of a gate of each sequence.
+
+    `weight` and `out` begin with the first of the rows, `weight` and `x` with that of the columns.
+    """
     for begin in range(0, BATCH, SEQUENCES):
         sums = no_sums(ROWS, SEQUENCES, TILES)
         count = count_of(rows, width, TILES * ROWS, COLUMNS, SEQUENCES)
@@ -111,7 +140,9 @@ def linear_terms(
                     sequences = begin + tl.arange(0, SEQUENCES)[None, :]
                     places = row + part * ROWS + tl.arange(0, ROWS)[:, None]
                     inside = (places < rows) & (sequences < BATCH)
-                    tl.store(
-                        out + sequences * stride + places, total(sums, part, TILES), mask=inside
-                    )
+                    found = total(sums, part, TILES)
+                    if GATED:
+                        gate = tl.load(gates + sequences, mask=sequences < BATCH, other=0.0)
+                        found *= as_rounded(sigmoid(gate.to(tl.float32)), DTYPE)
+                    tl.store(out + sequences * stride + places, found, mask=inside)
                 sums = no_sums(ROWS, SEQUENCES, TILES)
