@@ -63,6 +63,13 @@ void top_experts(const Memory& memory, const int32_t* words, Scratch& scratch) {
 struct Chosen {
   int64_t expert, count;
   const int64_t* places;
+
+  // Return the sequences, or their numbers in runs of `each` places.
+  const int64_t* sequences(int64_t each, Scratch& scratch) const {
+    auto* found = scratch.take<int64_t>(count);
+    for (int64_t n = 0; n < count; ++n) found[n] = places[n] / each;
+    return found;
+  }
 };
 
 // Return the experts of a rank that sequences have chosen, in the order of their numbers, and then
@@ -90,15 +97,39 @@ inline const Chosen* chosen_of(const Memory& memory, const Words& at, int64_t ba
   return found;
 }
 
-// Return the rows at some places, side by side.
+// Return some rows side by side.
 template <class F, class T>
-inline Sequences<F> gathered(const T* from, const Chosen& own, int64_t each, int64_t width,
+inline Sequences<F> gathered(const T* from, const int64_t* rows, int64_t count, int64_t width,
                              Scratch& scratch) {
-  auto* found = scratch.take<typename F::Value>(own.count * width);
-  for (int64_t n = 0; n < own.count; ++n)
-    convert(from + own.places[n] / each * width, width, found + n * width);
+  auto* found = scratch.take<typename F::Value>(count * width);
+  for (int64_t n = 0; n < count; ++n) convert(from + rows[n] * width, width, found + n * width);
   return {found, width};
 }
+
+// The values of a batch, of which experts take those of some sequences.
+template <class F, class W>
+class BatchValues {
+ public:
+  BatchValues(Sequences<F> values, int64_t batch, int64_t width, const W& weight, Scratch& scratch)
+      : values_(values), weight_(weight), width_(width), batch_(batch) {
+    if (batch == 1 || kLaidOnce) all_ = operand(values, batch, width, 1, weight, scratch);
+  }
+
+  Operand<F> of(const int64_t* sequences, int64_t count, Scratch& scratch) const {
+    if (batch_ == 1) return all_;
+    if constexpr (kLaidOnce) return selected<F>(all_, sequences, count, scratch);
+    else return operand(gathered<F>(values_.first, sequences, count, width_, scratch), count, width_,
+                        1, weight_, scratch);
+  }
+
+ private:
+  static constexpr bool kLaidOnce = std::is_base_of_v<Grouped, W>;
+
+  Sequences<F> values_;
+  const W& weight_;
+  int64_t width_, batch_;
+  Operand<F> all_{};
+};
 
 // Gate and up of each expert for some rows, of the sequences that have chosen it.
 template <class Types>
@@ -109,17 +140,14 @@ void norm_experts(const Memory& memory, const int32_t* words, Scratch& scratch) 
   const int64_t batch = at.normed_batch, rows = at.rows.stop - at.rows.start;
   const int64_t width = at.normed_width, extent = at.extent;
   const typename Types::Weight weight(memory, at.weight);
-  const auto x = normed_rows<Types>(memory, at, scratch);
-  const auto alone = operand(x, 1, width, 1, weight, scratch);
+  const BatchValues<F, typename Types::Weight> x(normed_rows<Types>(memory, at, scratch), batch,
+                                                 width, weight, scratch);
   float* gate = scratch.take<float>(batch * rows);
   float* up = scratch.take<float>(batch * rows);
   const char* const next_weights = scratch.next_weights;
   for (const Chosen* own = chosen_of(memory, at, batch, scratch); own->count; ++own) {
     const int64_t first = 2 * own->expert * extent + at.rows.start;
-    const auto values =
-        batch == 1 ? alone
-                   : operand(gathered<F>(x.first, *own, at.chosen, width, scratch), own->count,
-                             width, 1, weight, scratch);
+    const auto values = x.of(own->sequences(at.chosen, scratch), own->count, scratch);
     read_next(weight, first + extent, scratch);
     dots(weight.from(first, 0), rows, values, gate, rows, scratch);
     if (own[1].count) read_next(weight, 2 * own[1].expert * extent + at.rows.start, scratch);
@@ -239,20 +267,17 @@ inline void add_experts(const Memory& memory, const tpc_expert_terms& at, Sums s
                         Scratch& scratch) {
   using T = typename Types::Value;
   const typename Types::Weight weight(memory, at.weight);
-  auto* sequences = scratch.take<int64_t>(at.batch * at.chosen);
   float* scores = scratch.take<float>(at.batch * at.chosen);
   const char* const next_weights = scratch.next_weights;
   for (const Chosen* own = chosen_of(memory, at, at.batch, scratch); own->count; ++own) {
     if (own[1].count) read_next(weight, own[1].expert * at.extent + at.rows.start, scratch);
     else scratch.next_weights = next_weights, scratch.next_scales = nullptr;
-    for (int64_t n = 0; n < own->count; ++n) {
-      sequences[n] = own->places[n] / at.chosen;
+    for (int64_t n = 0; n < own->count; ++n)
       scores[n] = number(memory.at<T>(at.scores) + own->places[n]);
-    }
-    const auto values =
-        gathered<typename Types::Product>(memory.at<T>(at.x), *own, 1, at.width, scratch);
-    sums.add(weight.from(own->expert * at.extent + at.rows.start, 0), values, own->count, sequences,
-             scores, scratch);
+    const auto values = gathered<typename Types::Product>(memory.at<T>(at.x), own->places,
+                                                          own->count, at.width, scratch);
+    sums.add(weight.from(own->expert * at.extent + at.rows.start, 0), values, own->count,
+             own->sequences(at.chosen, scratch), scores, scratch);
   }
   sums.store(memory.at<float>(at.out) + at.rows.start, at.extent, scratch);
 }

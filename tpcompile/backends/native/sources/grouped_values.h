@@ -213,7 +213,8 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     return first + columns / leaves * leaf + (leaf < longer ? leaf : longer);
   };
   const int64_t widest = (columns + leaves - 1) / leaves;
-  const bool apart = kAddsSideBySide && widest <= kLanes * block && !in_panels<A>(batch);
+  const bool apart =
+      kAddsSideBySide && leaves > 1 && widest <= kLanes * block && !in_panels<A>(batch);
   const int64_t grain = apart ? block : unit;
   auto* runs = scratch.take<LaidRun<A>>(leaves);
   int64_t count = 0, rounds = 0, most_blocks = 0;
@@ -255,6 +256,22 @@ template <class A>
                                             int64_t leaves, Scratch& scratch) {
   const auto lay = weight.bits() == 8 ? laid_runs<8, A> : laid_runs<4, A>;
   return lay(weight, values, stride, batch, columns, leaves, scratch);
+}
+
+// Return the values of some sequences, which stay where they are.
+template <class F>
+inline Operand<F> selected(const Operand<F>& x, const int64_t* sequences, int64_t count,
+                           Scratch& scratch) {
+  using A = typename F::Arithmetic;
+  Operand<F> found = x;
+  auto* runs = scratch.take<LaidRun<A>>(x.runs);
+  for (int64_t own = 0; own < x.runs; ++own) {
+    auto* values = scratch.take<Laid<A>>(count);
+    for (int64_t n = 0; n < count; ++n) values[n] = x.laid[own].values[sequences[n]];
+    runs[own] = x.laid[own], runs[own].values = values;
+  }
+  found.batch = count, found.laid = runs;
+  return found;
 }
 
 // Multiply the values of a sequence by a factor.
