@@ -19,6 +19,7 @@ BENCHMARKS = {
     "sum": ("benchmarks.sum", "time of a sum over ranks: gloo, sockets and shared memory"),
     "decode": ("benchmarks.decode", "tokens per second compared with Hugging Face"),
     "contention": ("benchmarks.contention", "decoding beside other programs and on fewer cores"),
+    "experts": ("benchmarks.experts", "decode steps and prompts of a mixture of experts"),
     "gpu-decode": ("benchmarks.gpu_decode", "decode steps on a GPU: numbers, bandwidth, peers"),
     "choose": ("benchmarks.choose", "time to choose a token from logits, by setting and batch"),
     "serving": ("benchmarks.serving", "many requests at once: simulated, and measured"),

@@ -23,7 +23,7 @@ from tpcompile.backends.native.prompts import (
     takes_product,
 )
 from tpcompile.ir.format import Format
-from tpcompile.ir.layout import Interval
+from tpcompile.ir.ops import few_bits
 
 _ProductsOf = structure(*each(ADDRESS, "each", "ends"))
 _MixOf = structure(
@@ -40,17 +40,8 @@ _LANES = 16
 """Packed tokens of an expert are a multiple of this."""
 
 
-@dataclass(frozen=True)
-class DecodedExperts:
+class DecodedExperts(few_bits.DecodedExperts):
     """Weights of experts in few bits, of which kernels decode the rows of those that are chosen."""
-
-    word: str
-    parts: Sequence[torch.Tensor]
-    columns: Interval
-    dtype: torch.dtype
-
-    def __len__(self) -> int:
-        return len(self.parts[0])
 
     def __getitem__(self, place: int) -> FewBits:
         return FewBits(Format.parsed(self.word), [one[place] for one in self.parts], self.columns)

@@ -61,7 +61,10 @@ class RoundingWeight:
 
 @dataclass(frozen=True)
 class DecodedExperts:
-    """The weights of experts for linears, each of which is decoded when it is read."""
+    """The weights of experts for linears, each of which is decoded when it is read.
+
+    A backend with linears that decode weights has a subclass.
+    """
 
     word: str
     parts: Sequence[torch.Tensor]
@@ -71,7 +74,7 @@ class DecodedExperts:
     def __len__(self) -> int:
         return len(self.parts[0])
 
-    def __getitem__(self, place: int) -> torch.Tensor | RoundingWeight:
+    def __getitem__(self, place: int) -> Any:
         parts = [part[place] for part in self.parts]
         return decoded(self.word, parts, self.columns, self.dtype)
 
