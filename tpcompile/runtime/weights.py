@@ -114,8 +114,11 @@ class RandomWeights:
         widths = [one.stop - one.start for one in index]
         found = torch.empty(experts.stop - experts.start, *widths, dtype=self._kinds[name].dtype)
 
+        inference = torch.is_inference_mode_enabled()  # threads do not inherit it
+
         def draw(own: torch.Tensor, expert: int) -> None:
-            own.copy_(self._drawn(name, f"{name}.{expert}", shape)[index])
+            with torch.inference_mode(inference):
+                own.copy_(self._drawn(name, f"{name}.{expert}", shape)[index])
 
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             list(threads.map(draw, found, range(experts.start, experts.stop)))
