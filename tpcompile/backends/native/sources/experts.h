@@ -172,14 +172,6 @@ TPC_INLINE void add_scaled(const float* values, int64_t count, float factor, flo
                count - at);
 }
 
-// Store the sums over leaves, `[leaves][batch][rows]`, as terms.
-inline void store_terms(float* sums, int64_t leaves, int64_t batch, int64_t rows, float* out,
-                        int64_t out_stride) {
-  fold_sums(sums, leaves, batch * rows);
-  for (int64_t b = 0; b < batch; ++b)
-    std::memcpy(out + b * out_stride, sums + b * rows, sizeof(float) * static_cast<size_t>(rows));
-}
-
 inline float* zeros(int64_t count, Scratch& scratch) {
   float* found = scratch.take<float>(count);
   std::fill(found, found + count, 0.0f);
@@ -212,7 +204,10 @@ class ScaledSums {
   }
 
   void store(float* out, int64_t out_stride, Scratch&) const {
-    store_terms(sums_, leaves_, batch_, rows_, out, out_stride);
+    fold_sums(sums_, leaves_, batch_ * rows_);
+    for (int64_t b = 0; b < batch_; ++b)
+      std::memcpy(out + b * out_stride, sums_ + b * rows_,
+                  sizeof(float) * static_cast<size_t>(rows_));
   }
 
  private:
@@ -306,21 +301,17 @@ void shared_terms(const Memory& memory, const int32_t* words, Scratch& scratch) 
   const auto& at = *reinterpret_cast<const tpc_shared_terms*>(words);
   const int64_t batch = at.batch, rows = at.rows.stop - at.rows.start;
   const typename Types::Weight weight(memory, at.weight);
-  auto values = operand(sequences<F>(memory.at<T>(at.x), batch, at.width, scratch), batch,
-                        at.width, at.leaves, weight, scratch);
-  values.apart = batch * rows;
-  float* found = scratch.take<float>(at.leaves * batch * rows);
-  dots(weight.from(at.rows.start, 0), rows, values, found, rows, scratch);
-  float* sums = zeros(at.leaves * batch * rows, scratch);
+  auto* all = scratch.take<int64_t>(batch);
+  float* gates = scratch.take<float>(batch);
   for (int64_t b = 0; b < batch; ++b) {
-    const Lanes gate = Lanes{} + number(memory.at<T>(at.gate) + b);
-    const float share = rounded<T>(sigmoid(gate))[0];
-    for (int64_t leaf = 0; leaf < at.leaves; ++leaf)
-      add_scaled(found + (leaf * batch + b) * rows, rows, share, sums + (leaf * batch + b) * rows);
+    all[b] = b;
+    gates[b] = rounded<T>(sigmoid(Lanes{} + number(memory.at<T>(at.gate) + b)))[0];
   }
-  store_terms(sums, at.leaves, batch, rows,
-              memory.at<float>(at.out) + at.slot * batch * int64_t{at.extent} + at.rows.start,
-              at.extent);
+  ScaledSums<F> sums(batch, rows, at.width, at.leaves, scratch);
+  sums.add(weight.from(at.rows.start, 0),
+           sequences<F>(memory.at<T>(at.x), batch, at.width, scratch), batch, all, gates, scratch);
+  sums.store(memory.at<float>(at.out) + at.slot * batch * int64_t{at.extent} + at.rows.start,
+             at.extent, scratch);
 }
 
 }  // namespace
