@@ -267,6 +267,8 @@ class Case:
     blocks_per_worker: int = 1
     column_splits: int = 1
     kv: str = CacheKv.kv
+    rows: tuple[int, ...] = ()
+    """The rows of each sequence in a step; empty for one each."""
 
     @property
     def pair(self) -> Pair:
@@ -280,7 +282,7 @@ class Case:
     def plan(self) -> StepPlan:
         return StepPlan(
             self.workers,
-            batch=len(self.lengths),
+            batch=sum(self.rows) or len(self.lengths),
             max_seq_len=LONGEST,
             context=LONGEST,
             lowering=self.lowering,

@@ -7,7 +7,7 @@ use this check in tests. It copies the memory for each instruction, so use it wi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, pairwise
 
 import torch
 
@@ -94,15 +94,18 @@ def mask(memory: StepMemory, number: int, regions: Iterable[Region], states: Rol
 
 
 def _slots(memory: StepMemory, sequences: slice, ages: slice) -> list[int]:
-    """Return the slots of the past of some sequences, of their new token, or of both."""
-    lengths, tables = memory.values(Role.LENGTHS)[0], memory.values(Role.TABLES)[0]
+    """Return the slots of some rows: of the tokens before the step, of the new token, or of both."""
+    lengths, tables = memory.values(Role.LENGTHS)[0].tolist(), memory.values(Role.TABLES)[0]
+    before = [max(length - 1, 0) for length in lengths]
+    for first, end in pairwise(memory.starts):
+        before[first:end] = before[first : first + 1] * (end - first)
     block = memory.block
-    found: list[int] = []
-    for length, table in zip(lengths[sequences].tolist(), tables[sequences], strict=True):
-        edges = (0, max(length - 1, 0), length)
-        places = range(edges[ages.start], edges[ages.stop])
-        found += [int(table[at // block]) * block + at % block for at in places]
-    return found
+    slots: list[int] = []
+    for row in range(*sequences.indices(len(lengths))):
+        past, new = range(before[row]), range(max(lengths[row] - 1, 0), lengths[row])
+        places = chain(*(past, new)[ages])
+        slots += [int(tables[row, at // block]) * block + at % block for at in places]
+    return slots
 
 
 def values_of(memory: StepMemory) -> list[torch.Tensor]:
