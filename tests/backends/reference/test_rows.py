@@ -122,7 +122,7 @@ def test_regions_without_the_new_tokens_of_other_rows_are_refused(
         )
 
     monkeypatch.setattr(PartialAttention, "reads", property(own))
-    with pytest.raises(VerifyError, match="partial_attention are wrong: .* undeclared reads"):
+    with pytest.raises(VerifyError, match=r"partial_attention are wrong: .* undeclared reads"):
         verify_regions(machine.memory)
 
 
@@ -156,7 +156,7 @@ def test_a_row_in_other_blocks_is_refused() -> None:
     case = Case("tiny-qwen3", 1, LENGTHS, rows=ROWS, spans=3)
     inputs = placed(case)
     inputs["tables"][3, 0] = inputs["tables"][0, 0]
-    with pytest.raises(UsageError, match="row 3.*one more token in the same blocks"):
+    with pytest.raises(UsageError, match=r"row 3.*one more token in the same blocks"):
         case.machine().place(**inputs)
 
 
@@ -164,7 +164,7 @@ def test_a_launch_of_rows_has_one_step() -> None:
     case = Case("tiny-qwen3", 1, LENGTHS, rows=ROWS, spans=3)
     machine = case.machine()
     machine.place(**placed(case))
-    with pytest.raises(UsageError, match="Only one step.*2 steps of 8 rows of 3 sequences"):
+    with pytest.raises(UsageError, match=r"Only one step.*2 steps of 8 rows of 3 sequences"):
         machine.run(2)
 
 

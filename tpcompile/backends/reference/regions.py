@@ -94,7 +94,7 @@ def mask(memory: StepMemory, number: int, regions: Iterable[Region], states: Rol
 
 
 def _slots(memory: StepMemory, sequences: slice, ages: slice) -> list[int]:
-    """Return the slots of some rows: of the tokens before the step, of the new token, or of both."""
+    """Return the slots of rows: of the tokens before the step, of the new token, or of both."""
     lengths, tables = memory.values(Role.LENGTHS)[0].tolist(), memory.values(Role.TABLES)[0]
     before = [max(length - 1, 0) for length in lengths]
     for first, end in pairwise(memory.starts):

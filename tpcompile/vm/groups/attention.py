@@ -76,9 +76,9 @@ class AttentionOperands:
 class PartialAttention(StepInstruction):
     """Attention of the query heads of one KV head over some spans of a sequence's blocks.
 
-    Rows of a batch may belong to one sequence; each then reads the new tokens of the rows before it.
-    Which rows do is known only within the step, so every span reads the new tokens of all rows. With
-    one row, only the last span reads its new token.
+    Rows of a batch may belong to one sequence. Each reads the new tokens of the rows before it.
+    Which rows do is known only within the step, so every span reads the new tokens of all rows.
+    With one row, only the last span reads its new token.
     """
 
     at: AttentionOperands
