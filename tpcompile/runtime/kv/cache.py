@@ -77,6 +77,8 @@ class PagedCache(Cache):
         """Only changed in place: the finaliser refers to this list."""
         self.temporary = False
         """Whether `generate` created the cache and drops it when it returns."""
+        self.guessed = False
+        """Whether the tokens after the first one whose logits are wanted are guesses."""
         weakref.finalize(self, pool.abandon, self._rows).atexit = False
 
     @property

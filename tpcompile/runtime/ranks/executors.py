@@ -53,10 +53,10 @@ class StepExecutors:
         states: Sequence[Mapping[str, torch.Tensor]],
         each: OnTokens | None = None,
     ) -> torch.Tensor:
-        """Run `step.steps` steps; return their tokens, `[steps, sequences]`, or the last logits.
+        """Run `step.steps` steps; return their tokens, `[steps, rows]`, or the last logits.
 
         Of the logits, return the columns of the ranks in this process. The step may have fewer
-        sequences than the program, whose other rows stay empty. `each` receives the tokens of each
+        rows than the program, whose other rows stay empty. `each` receives the tokens of each
         step as they come.
         """
         executor, inputs = self._executors[batch], step.inputs
@@ -70,22 +70,23 @@ class StepExecutors:
             inputs.get("ended"),
             inputs.get("read"),
             inputs.get("write"),
+            inputs["starts"].tolist() if step.rows else None,
         )
         options: list[torch.Tensor] = []
         if step.timed:
             count = len(executor.memory.program.instructions)
             options.append(torch.zeros(count, 3, dtype=torch.int64))
             self._times[batch] = options[0]
-        sequences = len(inputs["lengths"])
+        rows = len(inputs["lengths"])
 
         def tell(tokens: torch.Tensor) -> None:
             if each is not None:
-                each(tokens[:sequences].long())
+                each(tokens[:rows].long())
 
         done = executor.advance(step.steps, *options, each=tell if each else None)
         if step.output == "tokens":
-            return executor.memory.tokens(done)[:, :sequences].long()
-        return executor.logits[:sequences]
+            return executor.memory.tokens(done)[:, :rows].long()
+        return executor.logits[:rows]
 
     def times(self, batch: int) -> torch.Tensor:
         """Return the times of the last step that was timed, `[instructions, 3]` in ns.

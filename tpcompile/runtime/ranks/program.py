@@ -68,6 +68,7 @@ class ProgramRanks:
         `each` receives the tokens of each step as they come.
         """
         check_open(self.closed)
+        step = in_rows(step)
         batch = self.programs.batch_for(len(step.inputs["lengths"]))
         if batch not in self._loaded:
             program = self.programs.for_batch(batch).program
@@ -146,13 +147,30 @@ class ProgramRanks:
 def decodes(step: Step) -> bool:
     """Return whether a program runs the step.
 
-    Each sequence has one new token, all their logits are requested, and no choices of routers are.
+    Each sequence has one new token, or all tokens are rows. All their logits are requested, and no
+    choices of routers are.
     """
     rows, starts = step.inputs["logit_rows"], step.inputs["starts"]
     if (
         step.routing is not None
         or "tables" not in step.inputs
-        or not len(rows) == len(starts) - 1 > 0
+        or not len(rows) == len(step.inputs["input_ids"]) > 0
     ):
         return False
-    return starts.tolist() == [*range(len(starts))] and rows.tolist() == [*range(len(rows))]
+    alone = step.rows or starts.tolist() == [*range(len(starts))]
+    return alone and rows.tolist() == [*range(len(rows))]
+
+
+def in_rows(step: Step) -> Step:
+    """Return the step with the length and the blocks of each row instead of each sequence."""
+    starts = step.inputs["starts"]
+    counts = starts.diff()
+    if not step.rows:
+        return step
+    lengths, tables = (step.inputs[name].repeat_interleave(counts, 0) for name in _PER_SEQUENCE)
+    later = starts[1:].repeat_interleave(counts) - 1 - torch.arange(len(lengths))
+    inputs = {**step.inputs, "lengths": lengths - later, "tables": tables}
+    return replace(step, inputs=inputs)
+
+
+_PER_SEQUENCE = ("lengths", "tables")

@@ -46,6 +46,8 @@ class Step:
     """The tokens that end a sequence."""
     routing: Routing | None = field(default=None, kw_only=True)
     """A request for the choices of routers, which modules answer; None for the result alone."""
+    rows: bool = False
+    """Whether a program computes each token as a row of its own, also several of a sequence."""
     timed: bool = False
     """Whether a program records the times of the last step's instructions."""
 
@@ -55,7 +57,7 @@ def digest(step: Step) -> torch.Tensor:
     found = hashlib.blake2b(digest_size=16)
     rest = (
         *(step.output, step.blocks, list(step.copies), step.states, step.steps, step.stops),
-        step.routing is not None,
+        *(step.routing is not None, step.rows),
     )
     found.update(repr(rest).encode())
     given = step.routing.given if step.routing else ()
