@@ -57,7 +57,7 @@ def test_auto_falls_back_to_modules_with_one_warning() -> None:
     with model:
         assert model.backend == "torch"
         model.generate(IDS, max_new_tokens=3, do_sample=False)
-        assert model.steps == (0, 3)
+        assert model.steps[:2] == (0, 3)
         with pytest.raises(UnsupportedError, match="has no program"):
             _ = model.program
 
@@ -116,7 +116,7 @@ def test_a_prompt_of_one_token_is_a_decode_step() -> None:
     eager = lively("tiny-qwen3")
     with tpcompile.compile(eager, backend="native") as model:
         found = model(torch.tensor([[5]])).logits
-        assert model.steps == (1, 0)
+        assert model.steps[:2] == (1, 0)
     torch.testing.assert_close(found, eager(torch.tensor([[5]])).logits, rtol=1e-4, atol=1e-4)
 
 

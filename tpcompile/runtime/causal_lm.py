@@ -78,11 +78,11 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
         """Run Hugging Face's loop on guessed tokens, each of which a program computes as a row."""
         cache: PagedCache = kwargs[CACHE]
-        cache.guessed = self.computes_rows
+        cache.guesses = self.guesses if self.computes_rows else None
         try:
             return super()._assisted_decoding(*args, **kwargs)
         finally:
-            cache.guessed = False
+            cache.guesses = None
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare inputs as Hugging Face does, without the tokenizers that `generate` passes on."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 
 from tpcompile.runtime.arguments import Arguments
-from tpcompile.runtime.kv.cache import PagedCache
+from tpcompile.runtime.kv.cache import Guesses, PagedCache
 from tpcompile.runtime.kv.packing import Packed, pack
 
 MOST_ROWS = 16
@@ -20,6 +20,7 @@ def run_guessed(
     arguments: Arguments,
     wanted: int,
     cache: PagedCache,
+    guesses: Guesses,
     run: Callable[[Packed, bool], torch.Tensor],
 ) -> torch.Tensor:
     """Compute tokens, of which the last ones are guessed; return the logits of the last `wanted`.
@@ -27,6 +28,8 @@ def run_guessed(
     The first of these columns has the last token that is certain. If there are tokens before it,
     they are computed with it, as a prompt. `run` computes packed tokens, as rows if its second
     argument is true. If it raises, the cache is restored.
+
+    All guesses count as accepted; `crop` takes back those that were not.
     """
     length, before = arguments.input_ids.shape[1], cache.get_seq_length()
     certain = length - wanted + 1
@@ -45,8 +48,11 @@ def run_guessed(
             )
             results.append(packed.unpack(run(packed, are_rows)))
     except BaseException:
+        cache.guesses = None
         cache.crop(before - cache.get_seq_length())
         raise
+    guesses.drafted += wanted - 1
+    guesses.accepted += wanted - 1
     return torch.cat(results, 1)
 
 

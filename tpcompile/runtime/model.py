@@ -37,7 +37,7 @@ from tpcompile.runtime.causal_lm import CausalLM
 from tpcompile.runtime.generation import GreedyOutput
 from tpcompile.runtime.guessed import run_guessed
 from tpcompile.runtime.kv.blocks import BlockPool, blocks_for
-from tpcompile.runtime.kv.cache import PagedCache
+from tpcompile.runtime.kv.cache import Guesses, PagedCache
 from tpcompile.runtime.kv.packing import Packed, pack, packs_sequences
 from tpcompile.runtime.launches import Launches
 from tpcompile.runtime.open_calls import OpenCalls
@@ -101,6 +101,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         self._device = device or torch.device("cpu")
         self._programs = ranks.programs if isinstance(ranks, ProgramRanks) else None
         self._steps = 0
+        self.guesses = Guesses()
+        """The numbers of guessed tokens so far."""
         kept = self._rank_modules[0].cache
         self._is_stateful = bool(self._rank_modules[0].states)  # earlier states are gone
         states = BlockPool(1) if self._is_stateful else None
@@ -187,12 +189,12 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
 
     @property
     def steps(self) -> StepCounts:
-        """The number of steps run so far by programs and by modules.
+        """The number of steps run so far by programs and by modules, and of guessed tokens.
 
         A program takes one new token per sequence. Modules run prompts, and steps that mix both.
         """
         ran = self._programs.steps if self._programs is not None else 0
-        return StepCounts(ran, self._steps - ran)
+        return StepCounts(ran, self._steps - ran, self.guesses.drafted, self.guesses.accepted)
 
     def source(self, rank: int = 0) -> str:
         """Return the generated Python module of a rank, and the Triton kernel if it decodes."""
@@ -237,8 +239,10 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             split = self._packs and packs_sequences(attention_mask, past, wanted)
             own = self._cache_for(past, use_cache)
             columns = given.columns
-            if own is not None and own.guessed and isinstance(columns, range):
-                found = run_guessed(given, len(columns), own, partial(self._run_rows, own))
+            if own is not None and own.guesses is not None and isinstance(columns, range):
+                found = run_guessed(
+                    given, len(columns), own, own.guesses, partial(self._run_rows, own)
+                )
             else:
                 packed = pack(
                     given.input_ids,

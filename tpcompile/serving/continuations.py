@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,13 +74,31 @@ class Continuations:
                 if done < place < len(handle.prompt):
                     handle.prompt_chosen.append(described(handle.prompt[place], row, most))
 
-    def go_on(self, sequence: Sequence, found: torch.Tensor | Chosen) -> None:
-        """Append the token that logits give, or that was chosen; begin others after a prompt."""
+    def room(self, sequence: Sequence) -> int:
+        """Return the number of tokens after the next one that the sequence may have."""
+        return self._all[sequence].most - len(sequence.tokens) - 1
+
+    def go_on(self, piece: Piece, results: Many[torch.Tensor | Chosen]) -> int:
+        """Append the tokens that logits give, or that were chosen; begin others after a prompt.
+
+        The first result is that of the last known token, the others are those of guesses. Each of
+        them counts only if all guesses up to it are the tokens that were appended. Return the
+        number of these guesses.
+        """
+        sequence = piece.sequence
         own = self._all[sequence]
+        accepted = 0
         if own.handle in self._failed:
-            return
+            return accepted
         with self._isolated(own.handle):
-            self._go_on(sequence, own, found)
+            self._go_on(sequence, own, results[0])
+            for guess, result in zip(piece.guesses, results[1:], strict=True):
+                if sequence not in self._all or sequence.tokens[-1] != guess:
+                    break
+                self._scheduler.accept(sequence)
+                accepted += 1
+                self._append(sequence, result)
+        return accepted
 
     def _go_on(self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen) -> None:
         if not own.forked and own.index == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
@@ -24,6 +25,7 @@ from tpcompile.serving.plan import Limits
 from tpcompile.serving.requests import Handle
 from tpcompile.serving.runs import Runs
 from tpcompile.serving.scheduler import Scheduler
+from tpcompile.serving.speculation import Drafter, speculation_of
 
 SEQUENCES = 16
 """The requests that run at the same time by default."""
@@ -59,6 +61,7 @@ class Engine(Closing):
         kv_tokens: int | None = None,
         snapshots: int | None = None,
         chunk: int = _CHUNK,
+        speculate: str | CompiledModel | Drafter | None = None,
     ) -> None:
         """Allocate the KV cache, and the states of linear attention if the model has it.
 
@@ -69,6 +72,9 @@ class Engine(Closing):
         With linear attention, requests share a prefix where there is a snapshot of the state;
         `snapshots` is their number (default: two for each request, or as many as fit). `tokenizer`
         makes text of tokens, and tokens of prompts that are text.
+
+        `speculate` guesses tokens, which changes none of them: `"prompt:8"` guesses up to 8 from
+        the text so far, a smaller compiled model continues it, and a `Drafter` is one of your own.
         """
         if not model.leads:
             raise UsageError(
@@ -93,6 +99,7 @@ class Engine(Closing):
         ends = end_tokens(model.generation_config)
         self._work = Continuations(self.scheduler, tokenizer, ends)
         self._runs = self._runs_of(model)
+        self._speculation = speculation_of(speculate, model)
         self._commands: deque[Callable[[], None]] = deque()
         self._turn = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -153,13 +160,22 @@ class Engine(Closing):
             self._work.end_failed()
 
     def _run_plan(self) -> bool:
+        speculation = self._speculation
+        if speculation is not None:
+            speculation.guess({each: self._work.room(each) for each in self.scheduler.decoding})
         plan = self.scheduler.plan()
         if not plan:
             return False
+        begun = time.perf_counter()
         for pieces, found in self._runs.run(plan):
+            if speculation is not None and pieces is plan.decodes:
+                speculation.timed(pieces, time.perf_counter() - begun)
             self.scheduler.done(pieces)
-            for sequence, logits in found:
-                self._work.go_on(sequence, logits)
+            for piece, results in found:
+                accepted = self._work.go_on(piece, results)
+                if speculation is not None and pieces is plan.decodes:
+                    speculation.learn(piece, accepted)
+            begun = time.perf_counter()
         self.steps += 1
         self._lost = 0
         return True
@@ -188,6 +204,8 @@ class Engine(Closing):
             self.restarts += 1
             self.model = self.model.made_by(**changes)
             self.scheduler.restart()
+            if self._speculation is not None:
+                self._speculation.counts = self.model.guesses
             self._runs = self._runs_of(self.model)
         except BaseException as error:
             self._give_up(error)

@@ -22,8 +22,9 @@ def step_of(
 ) -> Step:
     """Return the step that computes pieces of sequences.
 
-    It returns `output` for each piece after which the next token of its sequence is known, or with
-    `every` for all tokens. Further results follow, up to a multiple of `pad`.
+    It returns `output` for each piece after which the next token of its sequence is known, and for
+    each of its guesses, or with `every` for all tokens. Further results follow, up to a multiple of
+    `pad`.
     """
     numbers, size = reserved.numbers, reserved.size
     tokens: list[int] = []
@@ -31,14 +32,14 @@ def step_of(
     starts, rows, slots, lengths = [0], list[int](), list[int](), list[int]()
     held: list[Row] = []
     for piece in pieces:
-        end = piece.first + piece.count
+        end = piece.first + len(piece.tokens)
         own = piece.sequence.blocks[: blocks_for(end, size)]
         table = tuple(numbers[block] for block in own)
-        tokens += piece.sequence.tokens[piece.first : end]
+        tokens += piece.tokens
         positions += range(piece.first, end)
         slots += [table[at // size] * size + at % size for at in range(piece.first, end)]
         starts.append(len(tokens))
-        if every:
+        if every or piece.guesses:
             rows += range(starts[-2], len(tokens))
         elif piece.last:
             rows.append(len(tokens) - 1)
@@ -61,6 +62,7 @@ def step_of(
         reserved.in_all,
         [(numbers[source], numbers[target]) for source, target in copies],
         states=reserved.states_in_all,
+        rows=any(piece.guesses for piece in pieces),
     )
 
 

@@ -69,10 +69,14 @@ def digest(step: Step) -> torch.Tensor:
 
 
 class StepCounts(NamedTuple):
-    """The numbers of steps that programs and modules have run."""
+    """The numbers of steps that programs and modules have run, and of guessed tokens."""
 
     program: int
     modules: int
+    drafted: int
+    """The tokens that were guessed, and computed as rows."""
+    accepted: int
+    """Those of them that are the tokens of plain decoding."""
 
 
 @dataclass(frozen=True)
