@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 _FORGETTING = 0.1
 """The weight of the latest guess in the rate of right ones."""
 _LATEST = 0.2
 """The weight of the latest step in the time of a step."""
+_WORTH = 1.01
+"""The least gain for which tokens are guessed."""
 _PER_ROW = 0.02
 """The time of a further row, relative to a step, as long as it was not measured."""
 
@@ -42,12 +45,19 @@ class Times:
         self._measured[size] += _LATEST * (seconds - before)
 
     def of(self, rows: int) -> float:
-        """Return the expected time of a step; without measurements, relative to one row."""
+        """Return the expected time of a step; without measurements, relative to one row.
+
+        It is between those of fewer and of more rows.
+        """
         size = rounded(rows)
         if size in self._measured:
             return self._measured[size]
-        rates = [seconds / _expected(known) for known, seconds in self._measured.items()]
-        return _expected(size) * (sum(rates) / len(rates) if rates else 1.0)
+        known = self._measured.items()
+        rates = [seconds / _expected(other) for other, seconds in known]
+        expected = _expected(size) * (sum(rates) / len(rates) if rates else 1.0)
+        least = max((seconds for other, seconds in known if other < size), default=0.0)
+        most = min((seconds for other, seconds in known if other > size), default=math.inf)
+        return min(max(expected, least), most)
 
 
 def rounded(rows: int) -> int:
@@ -65,11 +75,11 @@ def counts_for(
     """Return the number of guesses for each sequence, given the rates of right ones.
 
     `most` are the maximum numbers, and `most_rows` is the maximum number of rows. `per_guess` is
-    the time to guess one more token of each sequence.
+    the time to guess a token.
     """
     counts = best = [0] * len(rates)
     tokens = float(len(rates))
-    best_speed = tokens / times.of(len(rates))
+    best_speed = _WORTH * tokens / times.of(len(rates)) if rates else 0.0
     gains = [(-rate, place) for place, rate in enumerate(rates) if most[place]]
     heapq.heapify(gains)
     for rows in range(len(rates) + 1, most_rows + 1):
@@ -80,7 +90,7 @@ def counts_for(
         tokens -= gain
         if counts[place] < most[place]:
             heapq.heappush(gains, (gain * rates[place], place))
-        speed = tokens / (times.of(rows) + per_guess * max(counts))
+        speed = tokens / (times.of(rows) + per_guess * sum(counts))
         if speed > best_speed:
             best, best_speed = counts, speed
     return best

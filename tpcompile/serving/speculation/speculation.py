@@ -105,8 +105,8 @@ class Speculation:
         begun = time.perf_counter()
         requests = [Wanted(each, each.tokens, most) for each, most in wanted.items()]
         proposals = self._drafter.propose(requests) if requests else []
-        longest = max(map(len, proposals), default=0)
-        if longest:
-            seconds = (time.perf_counter() - begun) / longest
+        count = sum(map(len, proposals))
+        if count:
+            seconds = (time.perf_counter() - begun) / count
             self._per_guess += (seconds - self._per_guess) * (_LATEST if self._per_guess else 1)
         return proposals
