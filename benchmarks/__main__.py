@@ -20,6 +20,7 @@ BENCHMARKS = {
     "decode": ("benchmarks.decode", "tokens per second compared with Hugging Face"),
     "contention": ("benchmarks.contention", "decoding beside other programs and on fewer cores"),
     "experts": ("benchmarks.experts", "decode steps and prompts of a mixture of experts"),
+    "speculation": ("benchmarks.speculation", "guessed tokens: the cost of rows, and the speed"),
     "gpu-decode": ("benchmarks.gpu_decode", "decode steps on a GPU: numbers, bandwidth, peers"),
     "choose": ("benchmarks.choose", "time to choose a token from logits, by setting and batch"),
     "serving": ("benchmarks.serving", "many requests at once: simulated, and measured"),

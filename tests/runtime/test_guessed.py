@@ -68,7 +68,7 @@ def test_guesses_from_the_prompt(model: Any, number: int, length: int) -> None:
     plain, before = greedy(model, ids), model.steps
     assert same(greedy(model, ids, prompt_lookup_num_tokens=number), plain)
     counts = [now - past for now, past in zip(model.steps, before, strict=True)]
-    assert counts[2] >= counts[3] and counts[2] > 0
+    assert counts[2] >= counts[3] and (counts[2] > 0 or length < 10)
     assert counts[1] == (length > 1)
     assert torch.equal(plain[0], model.generate(ids, max_new_tokens=60, eos_token_id=None))
 

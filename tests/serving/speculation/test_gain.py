@@ -63,8 +63,11 @@ def test_times_that_are_not_known_follow_from_those_that_are() -> None:
 
 
 def test_a_rate_follows_the_latest_guesses() -> None:
-    rate = Rate(0.5)
-    rate.add(30, wrong=False)
+    rate = Rate(0.7)
+    rate.add(0, wrong=True)
+    rate.add(0, wrong=True)
+    assert rate.value == pytest.approx(0.35)  # a mean at first, with two guesses at 0.7
+    rate.add(60, wrong=False)
     assert rate.value > 0.95
     rate.add(0, wrong=True)
-    assert rate.value < 0.9
+    assert 0.85 < rate.value < 0.9

@@ -20,12 +20,14 @@ class Rate:
     """The share of right guesses among those whose predecessors were right."""
 
     def __init__(self, value: float) -> None:
-        self.value = value
+        """Begin with an expected value, which counts like two guesses."""
+        self.value, self._count = value, 2
 
     def add(self, right: int, wrong: bool) -> None:
         """Count guesses: so many right ones, and then a wrong one if there was one."""
         for outcome in (*[1.0] * right, *[0.0] * wrong):
-            self.value += _FORGETTING * (outcome - self.value)
+            self._count += 1
+            self.value += max(_FORGETTING, 1 / self._count) * (outcome - self.value)
 
 
 class Times:

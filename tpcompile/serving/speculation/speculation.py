@@ -12,8 +12,9 @@ from tpcompile.serving.plan import Piece, Sequence
 from tpcompile.serving.speculation.drafters import Drafter, Wanted
 from tpcompile.serving.speculation.gain import Rate, Times, counts_for
 
-_FIRST_RATE = 0.7
-"""The expected share of right guesses before there are any."""
+_FIRST_RATES = {True: 0.05, False: 0.7}
+"""The expected share of right guesses before there are any, of free ones and of others. Free ones
+are compared with the next tokens before any is computed."""
 _PROBE = 32
 """The steps after which a guess is computed although it does not seem worth the time."""
 _LATEST = 0.2
@@ -45,7 +46,7 @@ class Speculation:
         """The numbers of guesses, which `learn` increases."""
         self._drafter, self._most_rows = drafter, most_rows
         self._times = Times()
-        self._rate = Rate(_FIRST_RATE)
+        self._rate = Rate(_FIRST_RATES[drafter.free])
         """The rate of all sequences, with which new ones begin."""
         self._states: dict[Sequence, _State] = {}
         self._per_guess = 0.0
