@@ -11,11 +11,11 @@ from tpcompile.backends.host_copies import HostCopies
 from tpcompile.backends.rotation import CPU, Rotation
 from tpcompile.backends.share import RankShare
 from tpcompile.backends.step_checks import (
-    check_alone,
     check_clocks,
     check_launch,
     check_states,
     check_step,
+    sequence_rows_of,
 )
 from tpcompile.errors import UsageError
 from tpcompile.ir.format import Format
@@ -82,6 +82,8 @@ class StepMemory:
         self.ranks = range(program.ranks) if share is None else (share.rank,)
         """The ranks whose buffers are here."""
         self._own_caches, self._poisons = caches is None, poison
+        self.sequence_rows = sequence_rows_of(program)
+        """The number of rows, from each of its multiples on, that may belong to a sequence."""
         self.starts: Sequence[int] = (0,)
         """The first row of each sequence, and the number of rows."""
         shapes = {
@@ -210,10 +212,9 @@ class StepMemory:
         self._set(Role.STOPS, torch.tensor(stops) if stops else None, NONE)
         self._set(Role.FINISHED, ended, 0)
         if not self.program.roles.isdisjoint(LINEAR_STATES):
-            check_alone(self.starts)
             own = torch.arange(len(tokens))
             read, write = (own if states is None else states for states in (read, write))
-            check_states(self, lengths, read, write)
+            check_states(self, self.starts, lengths, read, write)
             self._set(Role.READ, read, 0)
             self._set(Role.WRITE, write, 0)
         if self._own_caches and self._poisons:

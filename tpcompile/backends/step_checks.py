@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.errors import UsageError
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
+from tpcompile.vm.program.instruction import StepInstruction
 
 if TYPE_CHECKING:
     from tpcompile.backends.memory import StepMemory
@@ -77,25 +78,28 @@ def check_step(
             expected=f"tokens from 0 to {vocabulary - 1}",
         )
     held = tables.tolist()
-    check_rows(starts, ends, held, memory.block)
+    check_rows(memory, starts, ends, held)
     _check_blocks(memory, sequences_of(starts), ends, ends, held)
 
 
-def check_alone(starts: Sequence[int]) -> None:
-    """Raise if a sequence has several rows, in a program with linear attention."""
-    if len(starts) <= starts[-1]:
-        raise UnsupportedError(
-            "A sequence must have one row in a step of a model with linear attention",
-            got=f"{starts[-1]} rows of {len(starts) - 1} sequences",
-        )
+def sequence_rows_of(program: Program) -> int:
+    """Return the number of rows, from each of its multiples on, that may belong to a sequence."""
+    steps = (one for one in program.instructions if isinstance(one, StepInstruction))
+    limits = (getattr(one.at, "sequence_rows", None) for one in steps)
+    return min((limit for limit in limits if limit is not None), default=1)
 
 
 def check_states(
-    memory: StepMemory, lengths: torch.Tensor, read: torch.Tensor, write: torch.Tensor
+    memory: StepMemory,
+    starts: Sequence[int],
+    lengths: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
 ) -> None:
-    """Raise unless each sequence has states to read and to write, and writes no other's state.
+    """Raise unless each row has states to read and to write, and writes no state of another one.
 
-    A sequence of one token is new: it does not use the state that it is said to read.
+    A row after another one of its sequence must read what that one writes. A sequence of one token
+    is new: it does not use the state that it is said to read.
     """
     sequences = len(lengths)
     held = min(memory.values(role)[0].shape[1] for role in LINEAR_STATES)
@@ -107,8 +111,20 @@ def check_states(
                 got=f"states {states} for {sequences} sequences",
                 expected=f"{sequences} numbers from 0 to {held - 1}",
             )
+    firsts = set(starts)
+    for row in range(1, sequences):
+        if row not in firsts and reads[row] != writes[row - 1]:
+            raise UsageError(
+                f"Row {row} must read the state that the row before it writes",
+                got=f"state {reads[row]}",
+                expected=f"state {writes[row - 1]}",
+            )
     writers = {state: row for row, state in reversed([*enumerate(writes)])}
-    used = [(row, reads[row]) for row, length in enumerate(lengths.tolist()) if length > 1]
+    used = [
+        (row, reads[row])
+        for row, length in enumerate(lengths.tolist())
+        if length > 1 and row in firsts
+    ]
     for row, state in (*enumerate(writes), *used):
         writer = writers.get(state, row)
         if writer != row:
@@ -196,18 +212,31 @@ def _check_blocks(
 
 
 def check_rows(
-    starts: Sequence[int], lengths: Sequence[int], tables: Sequence[list[int]], block: int
+    memory: StepMemory,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    tables: Sequence[list[int]],
 ) -> None:
     """Raise unless rows from each of `starts` up to the next are the next tokens of one sequence.
 
-    Each row must be one token longer than the row before it, and in the same blocks.
+    Each row must be one token longer than the row before it, and in the same blocks. The program
+    must order rows that belong together.
     """
+    together, block = memory.sequence_rows, memory.block
     if list(starts) != sorted({0, *starts}) or starts[-1] != len(lengths):
         raise UsageError(
             "The starts of sequences must increase from 0 to the number of rows",
             got=f"{list(starts)} for {len(lengths)} rows",
         )
     for first, end in pairwise(starts):
+        if first // together != (end - 1) // together:
+            raise UsageError(
+                "The rows of a sequence must be rows that may belong together in the program",
+                got=f"rows {first} to {end - 1}",
+                expected="one row per sequence"
+                if together == 1
+                else f"rows between multiples of {together}",
+            )
         for row in range(first + 1, end):
             held = -(-lengths[row - 1] // block)
             if lengths[row] != lengths[row - 1] + 1 or tables[row][:held] != tables[row - 1][:held]:

@@ -170,7 +170,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
     @property
     def computes_rows(self) -> bool:
         """Whether a program computes several new tokens of a sequence in a step."""
-        return self._programs is not None and not self._is_stateful
+        return self._programs is not None
 
     @property
     def plan(self) -> PlanReport:

@@ -95,9 +95,9 @@ class Continuations:
             for guess, result in zip(piece.guesses, results[1:], strict=True):
                 if sequence not in self._all or sequence.tokens[-1] != guess:
                     break
-                self._scheduler.accept(sequence)
                 accepted += 1
                 self._append(sequence, result)
+            self._scheduler.accept(sequence, accepted)
         return accepted
 
     def _go_on(self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen) -> None:

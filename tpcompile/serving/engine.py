@@ -15,6 +15,7 @@ import torch
 from tpcompile.closing import Closing
 from tpcompile.errors import RankError, UnsupportedError, UsageError
 from tpcompile.ir.ops.delta import CHUNK as DELTA_CHUNK
+from tpcompile.runtime.guessed import MOST_ROWS
 from tpcompile.runtime.kv.blocks import blocks_for
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.text import encode_prompt
@@ -83,7 +84,9 @@ class Engine(Closing):
             )
         self.model, self.tokenizer = model, tokenizer
         sequences = max_batch or model.max_batch or SEQUENCES
-        tokens, states = room_for(model, sequences, kv_tokens, snapshots)
+        self._speculation = speculation_of(speculate, model)
+        guesses = MOST_ROWS if self._speculation is not None else 0
+        tokens, states = room_for(model, sequences, kv_tokens, snapshots, guesses)
         size = model.block_size
         count, unit = blocks_for(tokens, size), lcm(size, DELTA_CHUNK) if states else size
         whole = blocks_for(chunk, unit) * unit
@@ -99,7 +102,6 @@ class Engine(Closing):
         ends = end_tokens(model.generation_config)
         self._work = Continuations(self.scheduler, tokenizer, ends)
         self._runs = self._runs_of(model)
-        self._speculation = speculation_of(speculate, model)
         self._commands: deque[Callable[[], None]] = deque()
         self._turn = threading.Condition()
         self._thread: threading.Thread | None = None

@@ -84,6 +84,8 @@ class Sequence:
     """The tokens that were in known blocks when it was last admitted, also without a snapshot."""
     draft: list[int] = field(default_factory=list)
     """Guesses of the tokens after `tokens`, which the next step may compute as rows."""
+    guessed: list[int] = field(default_factory=list)
+    """The states that the guesses of its piece write."""
 
     @property
     def left(self) -> int:

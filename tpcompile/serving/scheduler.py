@@ -141,12 +141,19 @@ class Scheduler:
         missing = max(0, -(-length // self.limits.block) - len(sequence.blocks))
         if length > self.limits.most_tokens or missing > self.blocks.available:
             return ()
+        if not self.states.guess(sequence, len(guesses)):
+            return ()
         sequence.blocks += self.blocks.take(missing) or []
         return guesses
 
-    def accept(self, sequence: Sequence) -> None:
-        """Count the last token as computed: it was guessed, and the last step has computed it."""
-        sequence.computed += 1
+    def accept(self, sequence: Sequence, accepted: int) -> None:
+        """Count the guesses before the last token as computed, so many of them.
+
+        A sequence that has ended is not changed.
+        """
+        if sequence in self.running:
+            sequence.computed += accepted
+            self.states.accept(sequence, accepted)
 
     def done(self, pieces: Iterable[Piece]) -> None:
         """Count pieces of a plan as computed; others may share their whole chunks now."""

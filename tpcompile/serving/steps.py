@@ -9,7 +9,7 @@ import torch
 from tpcompile.runtime.kv.blocks import Row, blocks_for, tables_of
 from tpcompile.runtime.launches import Reserved
 from tpcompile.runtime.ranks.step import Step
-from tpcompile.serving.plan import Piece, Sequence
+from tpcompile.serving.plan import Piece
 
 
 def step_of(
@@ -53,7 +53,7 @@ def step_of(
         "logit_rows": rows,
         "slots": slots,
         "lengths": lengths,
-        **_states([piece.sequence for piece in pieces], reserved.states),
+        **_states(pieces, reserved.states),
     }
     made = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
     return Step(
@@ -66,14 +66,21 @@ def step_of(
     )
 
 
-def _states(sequences: Many[Sequence], numbers: Many[int]) -> dict[str, list[int]]:
-    """Return the states that sequences read and write; without linear attention, nothing.
+def _states(pieces: Many[Piece], numbers: Many[int]) -> dict[str, list[int]]:
+    """Return the states that pieces and guesses read and write; without linear attention, nothing.
 
-    A new sequence reads none, so any number will do.
+    A new sequence reads none, so any number will do. Each guess reads what the token before it
+    writes.
     """
     if not numbers:
         return {}
+    read, write = [], []
+    for piece in pieces:
+        assert piece.sequence.next_state is not None
+        written = [piece.sequence.next_state, *piece.sequence.guessed[: len(piece.guesses)]]
+        read += [numbers[state] for state in (piece.sequence.state or 0, *written[:-1])]
+        write += [numbers[state] for state in written]
     return {
-        "read": [numbers[own.state or 0] for own in sequences],
-        "write": [numbers[own.next_state] for own in sequences if own.next_state is not None],
+        "read": read,
+        "write": write,
     }

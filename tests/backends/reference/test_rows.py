@@ -16,6 +16,8 @@ from tests.backends.reference.stepping import (
     EIGHT_OF_MANY,
     EXPERTS,
     HYBRID,
+    HYBRID_EXPERTS,
+    HYBRID_ODD,
     INT4,
     SHARED,
     WINDOWED,
@@ -27,8 +29,9 @@ from tests.backends.reference.stepping import (
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.reference.orders import in_program_order, shuffled
 from tpcompile.backends.reference.regions import verify_regions
-from tpcompile.errors import UnsupportedError, UsageError, VerifyError
+from tpcompile.errors import UsageError, VerifyError
 from tpcompile.vm.groups.attention import PartialAttention
+from tpcompile.vm.groups.delta import DeltaStep
 from tpcompile.vm.program.region import Region
 from tpcompile.vm.proof.verify import check_program
 
@@ -52,7 +55,12 @@ def placed(case: Case) -> dict[str, Any]:
             lengths.append(length)
             tables.append(table)
     starts = [0, *accumulate(case.rows)]
+    write = torch.arange(len(tokens)) + len(case.lengths)
+    read = torch.cat([torch.tensor([0]), write[:-1]])
+    read[starts[:-1]] = torch.arange(len(case.lengths))
     return {
+        "read": read,
+        "write": write,
         "tokens": torch.stack(tokens),
         "lengths": torch.tensor(lengths),
         "tables": torch.stack(tables),
@@ -81,7 +89,10 @@ def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> boo
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize(
     "model",
-    ["tiny-qwen2", "tiny-qwen3", WINDOWED, APART, EXPERTS, SHARED, EIGHT_OF_MANY, INT4],
+    [
+        *("tiny-qwen2", "tiny-qwen3", WINDOWED, APART, EXPERTS, SHARED, EIGHT_OF_MANY, INT4),
+        *(HYBRID, HYBRID_ODD, HYBRID_EXPERTS),
+    ],
 )
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
 def test_rows_have_the_bits_of_steps(model: str, tp: int, lowering: str) -> None:
@@ -95,6 +106,7 @@ def test_only_declared_regions_are_read_or_written() -> None:
     for case in (
         Case("tiny-qwen3", 1, LENGTHS, rows=ROWS, spans=3),
         Case("tiny-qwen2", 2, LENGTHS, rows=ROWS, kv="int8", lowering="rows"),
+        Case(HYBRID, 2, LENGTHS, rows=ROWS),
     ):
         machine = case.machine()
         machine.place(**placed(case))
@@ -168,7 +180,39 @@ def test_a_launch_of_rows_has_one_step() -> None:
         machine.run(2)
 
 
-def test_linear_attention_has_one_row() -> None:
-    case = Case(HYBRID, 1, (5,), rows=(2,))
-    with pytest.raises(UnsupportedError, match="must have one row in a step"):
-        case.machine().place(**placed(case))
+def test_regions_without_the_states_of_other_rows_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(HYBRID, 1, LENGTHS, rows=ROWS)
+    machine = case.machine()
+    machine.place(**placed(case))
+    true = DeltaStep.reads.func  # type: ignore[attr-defined]
+
+    def own(one: DeltaStep) -> tuple[Region, ...]:
+        return tuple(
+            Region(number, (box[0], (one.sequence, one.sequence + 1), *box[2:]))
+            if number in (one.at.states, one.at.tails)
+            else Region(number, box)
+            for number, box in true(one)
+        )
+
+    monkeypatch.setattr(DeltaStep, "reads", property(own))
+    with pytest.raises(VerifyError, match=r"delta_step are wrong: .* undeclared reads"):
+        verify_regions(machine.memory)
+
+
+def test_a_row_resumes_from_the_row_before_it() -> None:
+    case = Case(HYBRID, 1, LENGTHS, rows=ROWS)
+    inputs = placed(case)
+    inputs["read"][3] = inputs["read"][1]
+    with pytest.raises(UsageError, match="Row 3 must read the state that the row before it"):
+        case.machine().place(**inputs)
+
+
+@pytest.mark.parametrize(("together", "said"), [(1, "one row per"), (4, "multiples of 4")])
+def test_a_program_that_does_not_order_rows_refuses_them(together: int, said: str) -> None:
+    case = Case("tiny-qwen3", 1, LENGTHS, rows=ROWS)
+    machine = case.machine()
+    machine.memory.sequence_rows = together
+    with pytest.raises(UsageError, match=f"must be rows that may belong together.*{said}"):
+        machine.place(**placed(case))

@@ -144,7 +144,7 @@ def test_a_smaller_batch_runs_in_the_next_larger_program() -> None:
             found.append(logits)
         assert found[0].shape == found[1].shape
         assert relative_error(*found) < TOLERANCE
-        assert list(machine._programs._made) == [1, 4]  # type: ignore[union-attr]
+        assert list(machine._programs._made) == [(1, 1), (4, 1)]  # type: ignore[union-attr]
 
 
 LATE_ENDS = torch.tensor([[456, 399, 478, 776, 756, 468], [669, 263, 109, 133, 619, 578]])

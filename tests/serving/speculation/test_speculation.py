@@ -22,6 +22,7 @@ from tpcompile.serving.scheduler import Scheduler
 from tpcompile.serving.speculation import Speculation
 
 SMALL = {"chunk": 32, "max_tokens_per_step": 64}
+WIDER = {"chunk": 64, "max_tokens_per_step": 128}
 Result = list[tuple[list[Any], str | None]]
 
 
@@ -46,7 +47,8 @@ def requests(dice: Random, count: int, tokens: int = 199) -> list[tuple[list[int
 
 def answers(model: Any, asked: Any, *, abort: int | None = None, **options: Any) -> list[Result]:
     """Return all tokens of requests, with their log-probabilities, and why each has ended."""
-    with Engine(model, **SMALL, **options) as engine:
+    sizes = WIDER if model.keeps_states else SMALL
+    with Engine(model, **sizes, **options) as engine:
         handles = [engine.add(*each) for each in asked]
         if abort is not None:
             for _ in range(5):
@@ -54,6 +56,7 @@ def answers(model: Any, asked: Any, *, abort: int | None = None, **options: Any)
             handles.pop(abort).abort()
         results = [[(one.chosen, one.finish) for one in each.result()] for each in handles]
         assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
+        assert engine.scheduler.states.available == engine.scheduler.limits.states
     return results
 
 
@@ -75,11 +78,17 @@ def _experts(dtype: torch.dtype) -> Any:
     return model.to(dtype)
 
 
+def _hybrid(dtype: torch.dtype) -> Any:
+    return lively("tiny-qwen3.5").to(dtype)
+
+
 MODELS: dict[str, tuple[Callable[[torch.dtype], Any], torch.dtype, dict[str, Any]]] = {
     "fp32": (_dense, torch.float32, {}),
     "bf16, 3 ranks": (_dense, torch.bfloat16, {"tp": 3}),
     "int4, 2 ranks": (_dense, torch.bfloat16, {"tp": 2, "weights": "int4:32"}),
     "KV in int8": (_dense, torch.bfloat16, {"kv": "int8"}),
+    "linear attention": (_hybrid, torch.bfloat16, {}),
+    "linear attention, 2 ranks": (_hybrid, torch.float32, {"tp": 2}),
     "experts, 2 ranks": (_experts, torch.bfloat16, {"tp": 2}),
 }
 
@@ -148,19 +157,18 @@ def test_a_draft_model() -> None:
 
 
 def test_what_cannot_speculate_is_refused() -> None:
-    for model, options, said in (
-        (lively("tiny-qwen3"), {"backend": "torch"}, "backend='torch'"),
-        (lively("tiny-qwen3.5"), {}, "linear attention"),
-    ):
-        refused = pytest.raises(UnsupportedError, match=said)
-        with tpcompile.compile(model, **options) as compiled, refused:
-            Engine(compiled, speculate="prompt:8")
+    refused = pytest.raises(UnsupportedError, match="backend='torch'")
+    with tpcompile.compile(lively("tiny-qwen3"), backend="torch") as model, refused:
+        Engine(model, speculate="prompt:8")
     with tpcompile.compile(lively("tiny-qwen3")) as model:
         for wrong in ("prompt:0", "prompt:16", "prompt:x", "lookup", "prompt:-1"):
             with pytest.raises(UsageError, match="must be prompt:N, with N from 1 to 15"):
                 Engine(model, speculate=wrong)
-        refused = pytest.raises(UsageError, match="must have the vocabulary of the model")
-        with tpcompile.compile(_experts(torch.float32)) as draft, refused:
+        vocabulary = pytest.raises(UsageError, match="must have the vocabulary of the model")
+        with tpcompile.compile(_experts(torch.float32)) as draft, vocabulary:
+            Engine(model, speculate=draft)
+        states = pytest.raises(UnsupportedError, match="must not have linear attention")
+        with tpcompile.compile(lively("tiny-qwen3.5")) as draft, states:
             Engine(model, speculate=draft)
 
 

@@ -86,11 +86,25 @@ def mask(memory: StepMemory, number: int, regions: Iterable[Region], states: Rol
         elif buffer.role in LINEAR_STATES:
             layers, sequences, own = box
             inner = (slice(None), own) if buffer.role == Role.TAILS else (own,)
-            for state in memory.values(states)[0][sequences].tolist():
+            for state in _states(memory, sequences, states):
                 found[(layers, state, *inner)] = True
         else:
             found[box] = True
     return found
+
+
+def _states(memory: StepMemory, rows: slice, states: Role) -> list[int]:
+    """Return the states that rows read or write.
+
+    To read are those that sequences resume from, and those that all rows but the last one write.
+    """
+    numbers: list[int] = memory.values(states)[0][rows].tolist()
+    if states == Role.WRITE:
+        return numbers
+    firsts = set(memory.starts)
+    inner = {row for row in range(memory.starts[-1]) if row not in firsts}
+    before = [state for row, state in enumerate(numbers, rows.start) if row not in inner]
+    return before + memory.values(Role.WRITE)[0][rows].tolist()[:-1]
 
 
 def _slots(memory: StepMemory, sequences: slice, ages: slice) -> list[int]:

@@ -1,4 +1,4 @@
-"""The executors of decode steps in one process, by batch size."""
+"""The executors of decode steps in one process, by the sizes of their programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tpcompile.backends.triton  # noqa: F401 - registers its executor
 from tpcompile.backends.executor import EXECUTORS, Executor, OnTokens
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.share import RankShare
-from tpcompile.runtime.ranks.step import Step, StepCode
+from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 
 
 class StepExecutors:
@@ -20,8 +20,8 @@ class StepExecutors:
 
     def __init__(self, parameter: Callable[[int, str], torch.Tensor]) -> None:
         self._parameter = parameter
-        self._executors: dict[int, Executor] = {}
-        self._times: dict[int, torch.Tensor] = {}
+        self._executors: dict[ProgramSize, Executor] = {}
+        self._times: dict[ProgramSize, torch.Tensor] = {}
 
     def load(
         self,
@@ -43,11 +43,11 @@ class StepExecutors:
             share=share,
             device=caches[0].device,
         )
-        self._executors[code.batch] = EXECUTORS[code.executor](memory)
+        self._executors[code.size] = EXECUTORS[code.executor](memory)
 
     def run(
         self,
-        batch: int,
+        size: ProgramSize,
         step: Step,
         caches: Sequence[torch.Tensor],
         states: Sequence[Mapping[str, torch.Tensor]],
@@ -59,7 +59,7 @@ class StepExecutors:
         rows than the program, whose other rows stay empty. `each` receives the tokens of each
         step as they come.
         """
-        executor, inputs = self._executors[batch], step.inputs
+        executor, inputs = self._executors[size], step.inputs
         executor.memory.use_caches(caches, states)  # new tensors if they have grown
         executor.place(
             inputs["input_ids"],
@@ -76,7 +76,7 @@ class StepExecutors:
         if step.timed:
             count = len(executor.memory.program.instructions)
             options.append(torch.zeros(count, 3, dtype=torch.int64))
-            self._times[batch] = options[0]
+            self._times[size] = options[0]
         rows = len(inputs["lengths"])
 
         def tell(tokens: torch.Tensor) -> None:
@@ -88,12 +88,12 @@ class StepExecutors:
             return executor.memory.tokens(done)[:, :rows].long()
         return executor.logits[:rows]
 
-    def times(self, batch: int) -> torch.Tensor:
+    def times(self, size: ProgramSize) -> torch.Tensor:
         """Return the times of the last step that was timed, `[instructions, 3]` in ns.
 
         The times of instructions of ranks in other processes are 0.
         """
-        return self._times[batch]
+        return self._times[size]
 
     def close(self) -> None:
         """Free the memory of all programs."""

@@ -17,7 +17,7 @@ from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.rank import ModuleRanks
-from tpcompile.runtime.ranks.step import Step, StepCode
+from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +38,13 @@ class ProgramRanks:
     ) -> None:
         self.programs, self.executor, self._device = programs, executor, device
         self._modules, self._rotary = modules, rotary()
-        self._loaded: set[int] = set()
+        self._loaded: set[ProgramSize] = set()
         self.timed = False
         """Whether programs record the times of instructions."""
         self._torch_idle = False
         """Whether the last step returned tokens, after which torch's threads have no work."""
-        self._last_timed: tuple[int, int] | None = None
-        """The batch size of the last timed step, and the mean number of tokens per sequence."""
+        self._last_timed: tuple[ProgramSize, int] | None = None
+        """The size of the program of the last timed step, and the mean tokens per sequence."""
 
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return its result, which is the same on every rank."""
@@ -70,13 +70,14 @@ class ProgramRanks:
         check_open(self.closed)
         step = in_rows(step)
         batch = self.programs.batch_for(len(step.inputs["lengths"]))
-        if batch not in self._loaded:
-            program = self.programs.for_batch(batch).program
+        size = ProgramSize(batch, batch if step.rows else 1)
+        if size not in self._loaded:
+            program = self.programs.of_size(size).program
             rotation = rotation_of(program, self._rotary, self._device)
-            self._modules.load_program(StepCode(program, batch, rotation, self.executor))
-            self._loaded.add(batch)
+            self._modules.load_program(StepCode(program, size, rotation, self.executor))
+            self._loaded.add(size)
         asked = replace(step, timed=True) if self.timed else step
-        wait = partial(self._modules.run_program, batch, asked, each)
+        wait = partial(self._modules.run_program, size, asked, each)
         found = wait() if self._torch_idle else EXECUTORS[self.executor].during(wait)
         self._torch_idle = step.output == "tokens"
         steps = len(found) if step.output == "tokens" else 1
@@ -84,7 +85,7 @@ class ProgramRanks:
         self.programs.steps += steps
         if self.timed:
             tokens = float(step.inputs["lengths"].float().mean())
-            self._last_timed = batch, round(tokens) + steps - 1
+            self._last_timed = size, round(tokens) + steps - 1
         return found
 
     def trace(self) -> StepTrace:
@@ -95,8 +96,8 @@ class ProgramRanks:
                 hint="Call model.time_steps() first. Programs run and time the steps with one new "
                 "token per sequence",
             )
-        batch, context = self._last_timed
-        return self.programs.trace(batch, context, self._modules.times(batch))
+        size, context = self._last_timed
+        return self.programs.trace(size, context, self._modules.times(size))
 
     @property
     def can_time(self) -> bool:
@@ -154,7 +155,7 @@ def decodes(step: Step) -> bool:
     if (
         step.routing is not None
         or "tables" not in step.inputs
-        or not len(rows) == len(step.inputs["input_ids"]) > 0
+        or not len(rows) == int(starts[-1]) > 0
     ):
         return False
     alone = step.rows or starts.tolist() == [*range(len(starts))]

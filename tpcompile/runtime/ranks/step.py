@@ -79,12 +79,21 @@ class StepCounts(NamedTuple):
     """Those of them that are the tokens of plain decoding."""
 
 
+class ProgramSize(NamedTuple):
+    """What the programs of a model differ in."""
+
+    batch: int
+    """The number of rows, a power of two."""
+    sequence_rows: int = 1
+    """The number of rows that may belong to one sequence: one, or all of them."""
+
+
 @dataclass(frozen=True)
 class StepCode:
-    """A program for steps of up to `batch` sequences, and the executor that runs it."""
+    """A program for steps, and the executor that runs it."""
 
     program: Program
-    batch: int
+    size: ProgramSize
     rotation: Rotation
     executor: str
     """The name of the executor."""

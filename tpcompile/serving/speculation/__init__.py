@@ -24,9 +24,8 @@ def speculation_of(
     if not model.computes_rows:
         raise UnsupportedError(
             "Speculation needs a model whose program computes several tokens of a sequence",
-            got=f"backend={model.backend!r}"
-            + (" and linear attention" if model.keeps_cache and model.keeps_states else ""),
-            expected="a model without linear attention, on the native, triton or reference backend",
+            got=f"backend={model.backend!r}",
+            expected="backend='native', 'triton' or 'reference'",
         )
     if isinstance(speculate, str):
         return Speculation(PromptDrafter(prompt_guesses(speculate)), model.guesses)

@@ -53,7 +53,7 @@ class AttentionOperands:
         int,
         rules.cache("kv_heads", dtype="T")
         .reads("layer", ":", "sequence", "kv_head", "0")
-        .reads("layer", ":", ":", "kv_head", "1", unless=("is_past", 1)),
+        .reads("layer", ":", "together", "kv_head", "1", unless=("is_past", 1)),
     ]
     lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch").reads("sequence")]
     tables: Annotated[int, rules.sole(Role.TABLES, "batch", "most_blocks").reads("sequence")]
@@ -67,7 +67,7 @@ class AttentionOperands:
     spans: Annotated[int, rules.COUNT]
     planned: Annotated[int, rules.COUNT]
     """The tokens per sequence that the cost assumes. The result is correct for any number."""
-    batch: Annotated[int, rules.COUNT]
+    sequence_rows: Annotated[int, rules.COUNT]
     format: Annotated[Format, rules.FormatOf("cache")]
 
 
@@ -76,9 +76,9 @@ class AttentionOperands:
 class PartialAttention(StepInstruction):
     """Attention of the query heads of one KV head over some spans of a sequence's blocks.
 
-    Rows of a batch may belong to one sequence. Each reads the new tokens of the rows before it.
-    Which rows do is known only within the step, so every span reads the new tokens of all rows.
-    With one row, only the last span reads its new token.
+    If several rows may belong to one sequence, each reads the new tokens of the rows before it.
+    Which rows do is known only within the step, so every span reads the new tokens of all of them.
+    Else only the last span reads the new token.
     """
 
     at: AttentionOperands
@@ -90,9 +90,15 @@ class PartialAttention(StepInstruction):
     opcode: ClassVar[int] = 4
 
     @property
+    def together(self) -> Range:
+        """The rows that may belong to one sequence."""
+        first = self.sequence // self.at.sequence_rows * self.at.sequence_rows
+        return Range(first, first + self.at.sequence_rows)
+
+    @property
     def is_past(self) -> bool:
-        """Whether the spans have no new token, of whichever rows belong to one sequence."""
-        return self.at.batch == 1 and self.span.stop < self.at.spans
+        """Whether the spans have no new token."""
+        return self.at.sequence_rows == 1 and self.span.stop < self.at.spans
 
     @property
     def planned(self) -> int:
@@ -261,7 +267,7 @@ def _attention_operands(
         window=NONE if bound["window"] is None else bound["window"],
         spans=spans,
         planned=context,
-        batch=to.plan.batch,
+        sequence_rows=to.plan.sequence_rows,
         format=value_type(bound["cache"]).stored,
         **places(to, block, rank),
     )
