@@ -10,6 +10,9 @@ import pytest
 from tests.backends.reference.stepping import (
     EIGHT_OF_MANY,
     EXPERTS,
+    HYBRID,
+    HYBRID_EXPERTS,
+    HYBRID_ODD,
     INT4,
     SHARED,
     WINDOWED,
@@ -29,7 +32,11 @@ from tpcompile.backends.native.build import paths
 @pytest.mark.parametrize("path", paths())
 @pytest.mark.parametrize("kv", ["model", "int8"])
 @pytest.mark.parametrize(
-    "model", ["tiny-qwen2", "tiny-qwen3", WINDOWED, EXPERTS, SHARED, EIGHT_OF_MANY, INT4]
+    "model",
+    [
+        *("tiny-qwen2", "tiny-qwen3", WINDOWED, EXPERTS, SHARED, EIGHT_OF_MANY, INT4),
+        *(HYBRID, HYBRID_ODD, HYBRID_EXPERTS),
+    ],
 )
 def test_rows_have_the_bits_of_steps(model: str, kv: str, path: str) -> None:
     for tp, policy, workers in ((1, "dynamic", 3), (2, "critical-path", 2)):
