@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import tpcompile
 from tpcompile.demo.model import make_demo
 from tpcompile.serving import Engine
-from tpcompile.serving.server.app import Options, Server
+from tpcompile.serving.server.app import application
 from tpcompile.serving.server.listening import bound, config_of
+from tpcompile.serving.server.options import Options
 
 KEY = "a key"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
@@ -35,7 +36,7 @@ def serve(engine: Engine, options: Options) -> tuple[uvicorn.Server, threading.T
     """Serve on a free port of this machine, in a thread."""
     listening = bound("127.0.0.1", 0)
     listening.listen()
-    app = Server(engine, options).app()
+    app = application(engine, options)
     server = uvicorn.Server(config_of(app, 2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -16,7 +16,8 @@ import torch
 
 from tests.serving.conftest import KEY, Served
 from tpcompile.serving.sampling import Chosen, Sampler
-from tpcompile.serving.server.app import Options, Server
+from tpcompile.serving.server.app import application
+from tpcompile.serving.server.options import Options
 
 PROMPT = "Anna is a baker . Felix"
 
@@ -218,7 +219,7 @@ def test_the_scheme_of_a_key_in_any_case(served: Served, scheme: str) -> None:
 
 
 def test_a_key_that_is_not_ascii(served: Served) -> None:
-    app = Server(served.engine, Options("demo", "clé")).app()
+    app = application(served.engine, Options("demo", "clé"))
     transport = httpx.ASGITransport(app)
 
     async def status(key: str) -> int:

@@ -138,11 +138,12 @@ def _engine(args: argparse.Namespace, model: CompiledModel) -> Engine:
 
 def _serve(args: argparse.Namespace, engine: Engine, listening: socket, hosts: Hosts) -> None:
     """Serve until the process is asked to end."""
-    from tpcompile.serving.server.app import Options, Server
+    from tpcompile.serving.server.app import application
     from tpcompile.serving.server.listening import QuietServer, config_of
+    from tpcompile.serving.server.options import Options
 
     name = args.name or _short(args.model)
-    app = Server(engine, Options(name, args.api_key, hosts=hosts)).app()
+    app = application(engine, Options(name, args.api_key, hosts=hosts))
     server = QuietServer(config_of(app, _GRACE_S))
     listening.listen(_BACKLOG)
     address, port = listening.getsockname()[:2]
