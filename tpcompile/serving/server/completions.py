@@ -76,7 +76,7 @@ class Completions:
         try:
             parsed.params.check_vocabulary(self._engine.model.config.vocab_size)
         except UsageError as error:
-            raise BadRequestError(str(error), "stop_token_ids") from error
+            raise BadRequestError(str(error), _field_of(error)) from error
         answer = Answer(self._options.model, parsed, self._engine.tokenizer, record.id)
         prompts = parsed.prompts if parsed.messages is None else [self._chat(parsed)]
         handles = self._add(prompts, parsed)
@@ -191,6 +191,11 @@ async def _follow(
         pieces.put_nowait(new)
     except Exception as error:  # the client gets it
         pieces.put_nowait(error)
+
+
+def _field_of(error: UsageError) -> str:
+    """Return the field of a body whose tokens are not in the vocabulary."""
+    return "logit_bias" if "logit_bias" in error.message else "stop_token_ids"
 
 
 def _status_of(error: BaseException) -> int:
