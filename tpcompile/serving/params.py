@@ -82,16 +82,17 @@ class SamplingParams:
         if any(not isinstance(token, int) or isinstance(token, bool) for token in self.stop_tokens):
             raise UsageError(f"stop_tokens must be token ids, got {self.stop_tokens!r}")
 
+    def unknown_token(self, size: int) -> tuple[str, int] | None:
+        """Return the option and the token of the first one that is not one of `size` tokens."""
+        tokens = {"stop_tokens": self.stop_tokens, "logit_bias": dict(self.biases)}
+        unknown = ((name, token) for name in tokens for token in tokens[name])
+        return next(((name, token) for name, token in unknown if not 0 <= token < size), None)
+
     def check_vocabulary(self, size: int) -> None:
         """Raise if a token of the options is not one of `size` tokens."""
-        outside = [token for token in self.stop_tokens if not 0 <= token < size]
-        if outside:
-            raise UsageError(
-                f"Tokens that end a request must be from 0 to {size - 1}, got {outside[0]}"
-            )
-        outside = [token for token, _ in self.biases if not 0 <= token < size]
-        if outside:
-            raise UsageError(f"Tokens of logit_bias must be from 0 to {size - 1}, got {outside[0]}")
+        if (unknown := self.unknown_token(size)) is not None:
+            name, token = unknown
+            raise UsageError(f"Tokens of {name} must be from 0 to {size - 1}, got {token}")
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

@@ -30,6 +30,9 @@ from tpcompile.serving.server.requests import check_model, disconnected, key_ref
 _GONE = 499
 """The status of a request whose client went away, in the log and in metrics."""
 
+_FIELDS = {"stop_tokens": "stop_token_ids"}
+"""The fields of bodies whose options have another name."""
+
 Read = Callable[[Any, int, Mapping[str, Any]], CompletionRequest]
 
 
@@ -73,10 +76,11 @@ class Completions:
         body = await read_json(request)
         parsed = read(body, self._engine.scheduler.limits.sequences, self._engine.defaults)
         check_model(parsed.model, self._options)
-        try:
-            parsed.params.check_vocabulary(self._engine.model.config.vocab_size)
-        except UsageError as error:
-            raise BadRequestError(str(error), _field_of(error)) from error
+        size = self._engine.model.config.vocab_size
+        if (unknown := parsed.params.unknown_token(size)) is not None:
+            field = _FIELDS.get(unknown[0], unknown[0])
+            message = f"Tokens of {field} must be from 0 to {size - 1}, got {unknown[1]}"
+            raise BadRequestError(message, field)
         answer = Answer(self._options.model, parsed, self._engine.tokenizer, record.id)
         prompts = parsed.prompts if parsed.messages is None else [self._chat(parsed)]
         handles = self._add(prompts, parsed)
@@ -191,11 +195,6 @@ async def _follow(
         pieces.put_nowait(new)
     except Exception as error:  # the client gets it
         pieces.put_nowait(error)
-
-
-def _field_of(error: UsageError) -> str:
-    """Return the field of a body whose tokens are not in the vocabulary."""
-    return "logit_bias" if "logit_bias" in error.message else "stop_token_ids"
 
 
 def _status_of(error: BaseException) -> int:
