@@ -54,7 +54,7 @@ async def _missing(request: Request, error: Any) -> Response:
         for method in sorted(route.methods - {"HEAD"})
     ]
     message = f"There is no {request.method} {request.url.path[:100]}; there is"
-    return error_of(error.status_code, f"{message} {', '.join(paths)}", code="not_found")
+    return error_of(error.status_code, f"{message} {', '.join(paths)}")
 
 
 async def _broken(request: Request, error: Exception) -> Response:
