@@ -26,6 +26,7 @@ from tpcompile.passes import Stage
 from tpcompile.runtime.arguments import (
     check_flag,
     check_ids,
+    check_lengths,
     check_mask,
     checked,
     refuse_code,
@@ -252,6 +253,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
                     own.real if has_past and own is not None else None,
                     split,
                 )
+                if own is None:
+                    check_lengths(packed.starts, self.max_seq_len)
                 output = "tokens" if greedy else "logits"
                 result, choices = self._run(packed, own, output, routing)
                 found = packed.unpack(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -13,13 +14,14 @@ from typing import Any
 import torch
 
 from tpcompile.closing import Closing
-from tpcompile.errors import RankError, UnsupportedError, UsageError
+from tpcompile.errors import EndedError, RankError, UnsupportedError, UsageError
 from tpcompile.ir.ops.delta import CHUNK as DELTA_CHUNK
 from tpcompile.runtime.guessed import MOST_ROWS
 from tpcompile.runtime.kv.blocks import blocks_for
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.text import encode_prompt
 from tpcompile.serving.continuations import Continuations, end_tokens
+from tpcompile.serving.defaults import sampling_defaults
 from tpcompile.serving.memory import room_for
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Limits
@@ -27,6 +29,8 @@ from tpcompile.serving.requests import Handle
 from tpcompile.serving.runs import Runs
 from tpcompile.serving.scheduler import Scheduler
 from tpcompile.serving.speculation import Drafter, speculation_of
+
+log = logging.getLogger(__name__)
 
 SEQUENCES = 16
 """The requests that run at the same time by default."""
@@ -93,6 +97,8 @@ class Engine(Closing):
         most = max_tokens_per_step or sequences + max(_PROMPT_TOKENS, whole)
         limits = Limits(count, size, sequences, most, whole, states)
         self.scheduler = Scheduler(limits)
+        self.defaults = sampling_defaults(model.generation_config)
+        """The options of `SamplingParams` that the model's generation configuration sets."""
         self.steps = 0
         """The number of steps so far."""
         self.restarts = 0
@@ -118,9 +124,10 @@ class Engine(Closing):
     ) -> Handle:
         """Add a request. It shares blocks only with requests of the same `salt`.
 
+        Without `params`, the generation configuration of the model says how to continue it.
         An error that a request causes later ends this request alone: its handle raises it.
         """
-        params = params or SamplingParams()
+        params = SamplingParams(**self.defaults) if params is None else params
         params.check_vocabulary(self.model.config.vocab_size)
         try:
             hash(salt)
@@ -145,6 +152,11 @@ class Engine(Closing):
     def abort(self, handle: Handle) -> None:
         """End a request. Its blocks are free after the current step."""
         self._command(lambda: self._work.abort(handle))
+
+    def end_requests(self, reason: str) -> None:
+        """End all requests with an error, after the current step."""
+        if not self.failure:  # else they have ended
+            self._command(lambda: self._work.fail(EndedError(reason)))
 
     def step(self) -> bool:
         """Run a step; return whether there is more to do. Call it only without a thread."""
@@ -192,6 +204,7 @@ class Engine(Closing):
     def _recover(self, error: RankError) -> None:
         """Start the ranks again after one has died, or end all requests if that does not help."""
         self._lost += 1
+        log.warning("a step failed: %s", error)
         if self.model.made_by is None or self._lost > _MOST_LOST:
             self._give_up(error)
             raise error
@@ -204,11 +217,14 @@ class Engine(Closing):
                 raise UnsupportedError("The model cannot be compiled again under a launcher")
             self.model.close()
             self.restarts += 1
+            log.warning("the ranks are started again (%d)", self.restarts)
+            begun = time.perf_counter()
             self.model = self.model.made_by(**changes)
             self.scheduler.restart()
             if self._speculation is not None:
                 self._speculation.counts = self.model.guesses
             self._runs = self._runs_of(self.model)
+            log.warning("the ranks run again after %.1f s", time.perf_counter() - begun)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -221,6 +237,7 @@ class Engine(Closing):
     def _give_up(self, error: BaseException) -> None:
         """End all requests, because there is no model that can run."""
         self.failure = str(error)
+        log.error("the engine cannot go on: %s", error)
         self._work.fail(error)
 
     def state(self) -> str:
