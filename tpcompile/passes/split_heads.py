@@ -14,6 +14,7 @@ from tpcompile.ir.ops import LINEAR, arguments_of
 from tpcompile.ir.recipe import head_parts, shape_of
 from tpcompile.ir.roles import HeadParts, Run
 from tpcompile.ir.types import REPLICATE
+from tpcompile.rewriting.fused_linears import split_linear
 from tpcompile.rewriting.linears import join_linears
 from tpcompile.rewriting.pattern import MissError, check
 from tpcompile.rewriting.rewrite import (
@@ -35,6 +36,10 @@ _VIEWS = (aten.view.default, aten.reshape.default, aten.flatten.using_ints)
 class SplitHeads:
     """Compute parts of heads, such as queries and their gates, by linears of their own.
 
+    %f = linear(%n, %w)
+    %q = slice(%f, 1, 0, 32)              →    %q = linear(%n, %wq)    rows 0:32 of %w
+    %k = slice(%f, 1, 32, 48)                  %k = linear(%n, %wk)    rows 32:48 of %w
+
     %f = linear(%n, %w)                        %q = linear(%n, %wq)    rows 0:16, 32:48, … of %w
     %h = unflatten(%f, 1, [-1, 32])       →    %g = linear(%n, %wg)    rows 16:32, 48:64, … of %w
     %q, %g = split_with_sizes(%h, [16, 16])    %q = unflatten(%q, 1, [-1, 16])
@@ -51,6 +56,13 @@ class SplitHeads:
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()
+        for linear in calls(gm, LINEAR):
+            try:
+                split_linear(gm, linear)
+                report.matches += 1
+            except MissError:
+                continue  # most linears are not fused
+        drop_dead(gm.graph)
         for split in calls(gm, aten.split_with_sizes.default):
             try:
                 _split(gm, split)
