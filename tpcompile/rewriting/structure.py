@@ -24,6 +24,7 @@ from tpcompile.ir.ops import (
     LINEAR,
     RMS_NORM,
     ROPE,
+    ROPE_PAIRS,
     SIGMOID_GATE,
     SPECS,
     SWIGLU,
@@ -35,7 +36,7 @@ from tpcompile.ir.text import format_node
 
 aten = torch.ops.aten
 
-_PER_HEAD = (ROPE, RMS_NORM)
+_PER_HEAD = (ROPE, ROPE_PAIRS, RMS_NORM)
 
 
 @dataclass(frozen=True)
