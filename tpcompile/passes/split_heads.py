@@ -81,25 +81,29 @@ class SplitHeads:
 
 
 def _split(gm: fx.GraphModule, split: fx.Node) -> None:
-    heads = operand(split)
-    given = arguments_of(split)
-    check(heads.target is aten.unflatten.int, split, "it splits no heads")
-    linear, last = operand(heads), value_type(heads).dims - 1
+    given, heads = arguments_of(split), operand(split)
+    transposed = heads.target is aten.transpose.int and {*heads.args[1:]} == {0, 1}
+    made = operand(heads) if transposed else heads
+    check(made.target is aten.unflatten.int, split, "it splits no heads")
+    linear, last = operand(made), value_type(made).dims - 1
     check(
         linear.target is LINEAR and given["dim"] % (last + 1) == last, split, "it splits no heads"
     )
-    for node in (linear, heads):
+    for node in (linear, made, heads):
         check(len(node.users) == 1, node, "another node reads the whole heads")
-    width, items = value_type(heads).shape[-1], list(split.users)
+    width, items = value_type(made).shape[-1], list(split.users)
     assert isinstance(width, int)
     first = 0
     for place, size in enumerate(given["split_sizes"]):
         own = [item for item in items if item.args[1] == place]
-        with gm.graph.inserting_before(heads):
+        with gm.graph.inserting_before(made):
             part = _part(gm, linear, Run(0, size, first, width), place)
-            whole = insert(heads, aten.unflatten.int, part, last - 1, [-1, size])
+            whole = insert(made, aten.unflatten.int, part, last - 1, [-1, size])
+            if transposed:
+                whole = insert(made, aten.transpose.int, whole, 0, 1)
         for item in own:
-            _view_again(item, part)
+            if not transposed:
+                _view_again(item, part)
             replace(item, whole)
         first += size
 
