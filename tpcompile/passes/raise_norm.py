@@ -52,7 +52,7 @@ class RaiseNorm:
     before: ClassVar[tuple[str, ...]] = ("fuse-add-norm", "fuse-norm-linear")
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        return rewrite_each(gm, _RULES).require(gm, "norm", RMS_NORM, aten.layer_norm.default)
+        return rewrite_each(gm, _RULES).require(gm, "RMS norm", RMS_NORM, aten.layer_norm.default)
 
 
 def _plain(node: fx.Node, found: Bindings) -> fx.Node:

@@ -17,7 +17,6 @@ from tpcompile.ir.codec import Codec, Known
 from tpcompile.ir.format import MOST_COLUMNS, Format, Kind
 from tpcompile.json_files import shortened
 
-
 ORIGINAL = (
     "Use the original checkpoint, in bfloat16 or float32. tpcompile quantizes it while it is "
     'loaded with weights="int8" or weights="int4"'

@@ -175,7 +175,7 @@ def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> Valu
 def repeat_rule(
     self: ValueType, repeats: int, dim: int | None = None, output_size: int | None = None
 ) -> ValueType:
-    """Type heads, or the elements of a head, of which each is repeated; refuse other repetitions."""
+    """Type heads or their elements, of which each is repeated; refuse other repetitions."""
     heads = "the heads of [T, heads, width], or their elements, each repeated"
     require(dim is not None and self.dims >= 3, "repeat-heads", self, heads)
     place = dim_of(self, dim if dim is not None else 0)
