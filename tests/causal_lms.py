@@ -195,7 +195,7 @@ EQUAL = frozenset(
         *("llama", "mistral", "seed_oss", "smollm3", "arcee", "ministral"),
         *("phi", "phi3", "granite", "starcoder2", "olmo", "gpt_neox"),
         *("glm", "glm4", "cohere", "cohere2", "helium", "ernie4_5"),
-        *("exaone4", "hunyuan_v1_dense"),
+        "exaone4",
         *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
         *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     }
@@ -232,6 +232,7 @@ REASONS: dict[str, str] = {
     r"\(rule (slice|repeat-heads|floating)\)",
     "keywords not passed on": r"gets no keyword arguments from its layer",
     "another MLP": r"There is no SwiGLU in the graph",
+    "norm after rotation": r"normalises heads after it rotates them",
     "another norm": r"There is no RMS norm in the graph",
     "another split of heads": r"There is no attention in token-major form",
     "norm of all heads": r"normalises all heads together",

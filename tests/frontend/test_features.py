@@ -63,6 +63,10 @@ REFUSED: dict[str, tuple[str, str]] = {
         r"DeepseekV3ForCausalLM has heads of two widths \(16 for queries and keys, 8 for values\)",
         "heads of one width",
     ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1ForCausalLM normalises heads after it rotates them",
+        "a norm before the rotation",
+    ),
     "stablelm": ("StableLmAttention gets no keyword arguments from its layer", "pass"),
     "olmo2": ("Olmo2ForCausalLM normalises all heads together", "per head"),
     "falcon_h1": ("FalconH1ForCausalLM has layers of kind hybrid", "full_attention"),

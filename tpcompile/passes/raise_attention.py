@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import fx
 
-from tpcompile.ir.meta import operand
-from tpcompile.ir.ops import ATTENTION, RMS_NORM, op_name
+from tpcompile.errors import UnsupportedError
+from tpcompile.ir.info import model_of
+from tpcompile.ir.meta import operand, origin_of
+from tpcompile.ir.ops import ATTENTION, RMS_NORM, ROPE, ROPE_PAIRS, op_name
 from tpcompile.passes.canonicalize import cancel_transposes
 from tpcompile.rewriting.pattern import MissError, check
 from tpcompile.rewriting.rewrite import Report, calls, drop_dead, insert, replace
@@ -54,7 +57,15 @@ class RaiseAttention:
 
 def _check_token_major(heads: fx.Node) -> None:
     """Check that the features of a projection are split into heads without other ops between."""
-    origin = head_ops(heads)[-1]
+    *ops, origin = head_ops(heads)
+    for reader, node in pairwise(ops):
+        if reader.target is RMS_NORM and node.target in (ROPE, ROPE_PAIRS):
+            raise UnsupportedError(
+                f"{model_of(origin.graph)} normalises heads after it rotates them, so its results "
+                "depend on where a prompt begins",
+                where=str(origin_of(reader)),
+                expected="a norm before the rotation, as in Qwen3",
+            )
     check(
         origin.target is aten.unflatten.int,
         origin,
