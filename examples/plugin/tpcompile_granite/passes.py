@@ -11,9 +11,9 @@ from tpcompile.ir.ops import ALL_REDUCE, EMBEDDING, VOCAB_EMBEDDING
 from tpcompile.passes import Pass, Pipeline, Standard, decoding, graph_pass, pipeline, rewrite
 from tpcompile.rewriting.pattern import Bindings, Call, Value, check
 from tpcompile.rewriting.rewrite import Report, fuse_each, insert, replace
-from tpcompile_granite.ops import DIV, SCALED_EMBEDDING
+from tpcompile_granite.ops import SCALED_EMBEDDING
 
-MUL = torch.ops.aten.mul.Tensor
+DIV, MUL = torch.ops.aten.div.Tensor, torch.ops.aten.mul.Tensor
 
 
 @graph_pass
