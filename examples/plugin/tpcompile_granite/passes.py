@@ -60,10 +60,9 @@ def _fuse(graph: fx.Graph, node: fx.Node) -> None:
     rows = operand(total) if total.target is ALL_REDUCE else total
     check(isinstance(scale, float), node, "the other factor is not a number")
     check(rows.target in (EMBEDDING, VOCAB_EMBEDDING), node, "the product is not of an embedding")
-    with graph.inserting_before(total):
-        found = insert(rows, SCALED_EMBEDDING, *rows.args[:2], scale)
-        if rows is not total:
-            found = insert(total, ALL_REDUCE, found, *total.args[1:])
+    found = insert(rows, SCALED_EMBEDDING, *rows.args[:2], scale)
+    if rows is not total:
+        found = insert(total, ALL_REDUCE, found, *total.args[1:])
     replace(node, found)
 
 
