@@ -193,41 +193,6 @@ def test_the_model_is_refused_without_the_plugin(granite: Path) -> None:
         tpcompile.schedule(str(granite))
 
 
-_EARLY = """
-from tpcompile.plugins import load_plugins
-load_plugins()
-from tpcompile_granite import ops, passes
-passes.FuseScaledEmbedding.after = ("canonicalize",)
-from tpcompile.ir.ops import LINEAR
-from tpcompile.rewriting.rewrite import fuse_each, insert, replace
-import torch
-
-
-@ops.composite
-def doubled(x: torch.Tensor) -> torch.Tensor:
-    return x * 2.0
-
-
-doubled_op = doubled
-def fuse(graph, node):
-    if "q_proj" in str(node.args[1].target):
-        with graph.inserting_after(node):
-            replace(node, insert(node, doubled_op, node))
-passes.DropUnitScales.apply = lambda self, gm: fuse_each(gm, LINEAR, fuse)
-"""
-
-
-def test_an_op_of_a_plugin_in_the_way_is_named(run: Run, granite: Path) -> None:
-    """The package of the op is named where sharding and where programs refuse it."""
-    sharding, program = run(
-        f"dump {granite} --tp 2 -p granite",
-        f"schedule {granite} --target cpu -p drop-unit-scales,decode",
-        before=_EARLY,
-    )
-    assert (sharding.status, program.status) == (2, 2), sharding.err + program.err
-    assert "doubled is an op of the package" in sharding.err
-
-
 _PLACE = """
 import torch
 from transformers import AutoModelForCausalLM

@@ -275,7 +275,8 @@ def test_a_trace_of_the_triton_kernel(cli: Cli, tmp_path: Path) -> None:
     check_both(events, len({e["args"]["instruction"] for e in events if e["ph"] == "X"}))
 
 
-def test_no_trace_of_modules(cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.filterwarnings("always:Torch modules run decode steps")
+def test_no_trace_of_modules(cli: Cli, tmp_path: Path) -> None:
     """If the automatic backend cannot run a model, the text is there, and the reason in full."""
     config = AutoConfig.for_model("starcoder2", **SMALL_STARCODER)
     config.save_pretrained(tmp_path / "model")
