@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.foreign import refuse_foreign
 from tpcompile.frontend import capture as captured_of
 from tpcompile.frontend.positions import longest_of
 from tpcompile.libraries import library_errors
@@ -43,6 +44,7 @@ _LONGEST_S = 7 * 24 * 3600
 
 
 @library_errors()
+@refuse_foreign
 def capture(
     model: Any,
     *,
@@ -57,6 +59,7 @@ def capture(
 
 
 @library_errors()
+@refuse_foreign
 def compile(
     model: Any,
     tp: int | None = None,

@@ -32,6 +32,13 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     build.library.cache_clear()
 
 
+def test_the_interpreter_is_said_to_be_slow() -> None:
+    """The kernel runs without a GPU too, in Triton's interpreter."""
+    with pytest.warns(UserWarning, match=r"interpreter runs the kernel.*slower.*native") as told:
+        tpcompile.compile(lively("tiny-qwen3"), backend="triton", max_seq_len=32).close()
+    assert len(told) == 1 and told[0].filename == __file__
+
+
 def test_auto_decodes_natively() -> None:
     eager = lively("tiny-qwen3")
     with tpcompile.compile(eager) as model:

@@ -136,9 +136,10 @@ def lower_model(
     return run_pipeline(args, capture_model(args, say).graph, passes, instruments, say)
 
 
-def capture_model(args: argparse.Namespace, say: Say) -> Captured:
+def capture_model(args: argparse.Namespace, say: Say, config: Any = None) -> Captured:
     """Capture the model, and report the time with `--timing` or on a terminal.
 
+    A `config` is captured instead of the configuration of the model.
     In a process of its own, the command does without transformers' extras.
     """
     started = time.perf_counter()
@@ -150,7 +151,8 @@ def capture_model(args: argparse.Namespace, say: Say) -> Captured:
     scheme, rounds = scheme_of(args.weights, args.head), rounds_inputs(args.activations)
     if args.alone:
         import_without_extras()
-    captured = capture(args.model, dtype=dtype_of(args.dtype), scheme=scheme, rounds=rounds)
+    model = config or args.model
+    captured = capture(model, dtype=dtype_of(args.dtype), scheme=scheme, rounds=rounds)
     if args.timing or sys.stderr.isatty():
         sys.stderr.write(f"captured in {time.perf_counter() - started:.1f} s\n")
     return captured

@@ -95,7 +95,7 @@ def _add_arguments(parser: Parser) -> None:
         metavar="F.json",
         type=Path,
         help="write a Perfetto trace of the last decode step, measured and simulated; needs "
-        "--backend native or triton",
+        "a program: --backend native, triton, or auto if it chooses one of them",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
@@ -135,15 +135,16 @@ def _run(args: argparse.Namespace) -> Result:
         streamed = prints and tokenizer is not None and args.beams == 1 and _streams(args)
         writer = text.TextWriter(tokenizer, _writer(args), args.chat) if streamed else None
         torch.manual_seed(args.seed)
-        if args.trace:
+        timed = bool(args.trace) and model.backend in _TIMED
+        if timed:
             model.time_steps()
         found = text.generate_timed(model, ids, writer, max_new_tokens=room, **_choosing(args))
-        trace = model.trace() if args.trace and model.steps.program else None
+        trace = model.trace() if timed and model.steps.program else None
     if not prints:
         return Result("")
     sys.stderr.write(_times(found, model.steps))
     if args.trace:
-        sys.stderr.write(_written(args.trace, trace))
+        sys.stderr.write(_written(args.trace, trace, timed))
     said = _said(args, tokenizer, found)
     return Result(_json(found, said) if args.json else "" if streamed else said + "\n")
 
@@ -165,7 +166,7 @@ def _check(args: argparse.Namespace) -> str | None:
     if args.trace:
         from tpcompile.inspect.files import check_file
 
-        if args.backend not in _TIMED:
+        if args.backend not in (*_TIMED, "auto"):
             raise UsageError(
                 "--trace requires a backend that records the times of instructions",
                 got=f"--backend {args.backend}",
@@ -175,12 +176,13 @@ def _check(args: argparse.Namespace) -> str | None:
     return prompt_of(args)
 
 
-def _written(path: Path, trace: StepTrace | None) -> str:
-    """Write the trace; return a message with its times."""
+def _written(path: Path, trace: StepTrace | None, timed: bool) -> str:
+    """Write the trace; return a message with its times, or the reason why there is none."""
     from tpcompile.inspect.files import write_file
 
     if trace is None:
-        return f"warning: {path} is not written: no step was run by the program\n"
+        reason = "no step was run by the program" if timed else "torch modules run all steps"
+        return f"warning: {path} is not written: {reason}\n"
     write_file(path, trace.write)
     return f"{trace.table()}wrote {path}\n"
 

@@ -23,6 +23,7 @@ from tpcompile.ir.ops.experts import Routed
 from tpcompile.ir.pieces import Read
 from tpcompile.libraries import library_errors
 from tpcompile.passes import Stage
+from tpcompile.rewriting.manager import Stages
 from tpcompile.runtime.arguments import (
     check_flag,
     check_ids,
@@ -90,7 +91,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         self.generation_config = generation_config or GenerationConfig.from_model_config(
             captured.config
         )
-        self.stages = list(stages)
+        self.stages = Stages(stages)
         self._graph = (graph,)  # a tuple, since a submodule would add parameters without data
         self._rank_modules = modules or rank_modules(graph)
         self.tp = len(self._rank_modules)
