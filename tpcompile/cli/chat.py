@@ -28,6 +28,7 @@ from tpcompile.cli.sampling import (
     add_sampling_arguments,
     answer_options,
 )
+from tpcompile.cli.speculation import add_speculate_argument, assistance_of
 from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 
@@ -67,6 +68,7 @@ def _add_arguments(parser: Parser) -> None:
         help="most tokens of the conversation; default: the configuration's")  # fmt: skip
     add_sampling_arguments(parser)
     add_generation_config_argument(parser)
+    add_speculate_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> Result:
@@ -85,9 +87,9 @@ def _run(args: argparse.Namespace) -> Result:
                 hint="Leave out torchrun and give --tp, or start tpcompile serve under torchrun",
             )
         model = compile_model(args, say, max_batch=1)
-    with model, own_threads(args):
+    with model, own_threads(args), assistance_of(args, model) as assistance:
         torch.manual_seed(args.seed)
-        options = answer_options(args, sampling_defaults(model.generation_config))
+        options = answer_options(args, sampling_defaults(model.generation_config)) | assistance
         conversation = Conversation(model, tokenizer, args.system, args.chat_template_kwargs)
         _talk(args, conversation, options)
     return Result("")

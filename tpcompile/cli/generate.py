@@ -26,6 +26,7 @@ from tpcompile.cli.sampling import (
     add_sampling_arguments,
     sampling_of,
 )
+from tpcompile.cli.speculation import add_speculate_argument, assistance_of
 from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import UsageError
 
@@ -110,6 +111,7 @@ def _add_choosing(parser: Parser) -> None:
     )
     add_sampling_arguments(parser)
     add_generation_config_argument(parser)
+    add_speculate_argument(parser)
     parser.add_argument(
         "--beams",
         metavar="N",
@@ -130,7 +132,7 @@ def _run(args: argparse.Namespace) -> Result:
         import torch
 
         model = compile_model(args, say)
-    with model, own_threads(args):
+    with model, own_threads(args), assistance_of(args, model) as assistance:
         prints = text.is_first_process()
         streamed = prints and tokenizer is not None and args.beams == 1 and _streams(args)
         writer = text.TextWriter(tokenizer, _writer(args), args.chat) if streamed else None
@@ -138,7 +140,9 @@ def _run(args: argparse.Namespace) -> Result:
         timed = bool(args.trace) and model.backend in _TIMED
         if timed:
             model.time_steps()
-        found = text.generate_timed(model, ids, writer, max_new_tokens=room, **_choosing(args))
+        found = text.generate_timed(
+            model, ids, writer, max_new_tokens=room, **_choosing(args), **assistance
+        )
         trace = model.trace() if timed and model.steps.program else None
     if not prints:
         return Result("")
@@ -146,7 +150,9 @@ def _run(args: argparse.Namespace) -> Result:
     if args.trace:
         sys.stderr.write(_written(args.trace, trace, timed))
     said = _said(args, tokenizer, found)
-    return Result(_json(found, said) if args.json else "" if streamed else said + "\n")
+    counts = {"drafted": model.steps.drafted, "accepted": model.steps.accepted}
+    guesses = counts if args.speculate else {}
+    return Result(_json(found, said, guesses) if args.json else "" if streamed else said + "\n")
 
 
 def _check(args: argparse.Namespace) -> str | None:
@@ -162,6 +168,10 @@ def _check(args: argparse.Namespace) -> str | None:
         raise UsageError(
             "A chat template is applied with --chat only",
             hint="Add --chat, or leave out --chat-template and --chat-template-kwargs",
+        )
+    if args.speculate and args.beams > 1:
+        raise UsageError(
+            "A beam search takes no guesses", got=f"--beams {args.beams} and --speculate"
         )
     if args.trace:
         from tpcompile.inspect.files import check_file
@@ -257,14 +267,20 @@ def _said(args: argparse.Namespace, tokenizer: Any | None, found: Generated) -> 
 def _times(found: Generated, steps: StepCounts) -> str:
     rate = found.decode_tokens_per_s
     then = "" if rate is None else f", then {rate:.1f} tokens per second"
-    by = f"; {steps.program} of {sum(steps)} steps by the program" if steps.program else ""
+    by = (
+        f"; {steps.program} of {steps.program + steps.modules} steps by the program"
+        if steps.program
+        else ""
+    )
+    if steps.drafted:
+        by += f"; {steps.accepted} of {steps.drafted} guesses accepted"
     return (
         f"{found.prompt_tokens} prompt tokens, first token after {found.prefill_s:.2f} s, "
         f"{found.new_tokens} new tokens{then}{by}\n"
     )
 
 
-def _json(found: Generated, said: str) -> str:
+def _json(found: Generated, said: str, guesses: dict[str, int]) -> str:
     return json_text(
         {
             "text": said,
@@ -273,6 +289,7 @@ def _json(found: Generated, said: str) -> str:
             "new_tokens": found.new_tokens,
             "prefill_s": found.prefill_s,
             "decode_tokens_per_s": found.decode_tokens_per_s,
+            **guesses,
         }
     )
 

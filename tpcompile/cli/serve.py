@@ -25,6 +25,7 @@ from tpcompile.cli.command import (
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
 from tpcompile.cli.logs import logged_requests
 from tpcompile.cli.sampling import add_generation_config_argument
+from tpcompile.cli.speculation import add_speculate_argument, draft_of
 from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 
@@ -39,6 +40,7 @@ _EXAMPLES = """\
   tpcompile serve ./my-checkpoint
   tpcompile serve ./my-checkpoint --tp 2 --port 9000 --api-key secret
   tpcompile serve ./my-checkpoint --threads 4
+  tpcompile serve ./my-checkpoint --speculate prompt:8
   tpcompile serve ./Qwen3-0.6B --name qwen --name gpt-4o \\
       --chat-template-kwargs '{"enable_thinking": false}'
   tpcompile serve ./my-checkpoint --host 0.0.0.0 --api-key secret \\
@@ -99,6 +101,7 @@ def _add_arguments(parser: Parser) -> None:
         f"default: {_DRAIN_S}")  # fmt: skip
     add_template_arguments(parser)
     add_generation_config_argument(parser)
+    add_speculate_argument(parser)
     add("--max-batch", metavar="B", type=number(1, "the batch"), default=16,
         help="requests that run at the same time; default: 16")  # fmt: skip
     add("--max-tokens-per-step", metavar="T", type=number(1, "the number of tokens"),
@@ -130,7 +133,12 @@ def _run(args: argparse.Namespace) -> Result:
         address = listening.getsockname()[0]
         hosts = hosts_of(args.host, address, args.allowed_host, args.cors_origin)
         tokenizer = _tokenizer(args)
-        with own_threads(args), _model(args) as model, _engine(args, model, tokenizer) as engine:
+        with (
+            own_threads(args),
+            _model(args) as model,
+            draft_of(args, model) as draft,
+            _engine(args, model, tokenizer, draft) as engine,
+        ):
             _serve(args, engine, listening, hosts)
             if engine.failure:
                 sys.stderr.write(f"error: {engine.failure}\n")
@@ -152,7 +160,12 @@ def _model(args: argparse.Namespace) -> CompiledModel:
         return compile_model(args, say, max_batch=args.max_batch, isolate=args.isolate)
 
 
-def _engine(args: argparse.Namespace, model: CompiledModel, tokenizer: Any) -> Engine:
+def _engine(
+    args: argparse.Namespace,
+    model: CompiledModel,
+    tokenizer: Any,
+    draft: str | CompiledModel | None,
+) -> Engine:
     from tpcompile.serving import Engine
 
     return Engine(
@@ -161,6 +174,7 @@ def _engine(args: argparse.Namespace, model: CompiledModel, tokenizer: Any) -> E
         max_tokens_per_step=args.max_tokens_per_step,
         kv_tokens=args.kv_tokens,
         snapshots=args.snapshots,
+        speculate=draft,
     ).start()
 
 

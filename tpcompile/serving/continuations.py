@@ -98,6 +98,8 @@ class Continuations:
                 accepted += 1
                 self._append(sequence, result)
             self._scheduler.accept(sequence, accepted)
+        own.handle.drafted += len(piece.guesses)
+        own.handle.accepted += accepted
         return accepted
 
     def _go_on(self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen) -> None:

@@ -73,6 +73,8 @@ class Metrics:
         gauge("engine_steps", "Steps of the engine", lambda: engine.steps)
         gauge("program_steps", "Runs of programs", lambda: engine.model.steps.program)
         gauge("module_steps", "Runs of torch modules", lambda: engine.model.steps.modules)
+        gauge("drafted_tokens", "Guessed tokens", lambda: engine.model.steps.drafted)
+        gauge("accepted_tokens", "Right guesses", lambda: engine.model.steps.accepted)
         own.register(_Restarts(engine))
 
     def text(self) -> bytes:
