@@ -9,6 +9,8 @@ from typing import Any
 from tpcompile.errors import UsageError
 from tpcompile.runtime.text import check_template_options
 from tpcompile.serving.params import SamplingParams
+from tpcompile.serving.server.structures import FIELDS, take_structure
+from tpcompile.serving.structure import StructureError
 
 _MOST_PROMPTS = 256
 _MOST_STOPS = 16
@@ -41,15 +43,20 @@ class CompletionRequest:
     messages: list[dict[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template."""
+    structure_path: str = ""
+    """The place of the structure of `params` in the body."""
 
 
-def read_completion(body: Any, most: int) -> CompletionRequest:
-    """Read the body of `/v1/completions`."""
+def read_completion(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
+    """Read the body of `/v1/completions`. `most` is the number of continuations at most.
+
+    `defaults` are options of `SamplingParams` for what the body does not say.
+    """
     fields = _fields(body, {**_COMMON, **_COMPLETION})
     prompts = _prompts(fields.pop("prompt"))
     echo, best = fields.pop("echo", False), fields.pop("logprobs", None)
     max_tokens = fields.pop("max_tokens", _SHORT)
-    options = _options(fields, most)
+    options = _options(fields, most, defaults)
     if best is not None:
         options["logprobs"] = best
         if echo:
@@ -58,14 +65,14 @@ def read_completion(body: Any, most: int) -> CompletionRequest:
     return _request(fields, prompts, options, echo=echo, returns_tokens=max_tokens != 0)
 
 
-def read_chat(body: Any, most: int) -> CompletionRequest:
-    """Read the body of `/v1/chat/completions`."""
+def read_chat(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
+    """Read the body of `/v1/chat/completions`, as `read_completion` does."""
     fields = _fields(body, {**_COMMON, **_CHAT})
     messages = _messages(fields.pop("messages"))
-    max_tokens = fields.pop("max_tokens", None)
+    max_tokens = fields.pop("max_tokens", defaults.get("max_tokens"))
     max_tokens = fields.pop("max_completion_tokens", max_tokens)
     describes, best = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
-    options = _options(fields, most)
+    options = _options(fields, most, defaults)
     if describes:
         options["logprobs"] = best
     options["max_tokens"] = max_tokens
@@ -81,18 +88,21 @@ def _request(
     fields: dict[str, Any], prompts: list[str | list[int]], options: dict[str, Any], **more: Any
 ) -> CompletionRequest:
     try:
-        params = SamplingParams(**options)
+        structure, path = take_structure(fields)
+        params = SamplingParams(**options, structure=structure)
+    except StructureError as error:
+        raise BadRequestError(str(error), error.path) from error
     except UsageError as error:
         raise BadRequestError(str(error)) from error
     streams = fields.get("stream", False)
     include_usage = bool(fields.get("stream_options", {}).get("include_usage"))
-    return CompletionRequest(prompts, params, streams, include_usage, **more)
+    return CompletionRequest(prompts, params, streams, include_usage, structure_path=path, **more)
 
 
-def _options(fields: dict[str, Any], most: int) -> dict[str, Any]:
-    """Return the options of `SamplingParams` in a body, with OpenAI's defaults."""
-    options = {name: fields[name] for name in _SAME if name in fields}
-    options.setdefault("temperature", 1.0)
+def _options(fields: dict[str, Any], most: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `SamplingParams` in a body, else in `defaults`, else OpenAI's."""
+    options = {"temperature": 1.0, **defaults}
+    options.update((name, fields[name]) for name in _SAME if name in fields)
     stop = fields.get("stop", ())
     options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     options["stop_tokens"] = tuple(fields.get("stop_token_ids", ()))
@@ -155,6 +165,7 @@ def _only(*allowed: Any) -> Check:
 
 
 _COMMON: dict[str, tuple[Check, str]] = {
+    **dict.fromkeys(FIELDS, (_anything, "")),
     "model": (_text, "a text"),
     "n": (_whole, "an integer"),
     "temperature": (_number, "a number"),
@@ -187,7 +198,6 @@ _CHAT: dict[str, tuple[Check, str]] = {
     "logprobs": (_flag, "true or false"),
     "top_logprobs": (_whole, "an integer"),
     "max_completion_tokens": (_whole, "an integer"),
-    "response_format": (_only({"type": "text"}), 'of type "text": others are not supported'),
     "chat_template_kwargs": (_object, "an object"),
     "store": (_only(False), "false: nothing is stored"),
 }

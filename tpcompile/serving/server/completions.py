@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -25,11 +25,12 @@ from tpcompile.serving.server.bodies import (
 from tpcompile.serving.server.metrics import Metrics, Watch
 from tpcompile.serving.server.options import Options
 from tpcompile.serving.server.requests import disconnected, key_refusal, read_json
+from tpcompile.serving.structure import StructureError
 
 _GONE = 499
 """The status of a request whose client went away, in metrics."""
 
-Read = Callable[[Any, int], CompletionRequest]
+Read = Callable[[Any, int, Mapping[str, Any]], CompletionRequest]
 
 
 class Completions:
@@ -66,11 +67,12 @@ class Completions:
 
     async def _answer(self, request: Request, read: Read) -> Response:
         body = await read_json(request)
-        parsed = read(body, self._engine.scheduler.limits.sequences)
+        parsed = read(body, self._engine.scheduler.limits.sequences, self._engine.defaults)
         try:
             parsed.params.check_vocabulary(self._engine.model.config.vocab_size)
         except UsageError as error:
             raise BadRequestError(str(error), "stop_token_ids") from error
+        await self._compile(parsed)
         answer = Answer(self._options.model, parsed, self._engine.tokenizer)
         prompts = parsed.prompts if parsed.messages is None else [self._chat(parsed)]
         handles = self._add(prompts, parsed)
@@ -88,6 +90,18 @@ class Completions:
             leaving.cancel()
             gathering.cancel()
             _abort(handles)
+
+    async def _compile(self, parsed: CompletionRequest) -> None:
+        """Compile the structure of a request, if it has one, while others are answered."""
+        if parsed.params.structure is None:
+            return
+        try:
+            await asyncio.to_thread(self._engine.grammar, parsed.params)
+        except StructureError as error:
+            path = ".".join(filter(None, (parsed.structure_path, error.path)))
+            raise BadRequestError(str(error.at(path)), path) from error
+        except UsageError as error:
+            raise BadRequestError(str(error), parsed.structure_path) from error
 
     def _add(self, prompts: Sequence[str | list[int]], parsed: CompletionRequest) -> list[Handle]:
         waiting = len(self._engine.scheduler.waiting)
