@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tpcompile.errors import CompileError, RankError, RequestError
+from tpcompile.serving.ending import closes_from
 from tpcompile.serving.grammars import Grammar
 from tpcompile.serving.matcher import Matcher
 from tpcompile.serving.params import SamplingParams
@@ -166,7 +167,9 @@ class Continuations:
                 finish = STOP
         if finish is None:
             if own.matcher is not None:
-                own.matcher.look_ahead()
+                left = own.most - len(sequence.tokens)
+                tokens = own.most - len(own.handle.prompt)
+                own.matcher.look_ahead(left <= closes_from(tokens))
             own.handle.put(Event(own.index, chosen, text))
             return
         text += "" if own.words is None else own.words.end()
@@ -198,7 +201,7 @@ class Continuations:
         matcher = None
         if grammar is not None:
             matcher = grammar.matcher(ends)
-            matcher.look_ahead()
+            matcher.look_ahead(False)
         return _Continuation(handle, index, sampler, words, ends, most, grammar, matcher)
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
+from tpcompile.serving.ending import Ending
 from tpcompile.serving.matcher import Matcher, Prelude
 from tpcompile.serving.refusals import path_of, refusal_of
 from tpcompile.serving.structure import (
@@ -37,16 +38,22 @@ class Grammar:
     """A compiled structure, from which each continuation gets a matcher."""
 
     def __init__(
-        self, vocabulary: Vocabulary, automaton: Any, after: str, worker: ThreadPoolExecutor
+        self,
+        vocabulary: Vocabulary,
+        automaton: Any,
+        structure: Structure,
+        worker: ThreadPoolExecutor,
     ) -> None:
         self._vocabulary, self._automaton, self._worker = vocabulary, automaton, worker
-        self._after = after
+        self._structure = structure
 
     def matcher(self, ends: Collection[int]) -> Matcher:
         """Return a matcher at the beginning. `ends` are the tokens that end the continuation."""
-        prelude = Prelude(self._vocabulary, self._after.encode()) if self._after else None
+        vocabulary, after = self._vocabulary, self._structure.after
+        prelude = Prelude(vocabulary, after.encode()) if after else None
+        ending = Ending(vocabulary) if self._structure.kind in (JSON_OBJECT, JSON_SCHEMA) else None
         automaton = self._automaton.deep_copy()
-        return Matcher(self._vocabulary, automaton, prelude, ends, self._worker)
+        return Matcher(vocabulary, automaton, prelude, ending, ends, self._worker)
 
 
 class Grammars:
@@ -73,7 +80,7 @@ class Grammars:
             self._compiled.move_to_end(key)
             if len(self._compiled) > _MOST:
                 self._compiled.popitem(last=False)
-        return Grammar(vocabulary, automaton, structure.after, self._worker)
+        return Grammar(vocabulary, automaton, structure, self._worker)
 
     def close(self) -> None:
         """End the thread that computes masks."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpcompile.errors import RequestError
+from tpcompile.serving.ending import Ending
 from tpcompile.serving.vocabulary import BLANK, Vocabulary
 
 _MOST_BLANK = 4
@@ -27,11 +28,13 @@ class Matcher:
         vocabulary: Vocabulary,
         automaton: Any,
         prelude: Prelude | None,
+        ending: Ending | None,
         ends: Collection[int],
         worker: ThreadPoolExecutor,
     ) -> None:
         """Begin. `ends` are the tokens that end the continuation where its text is complete."""
         self._vocabulary, self._automaton, self._prelude = vocabulary, automaton, prelude
+        self._ending, self._closes = ending, False
         self._ends = np.array(sorted(ends), np.int64)
         self._worker = worker
         self._words = np.zeros(-(-vocabulary.size // 32), np.int32)
@@ -39,8 +42,9 @@ class Matcher:
         self.complete = False
         """Whether the text has the form, and nothing can follow."""
 
-    def look_ahead(self) -> None:
-        """Begin to compute the mask of the next token."""
+    def look_ahead(self, closes: bool) -> None:
+        """Begin to compute the mask of the next token, which `closes` JSON if it can."""
+        self._closes = closes
         self._next = self._worker.submit(self._compute)
 
     def forbidden(self) -> np.ndarray:
@@ -56,6 +60,8 @@ class Matcher:
             raise RequestError(
                 f"The structure does not allow token {token}", got=self._automaton.get_error()
             )
+        if self._ending is not None:
+            self._ending.read(token)
         self.complete = self._automaton.is_accepting() and self._automaton.is_stopped()
 
     def _compute(self) -> np.ndarray:
@@ -68,6 +74,8 @@ class Matcher:
         bits = np.unpackbits(~self._words.view(np.uint8), bitorder="little")
         forbidden: np.ndarray = bits[: self._vocabulary.size].view(np.bool_)
         forbidden[self._vocabulary.ends] = True
+        if self._closes and self._ending is not None:
+            self._ending.narrow(forbidden)
         accepting = self._automaton.is_accepting()
         self.complete = accepting and bool(forbidden.all())
         if accepting:

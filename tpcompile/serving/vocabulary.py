@@ -43,6 +43,18 @@ class Vocabulary:
         blank = [token for token, word in enumerate(self.words) if word and not word.strip(BLANK)]
         return np.array(blank, np.int64)
 
+    @cached_property
+    def single(self) -> dict[bytes, int]:
+        """The tokens that consist of a single byte."""
+        return {word: token for token, word in enumerate(self.words) if len(word) == 1}
+
+    @cached_property
+    def opening(self) -> np.ndarray:
+        """The tokens that open an object or an array, or begin with whitespace."""
+        openers = (b"{", b"[", *(BLANK[place : place + 1] for place in range(len(BLANK))))
+        opening = [token for token, word in enumerate(self.words) if word.startswith(openers)]
+        return np.array(opening, np.int64)
+
     def crossing(self, begun: bytes, text: bytes) -> np.ndarray:
         """Return the tokens that complete a text and go on with something but whitespace.
 
