@@ -47,6 +47,8 @@ def refused(grammars: Grammars, schema: Any) -> StructureError:
         ({"type": "object", "minProperties": 2}, "minProperties", "at most 1 more"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "not", "Unimplemented keys"),
         (False, "", "is not supported"),
+        ({"properties": {"a": {"const": float("nan")}}}, "properties.a.const", "expected value"),
+        ({"items": {"const": "\ud800"}}, "items.const", "hex escape"),
     ],
 )
 def test_the_place(grammars: Grammars, schema: Any, path: str, reason: str) -> None:
