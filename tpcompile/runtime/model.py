@@ -25,6 +25,7 @@ from tpcompile.passes import Stage
 from tpcompile.runtime.arguments import (
     check_flag,
     check_ids,
+    check_lengths,
     check_mask,
     checked,
     refuse_code,
@@ -238,6 +239,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
                 own.real if has_past and own is not None else None,
                 split,
             )
+            if own is None:
+                check_lengths(packed.starts, self.max_seq_len)
             result, choices = self._run(packed, own, "tokens" if greedy else "logits", routing)
         assert input_ids is not None
         found = packed.unpack(result).to(input_ids.device)
