@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from tpcompile.errors import UsageError
+from tpcompile.serving.structure import Structure
 
 _MOST_SEED = 2**63 - 1
 _MOST_BIAS = 100
@@ -51,20 +52,13 @@ class SamplingParams:
     """The number of best tokens whose log-probabilities are returned, besides the chosen one's."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt. All of them are computed, also if they are known."""
+    structure: Structure | None = None
+    """The form that the text must have. It needs a tokenizer."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name, (low, high, whole) in _RANGES.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            kinds = int if whole else (int, float)
-            number = isinstance(value, kinds) and not isinstance(value, bool)
-            if not number or not low <= value <= high:
-                raise UsageError(f"{name} must be {_said(low, high, whole)}, got {value!r}")
-            if not whole:
-                object.__setattr__(self, name, float(value))
+        self._check_ranges()
         if 0 < self.temperature < _COLDEST:
             raise UsageError(
                 f"temperature must be 0 (greedy), or a number from {_COLDEST:g} to 100, "
@@ -77,6 +71,8 @@ class SamplingParams:
             )
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise UsageError(f"stop must consist of texts that are not empty, got {self.stop!r}")
+        if self.structure is not None and not isinstance(self.structure, Structure):
+            raise UsageError(f"structure must be a Structure or None, got {self.structure!r}")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
         if any(not isinstance(token, int) or isinstance(token, bool) for token in self.stop_tokens):
@@ -87,6 +83,18 @@ class SamplingParams:
         tokens = {"stop_tokens": self.stop_tokens, "logit_bias": dict(self.biases)}
         unknown = ((name, token) for name in tokens for token in tokens[name])
         return next(((name, token) for name, token in unknown if not 0 <= token < size), None)
+
+    def _check_ranges(self) -> None:
+        for name, (low, high, whole) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            kinds = int if whole else (int, float)
+            number = isinstance(value, kinds) and not isinstance(value, bool)
+            if not number or not low <= value <= high:
+                raise UsageError(f"{name} must be {_said(low, high, whole)}, got {value!r}")
+            if not whole:
+                object.__setattr__(self, name, float(value))
 
     def check_vocabulary(self, size: int) -> None:
         """Raise if a token of the options is not one of `size` tokens."""
@@ -103,7 +111,7 @@ class SamplingParams:
     def plain(self) -> bool:
         """Whether the best token is always chosen, and nothing but the token is wanted."""
         changed = self.min_tokens or self.logprobs is not None or self.repetition_penalty != 1
-        changed = changed or bool(self.logit_bias)
+        changed = changed or bool(self.logit_bias) or self.structure is not None
         return not (changed or self.temperature or self.presence_penalty or self.frequency_penalty)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from tpcompile.errors import UsageError
 from tpcompile.runtime.text import check_template_options
 from tpcompile.serving.params import SamplingParams
+from tpcompile.serving.server.structures import FIELDS, take_structure
+from tpcompile.serving.structure import StructureError
 
 _MOST_PROMPTS = 256
 _MOST_STOPS = 16
@@ -46,6 +48,8 @@ class CompletionRequest:
     messages: list[dict[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template."""
+    structure_path: str = ""
+    """The place of the structure of `params` in the body."""
 
 
 def read_completion(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
@@ -95,13 +99,18 @@ def _request(
     fields: dict[str, Any], prompts: list[str | list[int]], options: dict[str, Any], **more: Any
 ) -> CompletionRequest:
     try:
-        params = SamplingParams(**options)
+        structure, path = take_structure(fields)
+        params = SamplingParams(**options, structure=structure)
+    except StructureError as error:
+        raise BadRequestError(str(error), error.path) from error
     except UsageError as error:
         raise BadRequestError(str(error)) from error
     streams = fields.get("stream", False)
     include_usage = bool(fields.get("stream_options", {}).get("include_usage"))
     model = fields.get("model")
-    return CompletionRequest(prompts, params, model, streams, include_usage, **more)
+    return CompletionRequest(
+        prompts, params, model, streams, include_usage, structure_path=path, **more
+    )
 
 
 def _options(fields: dict[str, Any], most: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,6 +191,7 @@ def _only(*allowed: Any) -> Check:
 
 
 _COMMON: dict[str, tuple[Check, str]] = {
+    **dict.fromkeys(FIELDS, (_anything, "")),
     "model": (_text, "a text"),
     "n": (_whole, "an integer"),
     "temperature": (_number, "a number"),
@@ -214,7 +224,6 @@ _CHAT: dict[str, tuple[Check, str]] = {
     "logprobs": (_flag, "true or false"),
     "top_logprobs": (_whole, "an integer"),
     "max_completion_tokens": (_whole, "an integer"),
-    "response_format": (_only({"type": "text"}), 'of type "text": others are not supported'),
     "chat_template_kwargs": (_object, "an object"),
     "tools": (_only([]), "empty: they are not supported"),
     "tool_choice": (_only("none"), '"none": others are not supported'),

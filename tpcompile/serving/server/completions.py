@@ -26,6 +26,7 @@ from tpcompile.serving.server.metrics import Metrics
 from tpcompile.serving.server.options import Options
 from tpcompile.serving.server.record import Record
 from tpcompile.serving.server.requests import check_model, disconnected, key_refusal, read_json
+from tpcompile.serving.structure import StructureError
 
 _GONE = 499
 """The status of a request whose client went away, in the log and in metrics."""
@@ -81,6 +82,7 @@ class Completions:
             field = _FIELDS.get(unknown[0], unknown[0])
             message = f"Tokens of {field} must be from 0 to {size - 1}, got {unknown[1]}"
             raise BadRequestError(message, field)
+        await self._compile(parsed)
         answer = Answer(self._options.model, parsed, self._engine.tokenizer, record.id)
         prompts = parsed.prompts if parsed.messages is None else [self._chat(parsed)]
         handles = self._add(prompts, parsed)
@@ -99,6 +101,18 @@ class Completions:
             leaving.cancel()
             gathering.cancel()
             _abort(handles)
+
+    async def _compile(self, parsed: CompletionRequest) -> None:
+        """Compile the structure of a request, if it has one, while others are answered."""
+        if parsed.params.structure is None:
+            return
+        try:
+            await asyncio.to_thread(self._engine.grammar, parsed.params)
+        except StructureError as error:
+            path = ".".join(filter(None, (parsed.structure_path, error.path)))
+            raise BadRequestError(str(error.at(path)), path) from error
+        except UsageError as error:
+            raise BadRequestError(str(error), parsed.structure_path) from error
 
     def _add(self, prompts: Sequence[str | list[int]], parsed: CompletionRequest) -> list[Handle]:
         waiting = len(self._engine.scheduler.waiting)
