@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpcompile.errors import UsageError
+from tpcompile.serving.structure import Structure
 
 _MOST_SEED = 2**63 - 1
 _COLDEST = 1e-5
@@ -46,20 +47,13 @@ class SamplingParams:
     """The number of best tokens whose log-probabilities are returned, besides the chosen one's."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt. All of them are computed, also if they are known."""
+    structure: Structure | None = None
+    """The form that the text must have. It needs a tokenizer."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name, (low, high, whole) in _RANGES.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            kinds = int if whole else (int, float)
-            number = isinstance(value, kinds) and not isinstance(value, bool)
-            if not number or not low <= value <= high:
-                raise UsageError(f"{name} must be {_said(low, high, whole)}, got {value!r}")
-            if not whole:
-                object.__setattr__(self, name, float(value))
+        self._check_ranges()
         if 0 < self.temperature < _COLDEST:
             raise UsageError(
                 f"temperature must be 0 (greedy), or a number from {_COLDEST:g} to 100, "
@@ -72,9 +66,23 @@ class SamplingParams:
             )
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise UsageError(f"stop must consist of texts that are not empty, got {self.stop!r}")
+        if self.structure is not None and not isinstance(self.structure, Structure):
+            raise UsageError(f"structure must be a Structure or None, got {self.structure!r}")
         object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
         if any(not isinstance(token, int) or isinstance(token, bool) for token in self.stop_tokens):
             raise UsageError(f"stop_tokens must be token ids, got {self.stop_tokens!r}")
+
+    def _check_ranges(self) -> None:
+        for name, (low, high, whole) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            kinds = int if whole else (int, float)
+            number = isinstance(value, kinds) and not isinstance(value, bool)
+            if not number or not low <= value <= high:
+                raise UsageError(f"{name} must be {_said(low, high, whole)}, got {value!r}")
+            if not whole:
+                object.__setattr__(self, name, float(value))
 
     def check_vocabulary(self, size: int) -> None:
         """Raise if a token that ends the continuation is not one of `size` tokens."""
