@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -42,6 +45,25 @@ def serve(engine: Engine, options: Options) -> tuple[uvicorn.Server, threading.T
     thread.start()
     host, port = listening.getsockname()
     return server, thread, f"http://{host}:{port}"
+
+
+def post(served: Served, path: str, body: Any, **options: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    content = body if isinstance(body, str | bytes) else json.dumps(body)
+    return httpx.post(
+        f"{served.url}/v1/{path}", content=content, headers=headers, timeout=60, **options
+    )
+
+
+def post_to(engine: Engine, options: Options, path: str, body: Any) -> httpx.Response:
+    """Post to another application on the same engine, in this process."""
+    transport = httpx.ASGITransport(application(engine, options))
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return await http.post(path, json=body)
+
+    return asyncio.run(send())
 
 
 @pytest.fixture(scope="module", autouse=True)

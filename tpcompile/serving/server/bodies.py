@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tpcompile.errors import UsageError
+from tpcompile.runtime.text import check_template_options
 from tpcompile.serving.params import SamplingParams
 
 _MOST_PROMPTS = 256
@@ -38,6 +39,8 @@ class CompletionRequest:
     returns_tokens: bool = True
     """Whether new tokens are too: one is computed even for a `max_tokens` of 0."""
     messages: list[dict[str, Any]] | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template."""
 
 
 def read_completion(body: Any, most: int) -> CompletionRequest:
@@ -66,7 +69,12 @@ def read_chat(body: Any, most: int) -> CompletionRequest:
     if describes:
         options["logprobs"] = best
     options["max_tokens"] = max_tokens
-    return _request(fields, [], options, messages=messages)
+    template = fields.pop("chat_template_kwargs", {})
+    try:
+        check_template_options("chat_template_kwargs", template)
+    except UsageError as error:
+        raise BadRequestError(str(error), "chat_template_kwargs") from error
+    return _request(fields, [], options, messages=messages, template_options=template)
 
 
 def _request(
@@ -138,6 +146,10 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def _only(*allowed: Any) -> Check:
     return lambda value: value in allowed
 
@@ -159,7 +171,7 @@ _COMMON: dict[str, tuple[Check, str]] = {
     "stop": (_stop, f"a text, or at most {_MOST_STOPS} of them"),
     "stop_token_ids": (_stop_ids, f"a list of at most {_MOST_STOP_IDS:,} integers"),
     "stream": (_flag, "true or false"),
-    "stream_options": (lambda value: isinstance(value, dict), "an object"),
+    "stream_options": (_object, "an object"),
     "user": (_text, "a text"),
     "logit_bias": (_only({}), "empty: it is not supported"),
 }
@@ -176,6 +188,7 @@ _CHAT: dict[str, tuple[Check, str]] = {
     "top_logprobs": (_whole, "an integer"),
     "max_completion_tokens": (_whole, "an integer"),
     "response_format": (_only({"type": "text"}), 'of type "text": others are not supported'),
+    "chat_template_kwargs": (_object, "an object"),
     "store": (_only(False), "false: nothing is stored"),
 }
 _NEEDED = ("prompt", "messages")

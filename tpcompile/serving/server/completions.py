@@ -72,7 +72,7 @@ class Completions:
         except UsageError as error:
             raise BadRequestError(str(error), "stop_token_ids") from error
         answer = Answer(self._options.model, parsed, self._engine.tokenizer)
-        prompts = parsed.prompts if parsed.messages is None else [self._chat(parsed.messages)]
+        prompts = parsed.prompts if parsed.messages is None else [self._chat(parsed)]
         handles = self._add(prompts, parsed)
         if parsed.stream:
             stream = self._stream(answer, handles)
@@ -105,15 +105,16 @@ class Completions:
         self._metrics.prompt.inc(sum(len(handle.prompt) for handle in handles))
         return handles
 
-    def _chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    def _chat(self, parsed: CompletionRequest) -> list[int]:
         """Return the tokens of a chat, by the template of the checkpoint."""
         tokenizer = self._engine.tokenizer
         if tokenizer is None or not tokenizer.chat_template:
             raise BadRequestError("The model has no chat template: use /v1/completions")
+        options = {**self._options.template_options, **parsed.template_options}
         try:
-            return encode_chat(tokenizer, messages)
-        except Exception as error:  # templates raise what they like
-            raise BadRequestError(f"The chat template refuses the messages: {error}") from error
+            return encode_chat(tokenizer, parsed.messages or [], **options)
+        except UsageError as error:
+            raise BadRequestError(str(error), "messages") from error
 
     async def _collect(self, answer: Answer, handles: Sequence[Handle]) -> list[list[Completion]]:
         return [await self._completions(answer, handle) for handle in handles]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tpcompile.serving.server.guard import Hosts
 
@@ -19,3 +21,5 @@ class Options:
     """The requests that may wait; more are refused with a status of 429."""
     hosts: Hosts = field(default_factory=Hosts)
     """The hosts that requests may name, besides those of loopback."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """The variables of the chat template, unless a request sets them."""
