@@ -15,6 +15,7 @@ from tpcompile.serving.plan import Piece, Sequence
 from tpcompile.serving.requests import ABORT, LENGTH, STOP, Event, Handle
 from tpcompile.serving.sampling import Chosen, Sampler, described
 from tpcompile.serving.scheduler import Scheduler
+from tpcompile.serving.thinking import Thinking
 from tpcompile.serving.words import Words
 
 
@@ -30,6 +31,7 @@ class _Continuation:
     """The tokens that end it."""
     most: int
     """The number of tokens of the prompt and the continuation."""
+    thinking: Thinking | None = None
     forked: bool = False
     """Whether the other continuations of the request have begun."""
 
@@ -93,10 +95,10 @@ class Continuations:
                     self._append(child, found)
         self._append(sequence, found)
 
-    def abort(self, handle: Handle) -> None:
-        """End all continuations of a request, also those that have not begun."""
+    def abort(self, handle: Handle, only: int | None = None) -> None:
+        """End all continuations of a request, also those that have not begun, or only one."""
         for sequence, own in list(self._all.items()):
-            if own.handle is not handle:
+            if own.handle is not handle or only not in (None, own.index):
                 continue
             self._end(sequence, Event(own.index, None, finish=ABORT))
             if not own.forked and own.index == 0:
@@ -142,9 +144,9 @@ class Continuations:
 
     def _append(self, sequence: Sequence, found: torch.Tensor | Chosen) -> None:
         own = self._all[sequence]
-        chosen = found
-        if not isinstance(chosen, Chosen):
-            chosen = own.sampler.choose(chosen, sequence.tokens)
+        chosen = _chosen(own, sequence, found)
+        if own.thinking is not None:
+            own.thinking.read(chosen.token)
         self._scheduler.append(sequence, chosen.token)
         params = own.handle.params
         new = len(sequence.tokens) - len(own.handle.prompt)
@@ -171,8 +173,22 @@ class Continuations:
         tokens = frozenset(params.stop_tokens)
         ends = tokens if params.ignore_eos else tokens | self._ends
         sampler = Sampler(params, len(handle.prompt), index, ends)
-        words = None if self._tokenizer is None else Words(self._tokenizer, params.stop)
-        return _Continuation(handle, index, sampler, words, ends, most)
+        words = None
+        if self._tokenizer is not None:
+            words = Words(self._tokenizer, params.stop, params.shown_tokens)
+        thinking = None if params.thinking is None else Thinking(params.thinking)
+        return _Continuation(handle, index, sampler, words, ends, most, thinking)
+
+
+def _chosen(own: _Continuation, sequence: Sequence, found: torch.Tensor | Chosen) -> Chosen:
+    """Return the next token: that of the thinking's rules, else the model's choice."""
+    forced = None if own.thinking is None else own.thinking.forced
+    if forced is None:
+        return found if isinstance(found, Chosen) else own.sampler.choose(found, sequence.tokens)
+    most = own.handle.params.logprobs
+    if most is None or isinstance(found, Chosen):
+        return Chosen(forced)
+    return described(forced, found, most)
 
 
 def end_tokens(config: Any) -> frozenset[int]:

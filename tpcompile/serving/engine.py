@@ -133,9 +133,12 @@ class Engine(Closing):
         self._command(lambda: self._work.begin(handle, most, salt))
         return handle
 
-    def abort(self, handle: Handle) -> None:
-        """End a request. Its blocks are free after the current step."""
-        self._command(lambda: self._work.abort(handle))
+    def abort(self, handle: Handle, index: int | None = None) -> None:
+        """End a request, or one of its continuations that has a token.
+
+        Its blocks are free after the current step.
+        """
+        self._command(lambda: self._work.abort(handle, index))
 
     def step(self) -> bool:
         """Run a step; return whether there is more to do. Call it only without a thread."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from tpcompile.errors import UsageError
 from tpcompile.serving.structure import Structure
+from tpcompile.serving.thinking import ThinkingRules
 
 _MOST_SEED = 2**63 - 1
 _COLDEST = 1e-5
@@ -50,6 +51,11 @@ class SamplingParams:
     structure: Structure | None = None
     """The form that the text must have. It needs a tokenizer."""
 
+    thinking: ThinkingRules | None = None
+    """The tokens of thinking, if its length is limited or it must come first."""
+    shown_tokens: tuple[int, ...] = ()
+    """Special tokens that are part of the text. Others are not."""
+
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
@@ -68,9 +74,13 @@ class SamplingParams:
             raise UsageError(f"stop must consist of texts that are not empty, got {self.stop!r}")
         if self.structure is not None and not isinstance(self.structure, Structure):
             raise UsageError(f"structure must be a Structure or None, got {self.structure!r}")
-        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
-        if any(not isinstance(token, int) or isinstance(token, bool) for token in self.stop_tokens):
-            raise UsageError(f"stop_tokens must be token ids, got {self.stop_tokens!r}")
+        if self.thinking is not None and not isinstance(self.thinking, ThinkingRules):
+            raise UsageError(f"thinking must be ThinkingRules or None, got {self.thinking!r}")
+        for name in ("stop_tokens", "shown_tokens"):
+            tokens = tuple(getattr(self, name))
+            object.__setattr__(self, name, tokens)
+            if any(not isinstance(token, int) or isinstance(token, bool) for token in tokens):
+                raise UsageError(f"{name} must be token ids, got {tokens!r}")
 
     def _check_ranges(self) -> None:
         for name, (low, high, whole) in _RANGES.items():
@@ -85,8 +95,9 @@ class SamplingParams:
                 object.__setattr__(self, name, float(value))
 
     def check_vocabulary(self, size: int) -> None:
-        """Raise if a token that ends the continuation is not one of `size` tokens."""
-        outside = [token for token in self.stop_tokens if not 0 <= token < size]
+        """Raise if a token that ends the continuation, or its thinking, is not of `size` tokens."""
+        tokens = (*self.stop_tokens, *(self.thinking.tokens if self.thinking is not None else ()))
+        outside = [token for token in tokens if not 0 <= token < size]
         if outside:
             raise UsageError(
                 f"Tokens that end a request must be from 0 to {size - 1}, got {outside[0]}"

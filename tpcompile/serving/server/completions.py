@@ -13,9 +13,12 @@ from starlette.routing import Route
 
 from tpcompile.errors import CompileError, RankError, UsageError
 from tpcompile.runtime.text import encode_chat
+from tpcompile.serving.chats.assistant import Message
 from tpcompile.serving.engine import Engine
-from tpcompile.serving.requests import Completion, Handle
+from tpcompile.serving.params import SamplingParams
+from tpcompile.serving.requests import Completion, Event, Handle
 from tpcompile.serving.server.answers import Answer, error_object, error_of
+from tpcompile.serving.server.assistants import Assistants
 from tpcompile.serving.server.bodies import (
     BadRequestError,
     CompletionRequest,
@@ -37,6 +40,9 @@ class Completions:
 
     def __init__(self, engine: Engine, options: Options, metrics: Metrics) -> None:
         self._engine, self._options, self._metrics = engine, options, metrics
+        self._assistants = Assistants(
+            engine.tokenizer, options.tool_parser, options.reasoning_parser
+        )
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -72,8 +78,12 @@ class Completions:
         except UsageError as error:
             raise BadRequestError(str(error), "stop_token_ids") from error
         answer = Answer(self._options.model, parsed, self._engine.tokenizer)
-        prompts = parsed.prompts if parsed.messages is None else [self._chat(parsed)]
-        handles = self._add(prompts, parsed)
+        if parsed.messages is None:
+            handles = self._add(parsed.prompts, parsed.params)
+        else:
+            prompt = self._chat(parsed)
+            params, answer.assistants = self._assistants.prepare(parsed, prompt)
+            handles = self._add([prompt], params)
         if parsed.stream:
             stream = self._stream(answer, handles)
             return StreamingResponse(stream, media_type="text/event-stream")
@@ -89,14 +99,14 @@ class Completions:
             gathering.cancel()
             _abort(handles)
 
-    def _add(self, prompts: Sequence[str | list[int]], parsed: CompletionRequest) -> list[Handle]:
+    def _add(self, prompts: Sequence[str | list[int]], params: SamplingParams) -> list[Handle]:
         waiting = len(self._engine.scheduler.waiting)
         if waiting + len(prompts) > self._options.most_waiting:
             raise BadRequestError("Too many requests are waiting", status=429)
         handles: list[Handle] = []
         try:
             for prompt in prompts:
-                handles.append(self._engine.add(prompt, parsed.params))
+                handles.append(self._engine.add(prompt, params))
         except BaseException as error:
             _abort(handles)
             if isinstance(error, UsageError):
@@ -111,6 +121,8 @@ class Completions:
         if tokenizer is None or not tokenizer.chat_template:
             raise BadRequestError("The model has no chat template: use /v1/completions")
         options = {**self._options.template_options, **parsed.template_options}
+        if parsed.tools is not None:
+            options["tools"] = list(parsed.tools.listed)
         try:
             return encode_chat(tokenizer, parsed.messages or [], **options)
         except UsageError as error:
@@ -121,13 +133,29 @@ class Completions:
 
     async def _completions(self, answer: Answer, handle: Handle) -> list[Completion]:
         completions = [Completion(index) for index in range(handle.params.n)]
-        watches = [Watch(self._metrics) for _ in completions]
+        async for event, _ in self._events(answer, handle):
+            completions[event.index].add(event)
+        return completions
+
+    async def _events(self, answer: Answer, handle: Handle) -> AsyncIterator[tuple[Event, Message]]:
+        """Yield the events of a request as its client sees them, with the pieces of messages."""
+        watches = [Watch(self._metrics) for _ in range(handle.params.n)]
+        ended: set[int] = set()
         async for event in handle:
-            completions[event.index].add(answer.seen(event))
+            if event.index in ended:
+                continue
             if event.chosen is not None:
                 watches[event.index].token()
+            seen, piece = answer.read(event)
+            if seen.finish is not None:
+                ended.add(event.index)
+                if event.finish is None:
+                    handle.abort(event.index)
+            yield seen, piece
         self._metrics.shared.inc(handle.shared)
-        return completions
+        for assistant in answer.assistants:
+            self._metrics.calls.labels("complete").inc(len(assistant.message.calls))
+            self._metrics.calls.labels("broken").inc(assistant.failed)
 
     async def _stream(self, answer: Answer, handles: Sequence[Handle]) -> AsyncIterator[str]:
         """Yield the pieces of all choices as they come."""
@@ -159,21 +187,16 @@ class Completions:
         self, answer: Answer, handle: Handle, first: int, pieces: asyncio.Queue[Any]
     ) -> None:
         """Put the pieces of a request into a queue, and the number of its new tokens at the end."""
-        watches = [Watch(self._metrics) for _ in range(handle.params.n)]
         begun: set[int] = set()
         new = 0
         try:
-            async for event in handle:
+            async for event, message in self._events(answer, handle):
                 if event.index not in begun:
                     begun.add(event.index)
                     if (piece := answer.begin(handle, first + event.index)) is not None:
                         pieces.put_nowait(piece)
-                if event.chosen is not None:
-                    watches[event.index].token()
-                seen = answer.seen(event)
-                new += seen.chosen is not None
-                pieces.put_nowait(answer.piece(seen, first + event.index))
-            self._metrics.shared.inc(handle.shared)
+                new += event.chosen is not None
+                pieces.put_nowait(answer.piece(event, first + event.index, message))
             pieces.put_nowait(new)
         except Exception as error:  # the client gets it
             pieces.put_nowait(error)

@@ -32,6 +32,12 @@ class Metrics:
         self.shared = Counter(
             "tpcompile_prefix_hit_tokens", "Tokens of prompts found in the cache", registry=own
         )
+        self.calls = Counter(
+            "tpcompile_tool_calls",
+            "Calls of tools: complete ones, and those cut off or without their form",
+            ["status"],
+            registry=own,
+        )
         self.new = Counter("tpcompile_new_tokens", "New tokens", registry=own)
         self.first = Histogram(
             "tpcompile_first_token_seconds", "Time to the first token", buckets=_FIRST, registry=own
