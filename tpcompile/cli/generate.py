@@ -20,7 +20,12 @@ from tpcompile.cli.command import (
 )
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
 from tpcompile.cli.prompts import add_prompt_arguments, prompt_of
-from tpcompile.cli.sampling import GREEDY, add_sampling_arguments, sampling_of
+from tpcompile.cli.sampling import (
+    GREEDY,
+    add_generation_config_argument,
+    add_sampling_arguments,
+    sampling_of,
+)
 from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import UsageError
 
@@ -104,6 +109,7 @@ def _add_choosing(parser: Parser) -> None:
         "unless the temperature is 0",
     )
     add_sampling_arguments(parser)
+    add_generation_config_argument(parser)
     parser.add_argument(
         "--beams",
         metavar="N",

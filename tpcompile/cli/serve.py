@@ -23,6 +23,7 @@ from tpcompile.cli.command import (
     number,
 )
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
+from tpcompile.cli.sampling import add_generation_config_argument
 from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 
@@ -76,6 +77,7 @@ def _add_arguments(parser: Parser) -> None:
         help="key that clients must send, except for /health and /; default: none")  # fmt: skip
     add("--name", metavar="N", help="name of the model in answers; default: MODEL")
     add_template_arguments(parser)
+    add_generation_config_argument(parser)
     add("--max-batch", metavar="B", type=number(1, "the batch"), default=16,
         help="requests that run at the same time; default: 16")  # fmt: skip
     add("--max-tokens-per-step", metavar="T", type=number(1, "the number of tokens"),

@@ -18,6 +18,7 @@ from tpcompile.runtime.kv.blocks import blocks_for
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.text import encode_prompt
 from tpcompile.serving.continuations import Continuations, end_tokens
+from tpcompile.serving.defaults import sampling_defaults
 from tpcompile.serving.memory import room_for
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Limits
@@ -84,6 +85,8 @@ class Engine(Closing):
         most = max_tokens_per_step or sequences + max(_PROMPT_TOKENS, whole)
         limits = Limits(count, size, sequences, most, whole, states)
         self.scheduler = Scheduler(limits)
+        self.defaults = sampling_defaults(model.generation_config)
+        """The options of `SamplingParams` that the model's generation configuration sets."""
         self.steps = 0
         """The number of steps so far."""
         self.restarts = 0
@@ -109,9 +112,10 @@ class Engine(Closing):
     ) -> Handle:
         """Add a request. It shares blocks only with requests of the same `salt`.
 
+        Without `params`, the generation configuration of the model says how to continue it.
         An error that a request causes later ends this request alone: its handle raises it.
         """
-        params = params or SamplingParams()
+        params = SamplingParams(**self.defaults) if params is None else params
         params.check_vocabulary(self.model.config.vocab_size)
         try:
             hash(salt)

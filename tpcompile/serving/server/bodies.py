@@ -48,13 +48,16 @@ class CompletionRequest:
     """The tokens of thinking at most."""
 
 
-def read_completion(body: Any, most: int) -> CompletionRequest:
-    """Read the body of `/v1/completions`."""
+def read_completion(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
+    """Read the body of `/v1/completions`. `most` is the number of continuations at most.
+
+    `defaults` are options of `SamplingParams` for what the body does not say.
+    """
     fields = _fields(body, {**_COMMON, **_COMPLETION})
     prompts = _prompts(fields.pop("prompt"))
     echo, best = fields.pop("echo", False), fields.pop("logprobs", None)
     max_tokens = fields.pop("max_tokens", _SHORT)
-    options = _options(fields, most)
+    options = _options(fields, most, defaults)
     if best is not None:
         options["logprobs"] = best
         if echo:
@@ -63,18 +66,18 @@ def read_completion(body: Any, most: int) -> CompletionRequest:
     return _request(fields, prompts, options, echo=echo, returns_tokens=max_tokens != 0)
 
 
-def read_chat(body: Any, most: int) -> CompletionRequest:
-    """Read the body of `/v1/chat/completions`."""
+def read_chat(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
+    """Read the body of `/v1/chat/completions`, as `read_completion` does."""
     fields = _fields(body, {**_COMMON, **_CHAT})
     chat = {
         "messages": _named("messages", messages_of, fields.pop("messages")),
         "tools": _tools(fields),
         "thinking_budget": fields.pop("thinking_budget", None),
     }
-    max_tokens = fields.pop("max_tokens", None)
+    max_tokens = fields.pop("max_tokens", defaults.get("max_tokens"))
     max_tokens = fields.pop("max_completion_tokens", max_tokens)
     describes, best = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
-    options = _options(fields, most)
+    options = _options(fields, most, defaults)
     if describes:
         options["logprobs"] = best
     options["max_tokens"] = max_tokens
@@ -115,10 +118,10 @@ def _request(
     return CompletionRequest(prompts, params, streams, include_usage, **more)
 
 
-def _options(fields: dict[str, Any], most: int) -> dict[str, Any]:
-    """Return the options of `SamplingParams` in a body, with OpenAI's defaults."""
-    options = {name: fields[name] for name in _SAME if name in fields}
-    options.setdefault("temperature", 1.0)
+def _options(fields: dict[str, Any], most: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `SamplingParams` in a body, else in `defaults`, else OpenAI's."""
+    options = {"temperature": 1.0, **defaults}
+    options.update((name, fields[name]) for name in _SAME if name in fields)
     stop = fields.get("stop", ())
     options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     options["stop_tokens"] = tuple(fields.get("stop_token_ids", ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -32,7 +32,7 @@ from tpcompile.serving.server.requests import disconnected, key_refusal, read_js
 _GONE = 499
 """The status of a request whose client went away, in metrics."""
 
-Read = Callable[[Any, int], CompletionRequest]
+Read = Callable[[Any, int, Mapping[str, Any]], CompletionRequest]
 
 
 class Completions:
@@ -72,7 +72,7 @@ class Completions:
 
     async def _answer(self, request: Request, read: Read) -> Response:
         body = await read_json(request)
-        parsed = read(body, self._engine.scheduler.limits.sequences)
+        parsed = read(body, self._engine.scheduler.limits.sequences, self._engine.defaults)
         try:
             parsed.params.check_vocabulary(self._engine.model.config.vocab_size)
         except UsageError as error:
