@@ -19,6 +19,7 @@ from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.text import encode_prompt
 from tpcompile.serving.continuations import Continuations, end_tokens
 from tpcompile.serving.defaults import sampling_defaults
+from tpcompile.serving.grammars import Grammar, Grammars
 from tpcompile.serving.memory import room_for
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Limits
@@ -94,6 +95,8 @@ class Engine(Closing):
         self._lost = 0
         """The steps that failed since the last good one."""
         ends = end_tokens(model.generation_config)
+        words = model.config.vocab_size
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, words, ends)
         self._work = Continuations(self.scheduler, tokenizer, ends)
         self._runs = self._runs_of(model)
         self._commands: deque[Callable[[], None]] = deque()
@@ -132,10 +135,22 @@ class Engine(Closing):
             )
         if params.stop and self.tokenizer is None:
             raise UsageError("Stop texts need an engine with a tokenizer", got=str(params.stop))
+        grammar = self.grammar(params)
         handle = Handle(tokens, params, self._drive, self.start, self.abort)
         most = room if params.max_tokens is None else min(room, len(tokens) + params.max_tokens)
-        self._command(lambda: self._work.begin(handle, most, salt))
+        self._command(lambda: self._work.begin(handle, most, salt, grammar))
         return handle
+
+    def grammar(self, params: SamplingParams) -> Grammar | None:
+        """Return the compiled structure of a request, if it has one; it is compiled only once.
+
+        `add` does this in the thread of its caller. A server may do it in another one before.
+        """
+        if params.structure is None:
+            return None
+        if self._grammars is None:
+            raise UsageError("A structure needs an engine with a tokenizer")
+        return self._grammars.grammar(params.structure)
 
     def abort(self, handle: Handle, index: int | None = None) -> None:
         """End a request, or one of its continuations that has a token.
@@ -242,6 +257,8 @@ class Engine(Closing):
             self._commands.popleft()()
         self._work.fail(UsageError("The engine is closed"))
         self._runs.release()
+        if self._grammars is not None:
+            self._grammars.close()
         self.model.release_followers()
         if self.restarts:
             self.model.close()

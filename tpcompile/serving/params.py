@@ -107,6 +107,7 @@ class SamplingParams:
     def plain(self) -> bool:
         """Whether the best token is always chosen, and nothing but the token is wanted."""
         changed = self.min_tokens or self.logprobs is not None or self.repetition_penalty != 1
+        changed = changed or self.structure is not None
         return not (changed or self.temperature or self.presence_penalty or self.frequency_penalty)
 
 

@@ -13,6 +13,15 @@ JSON_OBJECT, JSON_SCHEMA, REGEX, CHOICE, GRAMMAR = KINDS = (
 )
 
 
+class StructureError(UsageError):
+    """A structure that is wrong or not supported."""
+
+    def __init__(self, reason: str, path: str = "") -> None:
+        """`path` is the place in a JSON schema, as `properties.a.format`."""
+        super().__init__(reason, where=path)
+        self.reason, self.path = reason, path
+
+
 @dataclass(frozen=True)
 class Structure:
     """A form that the text of a continuation must have."""

@@ -13,6 +13,15 @@ from tpcompile.serving.chats.values import is_text, schemas
 Literal = Callable[[str], str]
 """Return how a grammar spells a mark: a text, or a special token."""
 _ANY = {"type": "object"}
+_STYLE = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "lenient": True,
+    "coerce_one_of": True,
+}
+"""How JSON is written: as templates show it to the model. Parts of schemas that llguidance does not
+support are ignored, since functions check their arguments themselves."""
 
 
 def quoted(text: str) -> str:
@@ -28,9 +37,9 @@ def json_calls(tools: Tools, literal: Literal, several: bool) -> str:
     rules = _calls(len(tools), literal, several)
     for number, tool in enumerate(tools):
         head = quoted(f'{{"name": {json.dumps(tool["name"])}, "arguments": ')
-        schema = json.dumps(tool.get("parameters") or _ANY)
+        schema = _json(tool.get("parameters") or _ANY)
         rules += [f'tool_{number}: {head} arguments_{number} "}}"']
-        rules += [f"arguments_{number}: %json {schema}"]
+        rules += [f"arguments_{number}: {schema}"]
     return "\n".join(rules)
 
 
@@ -64,9 +73,15 @@ def _calls(count: int, literal: Literal, several: bool) -> list[str]:
 def _values(parameters: Any, name: str, schema: Any) -> str:
     """Return the rule of the values of a parameter, each with the end of its element."""
     if not is_text(parameters, name):
-        return f"%json {json.dumps(_with_definitions(schema, parameters))} {_END_OF_VALUE}"
+        return f"{_json(_with_definitions(schema, parameters))} {_END_OF_VALUE}"
     texts = schema.get("enum") if isinstance(schema, dict) else None
     return " | ".join(quoted(text) + _END_OF_VALUE for text in texts) if texts else "text"
+
+
+def _json(schema: Any) -> str:
+    if not isinstance(schema, dict):
+        schema = {} if schema else {"not": {}}
+    return f"%json {json.dumps({**schema, 'x-guidance': _STYLE})}"
 
 
 def _with_definitions(schema: Any, root: Any) -> Any:

@@ -11,6 +11,8 @@ from tpcompile.runtime.text import check_template_options
 from tpcompile.serving.chats.history import messages_of
 from tpcompile.serving.chats.tools import AUTO, ToolUse, tool_use_of
 from tpcompile.serving.params import SamplingParams
+from tpcompile.serving.server.structures import FIELDS, take_structure
+from tpcompile.serving.structure import StructureError
 
 _MOST_PROMPTS = 256
 _MOST_STOPS = 16
@@ -43,6 +45,8 @@ class CompletionRequest:
     messages: list[dict[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template."""
+    structure_path: str = ""
+    """The place of the structure of `params` in the body."""
     tools: ToolUse | None = None
     thinking_budget: int | None = None
     """The tokens of thinking at most."""
@@ -110,12 +114,15 @@ def _request(
     fields: dict[str, Any], prompts: list[str | list[int]], options: dict[str, Any], **more: Any
 ) -> CompletionRequest:
     try:
-        params = SamplingParams(**options)
+        structure, path = take_structure(fields)
+        params = SamplingParams(**options, structure=structure)
+    except StructureError as error:
+        raise BadRequestError(str(error), error.path) from error
     except UsageError as error:
         raise BadRequestError(str(error)) from error
     streams = fields.get("stream", False)
     include_usage = bool(fields.get("stream_options", {}).get("include_usage"))
-    return CompletionRequest(prompts, params, streams, include_usage, **more)
+    return CompletionRequest(prompts, params, streams, include_usage, structure_path=path, **more)
 
 
 def _options(fields: dict[str, Any], most: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,6 +195,7 @@ def _only(*allowed: Any) -> Check:
 
 
 _COMMON: dict[str, tuple[Check, str]] = {
+    **dict.fromkeys(FIELDS, (_anything, "")),
     "model": (_text, "a text"),
     "n": (_whole, "an integer"),
     "temperature": (_number, "a number"),
@@ -220,7 +228,6 @@ _CHAT: dict[str, tuple[Check, str]] = {
     "logprobs": (_flag, "true or false"),
     "top_logprobs": (_whole, "an integer"),
     "max_completion_tokens": (_whole, "an integer"),
-    "response_format": (_only({"type": "text"}), 'of type "text": others are not supported'),
     "chat_template_kwargs": (_object, "an object"),
     "tools": (_anything, ""),
     "tool_choice": (_anything, ""),

@@ -28,6 +28,7 @@ from tpcompile.serving.server.bodies import (
 from tpcompile.serving.server.metrics import Metrics, Watch
 from tpcompile.serving.server.options import Options
 from tpcompile.serving.server.requests import disconnected, key_refusal, read_json
+from tpcompile.serving.structure import StructureError
 
 _GONE = 499
 """The status of a request whose client went away, in metrics."""
@@ -78,12 +79,13 @@ class Completions:
         except UsageError as error:
             raise BadRequestError(str(error), "stop_token_ids") from error
         answer = Answer(self._options.model, parsed, self._engine.tokenizer)
-        if parsed.messages is None:
-            handles = self._add(parsed.prompts, parsed.params)
-        else:
+        prompts, params = parsed.prompts, parsed.params
+        if parsed.messages is not None:
             prompt = self._chat(parsed)
             params, answer.assistants = self._assistants.prepare(parsed, prompt)
-            handles = self._add([prompt], params)
+            prompts = [prompt]
+        await self._compile(params, parsed.structure_path or "tools")
+        handles = self._add(prompts, params)
         if parsed.stream:
             stream = self._stream(answer, handles)
             return StreamingResponse(stream, media_type="text/event-stream")
@@ -98,6 +100,18 @@ class Completions:
             leaving.cancel()
             gathering.cancel()
             _abort(handles)
+
+    async def _compile(self, params: SamplingParams, field: str) -> None:
+        """Compile the structure of a request, if it has one, while others are answered."""
+        if params.structure is None:
+            return
+        try:
+            await asyncio.to_thread(self._engine.grammar, params)
+        except StructureError as error:
+            path = ".".join(filter(None, (field, error.path)))
+            raise BadRequestError(str(error.at(path)), path) from error
+        except UsageError as error:
+            raise BadRequestError(str(error), field) from error
 
     def _add(self, prompts: Sequence[str | list[int]], params: SamplingParams) -> list[Handle]:
         waiting = len(self._engine.scheduler.waiting)
