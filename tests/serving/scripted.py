@@ -33,11 +33,13 @@ class Scripts:
         """Let samplers with a known seed choose the tokens of its text, and then the end."""
         choose = Sampler.choose
 
-        def scripted(sampler: Any, logits: torch.Tensor, tokens: Sequence[int]) -> Chosen:
+        def scripted(
+            sampler: Any, logits: torch.Tensor, tokens: Sequence[int], *masks: Any
+        ) -> Chosen:
             params = sampler._params
             texts = self.texts.get(params.seed)
             if texts is None:
-                return choose(sampler, logits, tokens)
+                return choose(sampler, logits, tokens, *masks)
             script = self.tokens(texts[sampler._index])
             place = len(tokens) - sampler._prompt
             token = script[place] if place < len(script) else self.tokenizer.eos_token_id

@@ -23,7 +23,7 @@ from tpcompile.serving.server.options import Options
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool | tojson }} {% endfor %}"
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
     "{% if tools %}Call: <tool_call>{{ tool_form }}{% endif %}"
     "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content or '' }}{{ m.content }}"
     "{% for call in m.tool_calls or [] %}{{ call.function.name }}("
@@ -337,8 +337,7 @@ def test_histories_reach_the_template(
         {"role": "user", "content": "So?"},
     ]
     chat.create(**BODY | {"messages": history}, tools=TOOLS, extra_body=scripts.say("Yes."))
-    listed = " ".join(json.dumps(tool, ensure_ascii=False) for tool in TOOLS)
-    assert prompts[1].startswith(f"{listed} Call: <tool_call>user: Anna ")
+    assert prompts[1].startswith("weather time Call: <tool_call>user: Anna ")
     assert prompts[1].endswith(
         'assistant: weather(city="Köln </tool_call>",days=2,)time() tool: rain tool: noon '
         "assistant: Hm.It rains. user: So? "
@@ -402,3 +401,87 @@ def test_bad_bodies(server: Served, name: str) -> None:
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert message in error["message"]
+
+
+SHORT = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Köln", "Rome"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+SHORT_TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": SHORT}}
+    for name in ("weather", "time")
+]
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+def check_calls(message: Any, names: set[str]) -> None:
+    assert message["content"] is None and message["tool_calls"]
+    for call in message["tool_calls"]:
+        arguments = json.loads(call["function"]["arguments"])
+        assert call["function"]["name"] in names
+        assert arguments["city"] in ("Köln", "Rome") and 1 <= arguments["days"] <= 9
+
+
+@pytest.mark.parametrize("form", ["hermes", "qwen3-coder"])
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
+def test_required_calls(server: Served, form: str, thinks: bool, choice: Any) -> None:
+    """The model is free in its thinking, and after it nothing but calls may follow."""
+    options = Options("demo", tool_parser=form)
+    fields = {
+        "tools": SHORT_TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "chat_template_kwargs": {"enable_thinking": thinks},
+        "thinking_budget": 6,
+        "temperature": 1,
+        "n": 4,
+    }
+    for seed in range(3):
+        body = BODY | fields | {"seed": seed}
+        answer = post_to(server.engine, options, "/v1/chat/completions", body)
+        assert answer.status_code == 200, answer.text
+        for entry in answer.json()["choices"]:
+            check_calls(entry["message"], {"time"} if choice == NAMED else {"weather", "time"})
+            assert ("reasoning_content" in entry["message"]) == thinks
+            assert entry["finish_reason"] == "tool_calls"
+
+
+def test_required_calls_in_a_stream(server: Served, chat: Any) -> None:
+    """They are those of the whole answer, although other requests run."""
+    body = {"tools": SHORT_TOOLS, "tool_choice": "required", "temperature": 1, "seed": 3}
+    body |= {"parallel_tool_calls": False, "thinking_budget": 4}
+    handle = server.engine.add([5, 6, 7], tpcompile.SamplingParams(max_tokens=300))
+    message = streamed(chat, body)
+    handle.abort()
+    (choice,) = whole(server, body)["choices"]
+    assert [call[1:] for call in message["calls"]] == [
+        [call["function"]["name"], call["function"]["arguments"]]
+        for call in choice["message"]["tool_calls"]
+    ]
+    assert message["reasoning_content"] == choice["message"]["reasoning_content"]
+
+
+def test_a_schema_after_the_thinking(server: Served) -> None:
+    """The grammar of an answer begins after the thinking, which is limited."""
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SHORT}}
+    body = {"response_format": form, "thinking_budget": 5, "temperature": 1, "seed": 1}
+    (choice,) = whole(server, body)["choices"]
+    assert choice["message"]["reasoning_content"]
+    assert json.loads(choice["message"]["content"]).keys() == {"city", "days"}
+    (choice,) = whole(server, body | {"chat_template_kwargs": {"enable_thinking": False}})[
+        "choices"
+    ]
+    assert "reasoning_content" not in choice["message"]
+    assert json.loads(choice["message"]["content"]).keys() == {"city", "days"}
+
+
+def test_a_schema_and_required_calls(server: Served) -> None:
+    fields = {"tools": SHORT_TOOLS, "tool_choice": "required", "guided_regex": "a+"}
+    answer = post(server, "chat/completions", BODY | fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")

@@ -212,9 +212,7 @@ class Continuations:
             matcher = grammar.matcher(ends)
             matcher.look_ahead(False)
         thinking = None if params.thinking is None else Thinking(params.thinking)
-        return _Continuation(
-            handle, index, sampler, words, ends, most, grammar, matcher, thinking
-        )
+        return _Continuation(handle, index, sampler, words, ends, most, grammar, matcher, thinking)
 
 
 def _completes(own: _Continuation, token: int) -> bool:
