@@ -78,6 +78,11 @@ def _add_arguments(parser: Parser) -> None:
     add("--name", metavar="N", help="name of the model in answers; default: MODEL")
     add_template_arguments(parser)
     add_generation_config_argument(parser)
+    add("--tool-parser", metavar="NAME", default="auto",
+        help="how the model writes calls of tools: hermes (Qwen2.5, Qwen3), qwen3-coder (also "
+        "Qwen3.5), the name of a plugin's, or none; default: by the chat template")  # fmt: skip
+    add("--reasoning-parser", metavar="NAME", choices=["auto", "none"], default="auto",
+        help="auto separates thinking from the text, none does not; default: auto")  # fmt: skip
     add("--max-batch", metavar="B", type=number(1, "the batch"), default=16,
         help="requests that run at the same time; default: 16")  # fmt: skip
     add("--max-tokens-per-step", metavar="T", type=number(1, "the number of tokens"),
@@ -149,7 +154,14 @@ def _serve(args: argparse.Namespace, engine: Engine, listening: socket, hosts: H
 
     name = args.name or _short(args.model)
     variables = args.chat_template_kwargs
-    options = Options(name, args.api_key, hosts=hosts, template_options=variables)
+    options = Options(
+        name,
+        args.api_key,
+        hosts=hosts,
+        template_options=variables,
+        tool_parser=args.tool_parser,
+        reasoning_parser=args.reasoning_parser,
+    )
     app = application(engine, options)
     server = QuietServer(config_of(app, _GRACE_S))
     listening.listen(_BACKLOG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,8 @@ class ToolForm:
 TOOL_FORMS: Registry[ToolForm] = Registry("tool parser")
 """The first form that fits a template is chosen."""
 AUTO, NONE = "auto", "none"
+_JSON_CALL = re.compile(r'"arguments\\?": ')
+"""What templates of models contain that write calls as JSON, also within a string."""
 
 
 def form_of(name: str, template: str) -> ToolForm | None:
@@ -62,7 +65,7 @@ TOOL_FORMS.add(
     "hermes",
     ToolForm(
         partial(_marked, JsonCall),
-        lambda template: TOOL_CALL in template,
+        lambda template: TOOL_CALL in template and bool(_JSON_CALL.search(template)),
         json_calls,
         (TOOL_CALL, END_OF_TOOL_CALL),
     ),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-_MOST_STEPS = 16
-"""The references and alternatives that are followed, one within another."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
@@ -51,8 +49,21 @@ def _types(parameters: Any, name: str) -> set[str]:
     """Return the types that a parameter may have; none if its schema does not say any."""
     if not isinstance(parameters, Mapping):
         return set()
-    schema = schemas(parameters).get(name, parameters.get("additionalProperties"))
-    return set(_types_of(schema, parameters, _MOST_STEPS))
+    types: set[str] = set()
+    references: set[str] = set()
+    alternatives = [schemas(parameters).get(name, parameters.get("additionalProperties"))]
+    while alternatives:
+        schema = alternatives.pop()
+        if not isinstance(schema, Mapping):
+            continue
+        types |= _own_types(schema)
+        for key in ("anyOf", "oneOf", "allOf"):
+            alternatives += _listed(schema.get(key))
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference not in references:
+            references.add(reference)
+            alternatives.append(_referred(reference, parameters))
+    return types
 
 
 def schemas(parameters: Any) -> Mapping[str, Any]:
@@ -61,19 +72,19 @@ def schemas(parameters: Any) -> Mapping[str, Any]:
     return properties if isinstance(properties, Mapping) else {}
 
 
-def _types_of(schema: Any, root: Mapping[str, Any], steps: int) -> Iterator[str]:
-    if not isinstance(schema, Mapping) or not steps:
-        return
-    named = schema.get("type", ())
-    yield from {named} if isinstance(named, str) else set(named) & {"string", *_KINDS}
-    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else [])]
-    for value in () if named else values:
-        yield next((kind for kind in _KINDS if _is(value, kind)), "string")
-    for key in ("anyOf", "oneOf", "allOf"):
-        for alternative in schema.get(key, ()):
-            yield from _types_of(alternative, root, steps - 1)
-    if isinstance(reference := schema.get("$ref"), str):
-        yield from _types_of(_referred(reference, root), root, steps - 1)
+def _own_types(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema names, or those of its values."""
+    named = schema.get("type")
+    types = {kind for kind in ("string", *_KINDS) if kind in (named, *_listed(named))}
+    values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    if not types:
+        for value in values:
+            types.add(next((kind for kind in _KINDS if _is(value, kind)), "string"))
+    return types
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _referred(reference: str, root: Any) -> Any:
