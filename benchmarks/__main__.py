@@ -22,6 +22,7 @@ BENCHMARKS = {
     "experts": ("benchmarks.experts", "decode steps and prompts of a mixture of experts"),
     "gpu-decode": ("benchmarks.gpu_decode", "decode steps on a GPU: numbers, bandwidth, peers"),
     "choose": ("benchmarks.choose", "time to choose a token from logits, by setting and batch"),
+    "grammar": ("benchmarks.grammar", "structured output: compiling schemas, and masks in steps"),
     "serving": ("benchmarks.serving", "many requests at once: simulated, and measured"),
     "servers": ("benchmarks.servers", "many requests at once: tpcompile and its peers"),
     "load": ("benchmarks.load", "memory and time of loading compared with Hugging Face TP"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -171,14 +172,17 @@ def test_a_malformed_call_is_text(server: Served, chat: Any, scripts: Scripts) -
     message = streamed(chat, body)
     assert [call[1] for call in message["calls"]] == ["weather", "time"]
     assert text[:end].endswith(message["calls"][0][2] + message["content"])
-    assert calls_of(server) == {"complete": before["complete"] + 2, "broken": before["broken"] + 2}
+    assert calls_of(server) == (before[0] + 2, before[1] + 2)
 
 
-def calls_of(server: Served) -> dict[str, int]:
-    lines = [line for line in measured(server).splitlines() if "tool_calls_total{" in line]
-    return {"complete": 0, "broken": 0} | {
-        line.split('"')[1]: int(float(line.split()[-1])) for line in lines
-    }
+def calls_of(server: Served) -> tuple[float, float]:
+    """Return the numbers of calls, and of those that were cut off or malformed."""
+    found = [
+        re.search(rf"^tpcompile_{name} (\S+)$", measured(server), re.MULTILINE)
+        for name in ("tool_calls_total", r'failures_total\{kind="tool_call"\}')
+    ]
+    calls, failures = [0.0 if match is None else float(match[1]) for match in found]
+    return calls, failures
 
 
 def test_only_one_call(server: Served, chat: Any, scripts: Scripts) -> None:

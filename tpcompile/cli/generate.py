@@ -213,8 +213,9 @@ def _encoded(args: argparse.Namespace, tokenizer: Any, prompt: str) -> list[int]
 def _room(args: argparse.Namespace, prompt: int) -> int:
     """Return the number of tokens to generate. Refuse it if the sequence would not fit."""
     from tpcompile.frontend import config_of
+    from tpcompile.frontend.positions import longest_of
 
-    limit: int = args.max_seq_len or config_of(args.model).max_position_embeddings
+    limit = longest_of(config_of(args.model), args.max_seq_len)
     wanted = args.max_new_tokens or 1
     if prompt + wanted > limit:
         least = limit - prompt

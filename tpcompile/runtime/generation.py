@@ -57,7 +57,9 @@ def _stored_config(directory: Path) -> GenerationConfig:
 def without_sampling(config: GenerationConfig) -> GenerationConfig:
     """Return a generation configuration with the special tokens of another one, and no more."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return GenerationConfig(**{name: getattr(config, name) for name in names})
+    made: Any = GenerationConfig
+    kept: GenerationConfig = made(**{name: getattr(config, name) for name in names})
+    return kept
 
 
 def _put_in(streamer: Any, padding: torch.Tensor | None) -> OnTokens:

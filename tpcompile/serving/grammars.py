@@ -82,6 +82,11 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return Grammar(vocabulary, automaton, structure, self._worker)
 
+    def forget(self) -> None:
+        """Empty the cache."""
+        with self._lock:
+            self._compiled.clear()
+
     def close(self) -> None:
         """End the thread that computes masks."""
         self._worker.shutdown()

@@ -8,7 +8,7 @@ from typing import Any
 from tpcompile.errors import UsageError
 
 
-def messages_of(value: Any) -> list[dict[str, Any]]:
+def history_of(value: Any) -> list[dict[str, Any]]:
     """Return the messages of a body, with the text of those that consist of parts.
 
     The arguments of calls become objects, since the templates of Qwen models expect objects.

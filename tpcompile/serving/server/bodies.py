@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tpcompile.errors import UsageError
 from tpcompile.runtime.text import check_template_options
-from tpcompile.serving.chats.history import messages_of
+from tpcompile.serving.chats.history import history_of
 from tpcompile.serving.chats.tools import AUTO, ToolUse, tool_use_of
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.server.structures import FIELDS, take_structure
@@ -24,9 +25,11 @@ _SHORT = 16
 class BadRequestError(UsageError):
     """A request that is answered with a status of 400 to 499."""
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, status: int = 400, code: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.message, self.param, self.status = message, param, status
+        self.message, self.param, self.status, self.code = message, param, status, code
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class CompletionRequest:
 
     prompts: list[str | list[int]]
     params: SamplingParams
+    model: str | None = None
+    """The name of the model; None: the body has no name."""
     stream: bool = False
     include_usage: bool = False
     """Whether a stream ends with the numbers of tokens."""
@@ -57,7 +62,7 @@ def read_completion(body: Any, most: int, defaults: Mapping[str, Any]) -> Comple
 
     `defaults` are options of `SamplingParams` for what the body does not say.
     """
-    fields = _fields(body, {**_COMMON, **_COMPLETION})
+    fields = fields_of(body, {**_COMMON, **_COMPLETION})
     prompts = _prompts(fields.pop("prompt"))
     echo, best = fields.pop("echo", False), fields.pop("logprobs", None)
     max_tokens = fields.pop("max_tokens", _SHORT)
@@ -72,12 +77,9 @@ def read_completion(body: Any, most: int, defaults: Mapping[str, Any]) -> Comple
 
 def read_chat(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
     """Read the body of `/v1/chat/completions`, as `read_completion` does."""
-    fields = _fields(body, {**_COMMON, **_CHAT})
-    chat = {
-        "messages": _named("messages", messages_of, fields.pop("messages")),
-        "tools": _tools(fields),
-        "thinking_budget": fields.pop("thinking_budget", None),
-    }
+    fields = fields_of(body, {**_COMMON, **_CHAT})
+    messages, tools = messages_of(fields.pop("messages")), _tools(fields)
+    budget = fields.pop("thinking_budget", None)
     max_tokens = fields.pop("max_tokens", defaults.get("max_tokens"))
     max_tokens = fields.pop("max_completion_tokens", max_tokens)
     describes, best = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
@@ -85,12 +87,25 @@ def read_chat(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRe
     if describes:
         options["logprobs"] = best
     options["max_tokens"] = max_tokens
-    template = fields.pop("chat_template_kwargs", {})
+    template = template_options_of(fields)
+    chat = {"messages": messages, "tools": tools, "thinking_budget": budget}
+    return _request(fields, [], options, template_options=template, **chat)
+
+
+def template_options_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables of the chat template."""
+    options: dict[str, Any] = fields.pop("chat_template_kwargs", {})
     try:
-        check_template_options("chat_template_kwargs", template)
+        check_template_options("chat_template_kwargs", options)
     except UsageError as error:
         raise BadRequestError(str(error), "chat_template_kwargs") from error
-    return _request(fields, [], options, template_options=template, **chat)
+    return options
+
+
+def messages_of(value: Any) -> list[dict[str, Any]]:
+    """Return the messages of a chat, as its template takes them."""
+    messages: list[dict[str, Any]] = _named("messages", history_of, value)
+    return messages
 
 
 def _tools(fields: dict[str, Any]) -> ToolUse | None:
@@ -122,7 +137,10 @@ def _request(
         raise BadRequestError(str(error)) from error
     streams = fields.get("stream", False)
     include_usage = bool(fields.get("stream_options", {}).get("include_usage"))
-    return CompletionRequest(prompts, params, streams, include_usage, structure_path=path, **more)
+    model = fields.get("model")
+    return CompletionRequest(
+        prompts, params, model, streams, include_usage, structure_path=path, **more
+    )
 
 
 def _options(fields: dict[str, Any], most: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +150,8 @@ def _options(fields: dict[str, Any], most: int, defaults: Mapping[str, Any]) -> 
     stop = fields.get("stop", ())
     options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     options["stop_tokens"] = tuple(fields.get("stop_token_ids", ()))
+    biases = fields.get("logit_bias", {})
+    options["logit_bias"] = {int(token): bias for token, bias in biases.items()}
     if options.get("top_k") == -1:
         options["top_k"] = None
     if options.get("n", 1) > most:
@@ -143,6 +163,9 @@ _SAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
+
+_BIASED = re.compile(r"\d{1,10}", re.ASCII)
+"""A token id as a text."""
 
 Check = Callable[[Any], bool]
 
@@ -190,6 +213,13 @@ def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _biases(value: Any) -> bool:
+    """Return whether it is an object of token ids, as texts, and numbers."""
+    if not isinstance(value, dict):
+        return False
+    return all(_BIASED.fullmatch(token) and _number(bias) for token, bias in value.items())
+
+
 def _only(*allowed: Any) -> Check:
     return lambda value: value in allowed
 
@@ -214,7 +244,7 @@ _COMMON: dict[str, tuple[Check, str]] = {
     "stream": (_flag, "true or false"),
     "stream_options": (_object, "an object"),
     "user": (_text, "a text"),
-    "logit_bias": (_only({}), "empty: it is not supported"),
+    "logit_bias": (_biases, "an object of token ids and numbers"),
 }
 _COMPLETION: dict[str, tuple[Check, str]] = {
     "prompt": (_anything, ""),
@@ -235,10 +265,31 @@ _CHAT: dict[str, tuple[Check, str]] = {
     "thinking_budget": (_count, "an integer of at least 0"),
     "store": (_only(False), "false: nothing is stored"),
 }
-_NEEDED = ("prompt", "messages")
+_NEEDED = ("prompt", "messages", "tokens")
+_TOKENS: dict[str, tuple[Check, str]] = {
+    "model": (_text, "a text"),
+    "return_token_strs": (_flag, "true or false"),
+}
+TOKENIZE = {
+    **_TOKENS,
+    "prompt": (_text, "a text"),
+    "add_special_tokens": (_flag, "true or false"),
+}
+TOKENIZE_CHAT = {
+    **_TOKENS,
+    "messages": (_anything, ""),
+    "add_generation_prompt": (_flag, "true or false"),
+    "add_special_tokens": (_only(False), "false: the chat template adds them"),
+    "continue_final_message": (_only(False), "false: others are not supported"),
+    "chat_template_kwargs": (_object, "an object"),
+}
+DETOKENIZE: dict[str, tuple[Check, str]] = {
+    "model": (_text, "a text"),
+    "tokens": (_ids, "a list of integers"),
+}
 
 
-def _fields(body: Any, known: Mapping[str, tuple[Check, str]]) -> dict[str, Any]:
+def fields_of(body: Any, known: Mapping[str, tuple[Check, str]]) -> dict[str, Any]:
     """Return the fields of a body that are not null; raise for unknown and wrong ones."""
     if not isinstance(body, dict):
         raise BadRequestError("The body must be a JSON object")

@@ -27,3 +27,10 @@ class Options:
     """The form of the model's calls: a name, "none", or "auto" to choose by the chat template."""
     reasoning_parser: str = "auto"
     """"none" leaves thinking in the text; "auto" separates it if the template or tokens have it."""
+    aliases: tuple[str, ...] = ()
+    """Other names by which requests may name the model."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the model in requests."""
+        return (self.model, *self.aliases)

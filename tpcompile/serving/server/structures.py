@@ -70,7 +70,7 @@ def _response_format(value: Any) -> tuple[Structure, str] | None:
     checks: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "name": (lambda text: isinstance(text, str) and bool(text), "a text that is not empty"),
         "description": (lambda text: text is None or isinstance(text, str), "a text"),
-        "strict": (lambda flag: flag in (None, True, False), "true or false"),
+        "strict": (lambda flag: flag is None or isinstance(flag, bool), "true or false"),
         "schema": (lambda schema: isinstance(schema, (dict, bool)), "a JSON schema"),
     }
     for key, (fits, expected) in checks.items():
