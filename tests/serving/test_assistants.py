@@ -25,7 +25,7 @@ from tpcompile.serving.server.options import Options
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
-    "{% if tools %}Call: <tool_call>{{ tool_form }}{% endif %}"
+    '{% if tools %}Call: <tool_call>{"arguments": }{% endif %}'
     "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content or '' }}{{ m.content }}"
     "{% for call in m.tool_calls or [] %}{{ call.function.name }}("
     "{% for k, v in call.function.arguments | items %}{{ k }}={{ v | tojson }},{% endfor %})"
@@ -341,7 +341,7 @@ def test_histories_reach_the_template(
         {"role": "user", "content": "So?"},
     ]
     chat.create(**BODY | {"messages": history}, tools=TOOLS, extra_body=scripts.say("Yes."))
-    assert prompts[1].startswith("weather time Call: <tool_call>user: Anna ")
+    assert prompts[1].startswith('weather time Call: <tool_call>{"arguments": }user: Anna ')
     assert prompts[1].endswith(
         'assistant: weather(city="Köln </tool_call>",days=2,)time() tool: rain tool: noon '
         "assistant: Hm.It rains. user: So? "

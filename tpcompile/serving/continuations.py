@@ -183,7 +183,7 @@ class Continuations:
         self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen
     ) -> Chosen | None:
         """Choose the next token; None if the structure is complete without another one."""
-        forbidden = None if own.matcher is None else own.matcher.forbidden()
+        masks = () if own.matcher is None else (own.matcher.forbidden(),)
         if own.matcher is not None and own.matcher.complete:
             return None
         forced = None if own.thinking is None else own.thinking.forced
@@ -191,7 +191,7 @@ class Continuations:
             return _forced(forced, found, own.handle.params.logprobs)
         if isinstance(found, Chosen):
             return found
-        return own.sampler.choose(found, sequence.tokens, forbidden)
+        return own.sampler.choose(found, sequence.tokens, *masks)
 
     def _end(self, sequence: Sequence, event: Event) -> None:
         self._scheduler.end(sequence)
