@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("--json", action="store_true", help="print JSON instead of the tables")
     add("--directory", type=Path, help="keep the tokenizer here")
+    add("--libraries", nargs="+", choices=SIDES, default=list(SIDES), help="the sides to measure")
     add("--sizes", type=positive, nargs="+", default=[1000, 10_000, 100_000], help="bytes")
     add("--turns", type=positive, default=4, help="compilations of each schema, turns of steps")
     add("--model", default="qwen3-0.6b", help="the preset whose steps are measured")
@@ -64,9 +65,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         directory = options.directory or Path(stack.enter_context(TemporaryDirectory()))
         tokenizer = tokenizer_in(directory)
-        for name, side in SIDES.items():
+        for name in options.libraries:
             if find_spec(name) is not None:
-                compiled = side(tokenizer, TOKENS)
+                compiled = SIDES[name](tokenizer, TOKENS)
                 sizes = [timed(compiled, tokenizer, each, options.turns) for each in options.sizes]
                 measured["libraries"][name] = [each.to_json() for each in sizes]
         if options.tokens:
@@ -92,7 +93,9 @@ def _limits() -> dict[str, float]:
 
 def _verdicts(measured: dict[str, Any]) -> dict[str, bool]:
     """Return for each limit whether it is met."""
-    compiled = [each for each in measured["libraries"]["llguidance"] if each["bytes"] < 11_000]
+    compiled = [
+        each for each in measured["libraries"].get("llguidance", ()) if each["bytes"] < 11_000
+    ]
     said = f"a schema of 10 KB compiles in {LIMIT_MS:g} ms"
     verdicts = {said: all(each["later_ms"] <= LIMIT_MS for each in compiled)}
     if steps := measured.get("steps"):

@@ -125,6 +125,7 @@ def _run(args: argparse.Namespace) -> Result:
         raise UsageError("The port must be at most 65535", got=str(args.port))
     _check_installed()
     from tpcompile.runtime.ranks.launched import launched_rank
+    from tpcompile.serving.chats.forms import form_of
     from tpcompile.serving.server.guard import hosts_of
     from tpcompile.serving.server.listening import bound, check_certificate
 
