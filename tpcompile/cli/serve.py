@@ -131,6 +131,7 @@ def _run(args: argparse.Namespace) -> Result:
 
     if launched_rank() > 0:
         return _follow(args)
+    form_of(args.tool_parser, "")  # refuses an unknown name
     check_certificate(args.ssl_certfile, args.ssl_keyfile)
     with logged_requests(args.verbose), bound(args.host, args.port) as listening:  # the port first
         address = listening.getsockname()[0]
