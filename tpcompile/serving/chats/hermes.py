@@ -26,14 +26,14 @@ class JsonCall:
 
     def __init__(self, tools: Tools) -> None:
         self._json: list[str] = []
+        """The text of the object, in parts that end at brackets and quotes."""
         self._brackets = _Brackets()
-        self._name: str | None = None
-        """The name, once the arguments have begun."""
         self._arguments: tuple[int, int] | None = None
-        """The first character of the arguments, and the one after them, or 0."""
+        """The first part of the arguments, and the one after them, or 0 before their end."""
         self._looked = False
         """Whether the first value that is an object has begun."""
         self._sent = 0
+        """The parts of `_json` before which all are in events, or stand for the name."""
 
     @property
     def unsent(self) -> str:
@@ -67,8 +67,8 @@ class JsonCall:
         call = _object("".join(self._json) + "}}")
         name = _name(call)
         if name is not None and list(call)[-1] == "arguments":
-            self._name, self._arguments = name, (len(self._json) - 1, 0)
             self._sent = len(self._json) - 1
+            self._arguments = self._sent, 0
             events.append(Begin(name))
 
     def _end_value(self) -> bool:
@@ -77,7 +77,7 @@ class JsonCall:
             return True
         first, end = self._arguments[0], len(self._json)
         self._arguments = first, end
-        return bool(_object("".join(self._json[first:end])) is not None)
+        return _object("".join(self._json[first:end])) is not None
 
     def _passed_on(self, events: list[Event]) -> list[Event]:
         """Add the arguments that are in no event yet."""
