@@ -147,13 +147,14 @@ def _check_positions(position_ids: Any, ids: torch.Tensor) -> torch.Tensor:
     return positions.long()
 
 
-def check_range(positions: torch.Tensor, most: int) -> None:
-    """Raise unless every position is one of a sequence of at most `most` tokens."""
-    low, high = (int(end) for end in torch.aminmax(positions))
-    if low < 0 or high >= most:
+def check_lengths(starts: torch.Tensor, most: int) -> None:
+    """Raise if a sequence of packed tokens is longer than `most`. A KV cache checks this itself."""
+    longest = int(starts.diff().max())
+    if longest > most:
         raise UsageError(
-            f"Every position must be from 0 to {most - 1:,}, got {low if low < 0 else high:,}",
-            hint="" if low < 0 else f"Compile with a max_seq_len of {high + 1:,} or more",
+            f"A sequence must have at most max_seq_len={most} tokens",
+            got=f"{longest} tokens",
+            hint=f"Compile with max_seq_len={longest} or more",
         )
 
 

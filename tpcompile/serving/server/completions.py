@@ -83,7 +83,7 @@ class Completions:
         try:
             parsed.params.check_vocabulary(self._engine.model.config.vocab_size)
         except UsageError as error:
-            raise BadRequestError(str(error), "stop_token_ids") from error
+            raise BadRequestError(str(error), _field_of(error)) from error
         answer = Answer(self._options.model, parsed, self._engine.tokenizer, record.id)
         prompts, params = parsed.prompts, parsed.params
         if parsed.messages is not None:
@@ -232,6 +232,11 @@ async def _events(
     for assistant in answer.assistants:
         record.metrics.calls.inc(len(assistant.message.calls))
         record.metrics.failures.labels("tool_call").inc(assistant.failed)
+
+
+def _field_of(error: UsageError) -> str:
+    """Return the field of a body whose tokens are not in the vocabulary."""
+    return "logit_bias" if "logit_bias" in error.message else "stop_token_ids"
 
 
 def _status_of(error: BaseException) -> int:
