@@ -82,9 +82,33 @@ def check_nothing_is_lost(form: str, text: str, events: list[Event]) -> None:
                 assert text.startswith(whole, place)
                 place += len(whole)
                 assert whole.endswith(rest) and BEGIN in whole
-                if form == "hermes" and rest != whole:
-                    assert whole.endswith(arguments + rest)
+                if rest != whole:
+                    check_the_rest(form, whole.removesuffix(rest), name, arguments)
     assert not text[place:].strip() or (events and END.startswith(text[place:].strip()))
+
+
+def check_the_rest(form: str, sent: str, name: str, arguments: str) -> None:
+    """Check that the name and the arguments say all of the text that was sent as a call."""
+
+    def read(text: str) -> list[Event]:
+        return [event for event in parsed(FORMS[form][1](), text) if not isinstance(event, Text)]
+
+    if form == "hermes":
+        assert sent.endswith(arguments)
+        pieces = [Arguments(arguments)] if arguments else []
+        assert read(sent) == [Begin(name), *pieces, Broken(sent, "")]
+        return
+    assert any(
+        read(f"{sent}{text}</function>") == [Begin(name), Arguments(arguments + end), Complete()]
+        for text, end in _CLOSINGS
+    )
+
+
+_CLOSINGS = (
+    *(("", "{}"), ("", "}")),
+    *(("\n</parameter>", '"}'), ("\n\n</parameter>", '"}')),
+)
+"""Texts that close an element, and the ends of its arguments."""
 
 
 def call_end(form: str, text: str, place: int, name: str, arguments: Any) -> int:
