@@ -98,3 +98,11 @@ def test_a_long_call_is_read_in_linear_time() -> None:
     text = BEGIN + json.dumps({"arguments": {"a": "b" * 300_000}, "name": "f"}) + END
     (call,) = read(text, 4).message.calls
     assert len(json.loads(call.arguments)["a"]) == 300_000
+
+
+@pytest.mark.parametrize("text", ["b\n", "\nb \n", f"{BEGIN}{{'a'}}{END}\n"])
+def test_text_after_a_call_keeps_its_spaces(text: str) -> None:
+    for size in (1, 10**6):
+        call = f'{BEGIN}{{"name": "g"}}{END}'
+        assert read(call + text, size).message.content == text
+        assert read(f"{call} \n", size).message.content == ""
