@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +67,38 @@ def post_to(engine: Engine, options: Options, path: str, body: Any) -> httpx.Res
             return await http.post(path, json=body)
 
     return asyncio.run(send())
+
+
+class Log(logging.Handler):
+    """The lines of the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    def line(self) -> dict[str, str]:
+        """Return the fields of the line of a request, which may come after the answer."""
+        end = time.monotonic() + 20
+        while not self.texts:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        (text,) = self.texts
+        assert "secret" not in text
+        return dict(re.findall(r"(\w+)=(\S+)", text))
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    """Provide the log of engines and servers."""
+    logger, handler = logging.getLogger("tpcompile.serving"), Log()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,6 +21,7 @@ SCHEMAS: dict[str, Any] = {
     "escapes": {"type": "string", "pattern": '^\\\\*"*$'},
     "texts": {"type": "array", "items": {"type": "string"}, "minItems": 3},
     "numbers": {"type": "array", "items": {"type": "number"}},
+    "number": {"type": "number"},
     "object": {"type": "object"},
     "list": {
         "$ref": "#/$defs/node",
@@ -38,6 +39,8 @@ def test_it_is_closed(name: str) -> None:
         while not own.complete and len(tokens) < 100:
             own.look_ahead(closes=len(tokens) >= 40)
             allowed = np.flatnonzero(~own.forbidden()).tolist()
+            if own.complete:
+                break
             allowed = [token for token in allowed if token != END]
             tokens.append(dice.choice(allowed))
             own.accept(tokens[-1])

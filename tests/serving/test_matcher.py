@@ -72,6 +72,8 @@ LARK = 'start: "(" start ")" | WORD\nWORD: /[a-z]+/'
         ("choice", '["yes", "no", "yes!"]', "yes!", True),
         ("choice", '["yes", "no"]', "ye", False),
         ("choice", '["\\"\\u00fc\\n", "b"]', '"ü\n', True),
+        ("choice", json.dumps(["😀", "a\x07\\\u2028"]), "😀", True),
+        ("choice", json.dumps(["😀", "a\x07\\\u2028"]), "a\x07\\\u2028", True),
         ("grammar", LARK, "((anna))", True),
         ("grammar", LARK, "((anna)", False),
     ],

@@ -3,53 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.serving.conftest import KEY, Served, post
+from tests.serving.conftest import KEY, Log, Served, post
 from tpcompile.serving import Engine
 from tpcompile.serving.server.metrics import Metrics
 
 SECRET = "Anna is a secret baker"
-NAME = "tpcompile.serving.server.record"
-
-
-class Log(logging.Handler):
-    """The lines of the log."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-    def line(self) -> dict[str, str]:
-        """Return the fields of the line. It may come after the answer."""
-        end = time.monotonic() + 20
-        while not self.texts:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        (text,) = self.texts
-        assert "secret" not in text
-        return dict(re.findall(r"(\w+)=(\S+)", text))
-
-
-@pytest.fixture
-def log() -> Iterator[Log]:
-    """Provide the log of requests."""
-    logger, handler = logging.getLogger(NAME), Log()
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield handler
-    logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize("stream", [False, True])

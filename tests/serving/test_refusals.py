@@ -12,7 +12,7 @@ from benchmarks.grammars.schemas import Schemas
 from tests.serving.tokens import END, SIZE, byte_tokenizer
 from tpcompile.serving import Structure
 from tpcompile.serving.grammars import Grammars
-from tpcompile.serving.refusals import path_of
+from tpcompile.serving.refusals import path_of, refusal_of
 from tpcompile.serving.structure import StructureError
 
 OBJECT = {"type": "object", "required": ["a"]}
@@ -47,6 +47,8 @@ def refused(grammars: Grammars, schema: Any) -> StructureError:
         ({"type": "object", "minProperties": 2}, "minProperties", "at most 1 more"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "not", "Unimplemented keys"),
         (False, "", "is not supported"),
+        ({"properties": {"a": {"const": float("nan")}}}, "properties.a.const", "expected value"),
+        ({"items": {"const": "\ud800"}}, "items.const", "hex escape"),
     ],
 )
 def test_the_place(grammars: Grammars, schema: Any, path: str, reason: str) -> None:
@@ -71,3 +73,18 @@ def test_names_that_may_repeat(grammars: Grammars) -> None:
     """A required name and another one differ, so two properties are certain."""
     schema = {**OBJECT, "minProperties": 2, "properties": {"a": {"type": "integer"}}}
     grammars.grammar(Structure("json_schema", json.dumps(schema)))
+
+
+def test_a_large_schema_is_compiled_few_times() -> None:
+    """The place is found by bisection, so that a refusal is not expensive."""
+    properties: dict[str, Any] = {f"p{number}": {"type": "integer"} for number in range(1000)}
+    properties["p700"] = {"items": {"not": {}}}
+    tries = []
+
+    def refuse(schema: Any) -> str:
+        tries.append(schema)
+        return "not" if '"not"' in json.dumps(schema) else ""
+
+    keys = ("properties", "p700", "items", "not")
+    assert refusal_of({"properties": properties}, refuse) == ("not", keys)
+    assert len(tries) < 25

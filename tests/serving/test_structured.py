@@ -89,15 +89,21 @@ def results(engine: Engine, requests: Any) -> list[list[Completion]]:
     return [handle.result() for handle in handles]
 
 
+def texts(completions: list[list[Completion]]) -> list[Any]:
+    """Return all but the log-probabilities, which differ by rounding if tokens are recomputed."""
+    return [[(own.tokens, own.text, own.finish) for own in each] for each in completions]
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_request_does_not_depend_on_others(tp: int) -> None:
     with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160, tp=tp) as model:
         with engine_of(model) as engine:
             alone = [engine.add(*request).result() for request in mixed()]
-        with engine_of(model, kv_tokens=256) as engine:
-            together = results(engine, mixed())
+        with engine_of(model) as engine:
+            assert results(engine, mixed()) == alone
+        with engine_of(model, kv_tokens=256) as engine:  # requests are preempted
+            assert texts(results(engine, mixed())) == texts(alone)
             assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
-    assert together == alone
     assert len({completion.text for each in alone for completion in each}) > 8
 
 
@@ -119,7 +125,7 @@ def test_new_ranks_go_on_with_a_structure() -> None:
             for _ in range(9):
                 engine.step()
             engine.restart(tp=3)
-            assert [handle.result() for handle in handles] == expected
+            assert texts([handle.result() for handle in handles]) == texts(expected)
 
 
 def test_log_probabilities_are_those_of_the_model(model: Any) -> None:

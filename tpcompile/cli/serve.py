@@ -51,12 +51,12 @@ _EXAMPLES = """\
 The server speaks OpenAI's API: /v1/models, /v1/completions (with text or token
 ids) and /v1/chat/completions, with streams; and vLLM's /tokenize, /detokenize
 and /version. /health says whether it lives, /metrics has measurements for
-Prometheus, and / is a page to try it by hand. It
-listens on this machine only unless --host says otherwise, and answers only
-requests for a host that it knows: localhost, the value of --host, or one that
---allowed-host names. With --host 0.0.0.0, these are all IP addresses and the
-name of the machine. Each request and each restart of ranks is a line on stderr, without its text.
+Prometheus, and / is a page to try it by hand. It listens on this machine only
+unless --host says otherwise, and answers only requests for a host that it
+knows: localhost, the value of --host, or one that --allowed-host names. With
+--host 0.0.0.0, these are all IP addresses and the name of the machine.
 Options that a request leaves out come from the checkpoint's generation config.
+Each request, and each restart of ranks, is a line on stderr without any text.
 SIGTERM and Ctrl-C end it after the running requests, at most --drain-seconds
 later; requests that run longer end with an error.
 The exit status is 0, 1 if a rank failed, or 2 for bad input."""

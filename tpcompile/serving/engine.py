@@ -165,7 +165,8 @@ class Engine(Closing):
 
     def end_requests(self, reason: str) -> None:
         """End all requests with an error, after the current step."""
-        self._command(lambda: self._work.fail(EndedError(reason)))
+        if not self.failure:  # else they have ended
+            self._command(lambda: self._work.fail(EndedError(reason)))
 
     def step(self) -> bool:
         """Run a step; return whether there is more to do. Call it only without a thread."""
@@ -217,7 +218,7 @@ class Engine(Closing):
                 raise UnsupportedError("The model cannot be compiled again under a launcher")
             self.model.close()
             self.restarts += 1
-            log.warning("the ranks are started again, for the time %d", self.restarts)
+            log.warning("the ranks are started again (%d)", self.restarts)
             begun = time.perf_counter()
             self.model = self.model.made_by(**changes)
             self.scheduler.restart()

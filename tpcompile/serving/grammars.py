@@ -107,7 +107,10 @@ def _compiled(vocabulary: Vocabulary, structure: Structure) -> Any:
         return automaton
 
     def refuse(schema: Any) -> str:
-        return str(_automaton(vocabulary, _schema(vocabulary, schema)).get_error())
+        try:
+            return str(_automaton(vocabulary, _schema(vocabulary, schema)).get_error())
+        except ValueError as error:  # NaN, half of a surrogate pair, or too many levels
+            return str(error)
 
     schema = json.loads(structure.text)
     if refusal := refusal_of(schema, refuse):
@@ -131,8 +134,8 @@ def _choice(text: str) -> str:
 
 
 def _schema(vocabulary: Vocabulary, schema: Any) -> str:
-    if schema is True or schema is False:
-        schema = {"not": {}} if schema is False else {}
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
     source: str = vocabulary.library.LLMatcher.grammar_from_json_schema(
         json.dumps(schema), overrides=_JSON
     )

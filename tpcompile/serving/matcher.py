@@ -74,10 +74,11 @@ class Matcher:
         bits = np.unpackbits(~self._words.view(np.uint8), bitorder="little")
         forbidden: np.ndarray = bits[: self._vocabulary.size].view(np.bool_)
         forbidden[self._vocabulary.ends] = True
-        if self._closes and self._ending is not None:
-            self._ending.narrow(forbidden)
+        closes = self._ending if self._closes else None
+        if closes is not None:
+            closes.narrow(forbidden)
         accepting = self._automaton.is_accepting()
-        self.complete = accepting and bool(forbidden.all())
+        self.complete = accepting and (closes is not None or bool(forbidden.all()))
         if accepting:
             forbidden[self._ends] = False
         if self._prelude is not None and self._prelude.takes_blanks:

@@ -6,6 +6,7 @@ compiled: the part without which the message changes is the place.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,34 +52,51 @@ def _duplicates(schema: Any) -> str:
     return f"minProperties must be at most 1 more than the required names, which are {known}"
 
 
-def _place(schema: Any, reason: str, refuse: Refuse) -> Iterator[Key]:
-    """Yield the keys that lead to the first place that is refused for a reason."""
-    root = schema
+def _place(schema: Any, reason: str, refuse: Refuse) -> list[Key]:
+    """Return the keys that lead to the last place that is refused for a reason."""
     path: list[Key] = []
-    part = schema
     while True:
-        for keys in _children(part):
-            without = _replaced(root, (*path, *keys), _neutral(keys))
-            if refuse(without) != reason:
-                break
-            root = without  # the same reason may hold elsewhere, too
-        else:
+        part = _at(schema, path)
+        children = [*_children(part)]
+
+        def without(count: int) -> Any:
+            return _replaced(schema, path, _neutral(part, children[:count]))  # noqa: B023
+
+        count = _least(len(children), lambda count: refuse(without(count)) != reason)
+        if count is None:
             break
-        path += keys
-        yield from keys
-        part = _at(root, path)
+        schema = without(count - 1)
+        path += children[count - 1]
     if isinstance(part, dict):
-        for key in sorted(part, key="type".__eq__):  # without its type a schema allows almost all
-            without = _replaced(root, (*path, key), None)
-            if refuse(without) != reason:
-                yield key
-                return
-            root = without
+        names = sorted(part, key="type".__eq__)  # without its type a schema allows almost all
+
+        def left(count: int) -> Any:
+            return _replaced(schema, path, {name: part[name] for name in names[count:]})
+
+        count = _least(len(names), lambda count: refuse(left(count)) != reason)
+        path += [] if count is None else names[count - 1 : count]
+    return path
 
 
-def _neutral(keys: tuple[Key, ...]) -> Any:
-    """Return a schema that hides no sibling: with true, the others of anyOf have no effect."""
-    return {"const": [keys[1]]} if keys[0] in ("anyOf", "oneOf") else True
+def _least(most: int, holds: Callable[[int], bool]) -> int | None:
+    """Return the least count from 1 to `most` from which on something holds, or None."""
+    place = bisect_left(range(1, most + 1), True, key=holds)
+    return place + 1 if place < most else None
+
+
+def _neutral(schema: Any, children: list[tuple[Key, ...]]) -> Any:
+    """Return a schema with neutral children, which hide no sibling as true in anyOf would."""
+    if not children:
+        return schema
+    changed = schema.copy()
+    for name, *keys in children:
+        if not keys:
+            changed[name] = True
+            continue
+        if changed[name] is schema[name]:
+            changed[name] = schema[name].copy()
+        changed[name][keys[0]] = {"const": keys} if name in ("anyOf", "oneOf") else True
+    return changed
 
 
 def _all(schema: Any) -> Iterator[tuple[tuple[Key, ...], Any]]:
@@ -111,14 +129,10 @@ def _at(schema: Any, keys: tuple[Key, ...] | list[Key]) -> Any:
     return schema
 
 
-def _replaced(schema: Any, keys: tuple[Key, ...], value: Any) -> Any:
-    """Return a schema with another value at a place; without it if the value is None."""
-    key, *rest = keys
+def _replaced(schema: Any, keys: list[Key], value: Any) -> Any:
+    """Return a schema with another value at a place."""
+    if not keys:
+        return value
     changed = schema.copy()
-    if rest:
-        changed[key] = _replaced(schema[key], tuple(rest), value)
-    elif value is None:
-        del changed[key]
-    else:
-        changed[key] = value
+    changed[keys[0]] = _replaced(schema[keys[0]], keys[1:], value)
     return changed

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from tpcompile.errors import UnsupportedError, UsageError
 
 BLANK = b" \t\n\r"
 """The bytes of whitespace."""
+_OPENERS = frozenset((b"{", b"[", b" ", b"\t", b"\n", b"\r"))
 
 
 class Vocabulary:
@@ -31,29 +31,15 @@ class Vocabulary:
             raise UnsupportedError(
                 "Structured output is not supported with this tokenizer", got=str(error)
             ) from error
-
-    @cached_property
-    def words(self) -> list[bytes]:
+        self.words = [self.lexicon.decode_bytes([token]) for token in range(size)]
         """The bytes of each token."""
-        return [self.lexicon.decode_bytes([token]) for token in range(self.size)]
-
-    @cached_property
-    def blank(self) -> np.ndarray:
-        """The tokens that consist of whitespace."""
-        blank = [token for token, word in enumerate(self.words) if word and not word.strip(BLANK)]
-        return np.array(blank, np.int64)
-
-    @cached_property
-    def single(self) -> dict[bytes, int]:
+        self.single = {word: token for token, word in enumerate(self.words) if len(word) == 1}
         """The tokens that consist of a single byte."""
-        return {word: token for token, word in enumerate(self.words) if len(word) == 1}
-
-    @cached_property
-    def opening(self) -> np.ndarray:
+        self.blank = self._where(lambda word: bool(word) and not word.strip(BLANK))
+        """The tokens that consist of whitespace."""
+        self.opening = self._where(lambda word: word[:1] in _OPENERS)
         """The tokens that open an object or an array, or begin with whitespace."""
-        openers = (b"{", b"[", *(BLANK[place : place + 1] for place in range(len(BLANK))))
-        opening = [token for token, word in enumerate(self.words) if word.startswith(openers)]
-        return np.array(opening, np.int64)
+        self._crossing: dict[tuple[bytes, bytes], np.ndarray] = {}
 
     def crossing(self, begun: bytes, text: bytes) -> np.ndarray:
         """Return the tokens that complete a text and go on with something but whitespace.
@@ -62,19 +48,17 @@ class Vocabulary:
         """
         tokens = self._crossing.get((begun, text))
         if tokens is None:
-            tokens = np.array([*self._crossings(begun, text)], np.int64)
-            self._crossing[begun, text] = tokens
+
+            def crosses(word: bytes) -> bool:
+                _, completed, rest = (begun + word).partition(text)
+                return bool(completed) and bool(rest.strip(BLANK))
+
+            tokens = self._crossing[begun, text] = self._where(crosses)
         return tokens
 
-    @cached_property
-    def _crossing(self) -> dict[tuple[bytes, bytes], np.ndarray]:
-        return {}
-
-    def _crossings(self, begun: bytes, text: bytes) -> Iterator[int]:
-        for token, word in enumerate(self.words):
-            _, completed, rest = (begun + word).partition(text)
-            if completed and rest.strip(BLANK):
-                yield token
+    def _where(self, fits: Callable[[bytes], bool]) -> np.ndarray:
+        """Return the tokens whose bytes fit."""
+        return np.array([token for token, word in enumerate(self.words) if fits(word)], np.int64)
 
 
 def _library() -> Any:

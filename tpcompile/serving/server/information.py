@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from tpcompile import __version__
 from tpcompile.serving.engine import Engine
 from tpcompile.serving.server.answers import error_of
 from tpcompile.serving.server.bodies import BadRequestError
@@ -69,7 +69,7 @@ class Information:
     async def _version(self, request: Request) -> Response:
         if (refusal := key_refusal(request, self._options.key)) is not None:
             return refusal
-        return JSONResponse({"version": __version__})
+        return JSONResponse({"version": version("tpcompile")})
 
     def _described(self, name: str) -> dict[str, Any]:
         return {
