@@ -84,3 +84,9 @@ def test_a_template_that_cannot_be_read(cli: Cli, checkpoint: Path, command: str
 def test_generate_applies_a_template_with_chat_only(cli: Cli, checkpoint: Path) -> None:
     ran = cli(f"generate {checkpoint} --prompt x", "--chat-template-kwargs", OFF)
     assert ran.status == 2 and "Add --chat, or leave out" in ran.err
+
+
+def test_an_unknown_form_of_calls(cli: Cli, checkpoint: Path) -> None:
+    ran = cli(f"serve {checkpoint} --port 0 --tool-parser herms")
+    assert (ran.status, ran.out) == (2, "")
+    assert "Unknown tool parser 'herms'" in ran.err and "hermes" in ran.err

@@ -102,6 +102,11 @@ def _add_arguments(parser: Parser) -> None:
     add_template_arguments(parser)
     add_generation_config_argument(parser)
     add_speculate_argument(parser)
+    add("--tool-parser", metavar="NAME", default="auto",
+        help="how the model writes calls of tools: hermes (Qwen2.5, Qwen3), qwen3-coder (also "
+        "Qwen3.5), the name of a plugin's, or none; default: by the chat template")  # fmt: skip
+    add("--reasoning-parser", metavar="NAME", choices=["auto", "none"], default="auto",
+        help="auto separates thinking from the text, none does not; default: auto")  # fmt: skip
     add("--max-batch", metavar="B", type=number(1, "the batch"), default=16,
         help="requests that run at the same time; default: 16")  # fmt: skip
     add("--max-tokens-per-step", metavar="T", type=number(1, "the number of tokens"),
@@ -123,11 +128,13 @@ def _run(args: argparse.Namespace) -> Result:
         raise UsageError("The port must be at most 65535", got=str(args.port))
     _check_installed()
     from tpcompile.runtime.ranks.launched import launched_rank
+    from tpcompile.serving.chats.forms import form_of
     from tpcompile.serving.server.guard import hosts_of
     from tpcompile.serving.server.listening import bound, check_certificate
 
     if launched_rank() > 0:
         return _follow(args)
+    form_of(args.tool_parser, "")  # refuses an unknown name
     check_certificate(args.ssl_certfile, args.ssl_keyfile)
     with logged_requests(args.verbose), bound(args.host, args.port) as listening:  # the port first
         address = listening.getsockname()[0]
@@ -187,7 +194,13 @@ def _serve(args: argparse.Namespace, engine: Engine, listening: socket, hosts: H
     name, *aliases = args.name or [_short(args.model)]
     variables = args.chat_template_kwargs
     options = Options(
-        name, args.api_key, hosts=hosts, template_options=variables, aliases=tuple(aliases)
+        name,
+        args.api_key,
+        hosts=hosts,
+        template_options=variables,
+        tool_parser=args.tool_parser,
+        reasoning_parser=args.reasoning_parser,
+        aliases=tuple(aliases),
     )
     drain_s = args.drain_seconds
     config = config_of(application(engine, options), drain_s, args.ssl_certfile, args.ssl_keyfile)

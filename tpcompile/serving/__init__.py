@@ -6,6 +6,7 @@ from tpcompile.serving.plan import Limits
 from tpcompile.serving.requests import Completion, Event, Handle
 from tpcompile.serving.scheduler import Scheduler
 from tpcompile.serving.structure import Structure
+from tpcompile.serving.thinking import ThinkingRules
 
 __all__ = [
     "Completion",
@@ -16,4 +17,5 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "Structure",
+    "ThinkingRules",
 ]

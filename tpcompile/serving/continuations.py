@@ -19,6 +19,7 @@ from tpcompile.serving.plan import Piece, Sequence
 from tpcompile.serving.requests import ABORT, LENGTH, STOP, Event, Handle
 from tpcompile.serving.sampling import Chosen, Sampler, described
 from tpcompile.serving.scheduler import Scheduler
+from tpcompile.serving.thinking import Thinking
 from tpcompile.serving.words import Words
 
 
@@ -36,6 +37,7 @@ class _Continuation:
     """The number of tokens of the prompt and the continuation."""
     grammar: Grammar | None
     matcher: Matcher | None
+    thinking: Thinking | None
     forked: bool = False
     """Whether the other continuations of the request have begun."""
 
@@ -121,10 +123,10 @@ class Continuations:
                     self._append(child, found)
         self._append(sequence, found)
 
-    def abort(self, handle: Handle) -> None:
-        """End all continuations of a request, also those that have not begun."""
+    def abort(self, handle: Handle, only: int | None = None) -> None:
+        """End all continuations of a request, also those that have not begun, or only one."""
         for sequence, own in list(self._all.items()):
-            if own.handle is not handle:
+            if own.handle is not handle or only not in (None, own.index):
                 continue
             self._end(sequence, Event(own.index, None, finish=ABORT))
             if not own.forked and own.index == 0:
@@ -170,11 +172,13 @@ class Continuations:
 
     def _append(self, sequence: Sequence, found: torch.Tensor | Chosen) -> None:
         own = self._all[sequence]
-        chosen = found if isinstance(found, Chosen) else self._choose(sequence, own, found)
+        chosen = self._choose(sequence, own, found)
         if chosen is None:
             text = "" if own.words is None else own.words.end()
             self._end(sequence, Event(own.index, None, text, STOP))
             return
+        if own.thinking is not None:
+            own.thinking.read(chosen.token)
         self._scheduler.append(sequence, chosen.token)
         params = own.handle.params
         new = len(sequence.tokens) - len(own.handle.prompt)
@@ -197,15 +201,18 @@ class Continuations:
         self._end(sequence, Event(own.index, chosen, text, finish))
 
     def _choose(
-        self, sequence: Sequence, own: _Continuation, logits: torch.Tensor
+        self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen
     ) -> Chosen | None:
-        """Choose a token from logits; None if the structure is complete without another one."""
-        if own.matcher is None:
-            return own.sampler.choose(logits, sequence.tokens)
-        forbidden = own.matcher.forbidden()
-        if own.matcher.complete:
+        """Choose the next token; None if the structure is complete without another one."""
+        masks = () if own.matcher is None else (own.matcher.forbidden(),)
+        if own.matcher is not None and own.matcher.complete:
             return None
-        return own.sampler.choose(logits, sequence.tokens, forbidden)
+        forced = None if own.thinking is None else own.thinking.forced
+        if forced is not None:
+            return _forced(forced, found, own.handle.params.logprobs)
+        if isinstance(found, Chosen):
+            return found
+        return own.sampler.choose(found, sequence.tokens, *masks)
 
     def _end(self, sequence: Sequence, event: Event) -> None:
         self._scheduler.end(sequence)
@@ -218,12 +225,15 @@ class Continuations:
         tokens = frozenset(params.stop_tokens)
         ends = tokens if params.ignore_eos else tokens | self._ends
         sampler = Sampler(params, len(handle.prompt), index, ends)
-        words = None if self._tokenizer is None else Words(self._tokenizer, params.stop)
+        words = None
+        if self._tokenizer is not None:
+            words = Words(self._tokenizer, params.stop, params.shown_tokens)
         matcher = None
         if grammar is not None:
             matcher = grammar.matcher(ends)
             matcher.look_ahead(False)
-        return _Continuation(handle, index, sampler, words, ends, most, grammar, matcher)
+        thinking = None if params.thinking is None else Thinking(params.thinking)
+        return _Continuation(handle, index, sampler, words, ends, most, grammar, matcher, thinking)
 
 
 def _completes(own: _Continuation, token: int) -> bool:
@@ -232,6 +242,13 @@ def _completes(own: _Continuation, token: int) -> bool:
         return False
     own.matcher.accept(token)
     return own.matcher.complete
+
+
+def _forced(token: int, found: torch.Tensor | Chosen, most: int | None) -> Chosen:
+    """Return a token that is not the model's choice, described like a choice."""
+    if most is None or isinstance(found, Chosen):
+        return Chosen(token)
+    return described(token, found, most)
 
 
 def end_tokens(config: Any) -> frozenset[int]:

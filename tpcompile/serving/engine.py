@@ -164,9 +164,12 @@ class Engine(Closing):
             raise UsageError("A structure needs an engine with a tokenizer")
         return self._grammars.grammar(params.structure)
 
-    def abort(self, handle: Handle) -> None:
-        """End a request. Its blocks are free after the current step."""
-        self._command(lambda: self._work.abort(handle))
+    def abort(self, handle: Handle, index: int | None = None) -> None:
+        """End a request, or one of its continuations that has a token.
+
+        Its blocks are free after the current step.
+        """
+        self._command(lambda: self._work.abort(handle, index))
 
     def end_requests(self, reason: str) -> None:
         """End all requests with an error, after the current step."""

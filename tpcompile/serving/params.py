@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from tpcompile.errors import UsageError
 from tpcompile.serving.structure import Structure
+from tpcompile.serving.thinking import ThinkingRules
 
 _MOST_SEED = 2**63 - 1
 _MOST_BIAS = 100
@@ -55,6 +56,11 @@ class SamplingParams:
     structure: Structure | None = None
     """The form that the text must have. It needs a tokenizer."""
 
+    thinking: ThinkingRules | None = None
+    """The tokens of thinking, if its length is limited or it must come first."""
+    shown_tokens: tuple[int, ...] = ()
+    """Special tokens that are part of the text. Others are not."""
+
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
@@ -73,14 +79,23 @@ class SamplingParams:
             raise UsageError(f"stop must consist of texts that are not empty, got {self.stop!r}")
         if self.structure is not None and not isinstance(self.structure, Structure):
             raise UsageError(f"structure must be a Structure or None, got {self.structure!r}")
+        if self.thinking is not None and not isinstance(self.thinking, ThinkingRules):
+            raise UsageError(f"thinking must be ThinkingRules or None, got {self.thinking!r}")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
-        if any(not isinstance(token, int) or isinstance(token, bool) for token in self.stop_tokens):
-            raise UsageError(f"stop_tokens must be token ids, got {self.stop_tokens!r}")
+        for name in ("stop_tokens", "shown_tokens"):
+            tokens = tuple(getattr(self, name))
+            object.__setattr__(self, name, tokens)
+            if any(not isinstance(token, int) or isinstance(token, bool) for token in tokens):
+                raise UsageError(f"{name} must be token ids, got {tokens!r}")
 
     def unknown_token(self, size: int) -> tuple[str, int] | None:
         """Return the option and the token of the first one that is not one of `size` tokens."""
-        tokens = {"stop_tokens": self.stop_tokens, "logit_bias": dict(self.biases)}
+        thinking = () if self.thinking is None else self.thinking.tokens
+        tokens: dict[str, Iterable[int]] = {
+            "stop_tokens": self.stop_tokens,
+            "thinking": thinking,
+            "logit_bias": dict(self.biases),
+        }
         unknown = ((name, token) for name in tokens for token in tokens[name])
         return next(((name, token) for name, token in unknown if not 0 <= token < size), None)
 
@@ -111,7 +126,7 @@ class SamplingParams:
     def plain(self) -> bool:
         """Whether the best token is always chosen, and nothing but the token is wanted."""
         changed = self.min_tokens or self.logprobs is not None or self.repetition_penalty != 1
-        changed = changed or bool(self.logit_bias) or self.structure is not None
+        changed = changed or self.structure is not None or bool(self.logit_bias)
         return not (changed or self.temperature or self.presence_penalty or self.frequency_penalty)
 
 

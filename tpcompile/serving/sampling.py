@@ -63,9 +63,9 @@ class Sampler:
         """
         params = self._params
         scores = _scores_of(logits)
+        scores[self._biased] += self._biases
         if forbidden is not None:
             np.copyto(scores, -np.inf, where=forbidden)
-        scores[self._biased] += self._biases
         self._penalise(scores, tokens)
         if forbidden is not None and scores.max() == -np.inf:
             raise RequestError("No token is allowed by the structure and the other options")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from tpcompile.serving.requests import Completion, Event, Handle
+from tpcompile.serving.chats.assistant import Assistant, Call, Message
+from tpcompile.serving.requests import LENGTH, STOP, Completion, Event, Handle
 from tpcompile.serving.sampling import Chosen
 from tpcompile.serving.server.bodies import CompletionRequest
+
+_CALLS = "tool_calls"
+"""The reason why a message ends that calls tools."""
 
 
 @dataclass
@@ -24,6 +28,10 @@ class Answer:
     tokenizer: Any
     id: str
     created: int = field(default_factory=lambda: int(time.time()))
+    assistants: list[Assistant] = field(default_factory=list)
+    """In a chat, the reader of each choice."""
+    reasoning: int = 0
+    """The tokens of thinking so far."""
     lengths: Counter[int] = field(default_factory=Counter)
     """By choice, the number of characters in the tokens described so far."""
 
@@ -42,13 +50,21 @@ class Answer:
             for completion in completions:
                 choices.append(self._choice(handle, completion, len(choices)))
         new = [len(completion.chosen) for completions in results for completion in completions]
-        return self._frame("", choices) | {"usage": usage(handles, sum(new))}
+        return self._frame("", choices) | {"usage": self._usage(handles, sum(new))}
 
-    def seen(self, event: Event) -> Event:
-        """Return what the client sees of an event."""
-        if self.request.returns_tokens:
-            return event
-        return Event(event.index, None, finish="length" if event.finish == "stop" else event.finish)
+    def read(self, event: Event) -> tuple[Event, Message]:
+        """Return what the client sees of an event, and the piece of a message that it makes."""
+        if not self.request.returns_tokens:
+            finish = LENGTH if event.finish == STOP else event.finish
+            return Event(event.index, None, finish=finish), Message()
+        if not self.assistants:
+            return event, Message(content=event.text)
+        assistant = self.assistants[event.index]
+        thought = assistant.thinks
+        piece = assistant.push(event.text, event.finish is not None)
+        self.reasoning += event.chosen is not None and (thought or assistant.thinks)
+        calls = assistant.ended or (event.finish == STOP and assistant.message.calls)
+        return replace(event, finish=_CALLS if calls else event.finish), piece
 
     def begin(self, handle: Handle, index: int) -> Any | None:
         """Return the first piece of a choice's stream; None if the stream starts with a token."""
@@ -62,7 +78,7 @@ class Answer:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
         return self._frame("", [choice])
 
-    def piece(self, event: Event, index: int) -> Any:
+    def piece(self, event: Event, index: int, message: Message) -> Any:
         """Return a piece of a stream."""
         chosen = [] if event.chosen is None else [event.chosen]
         logprobs = None
@@ -70,14 +86,18 @@ class Answer:
             logprobs = self._chat_logprobs(chosen) if self.chats else self._logprobs(chosen, index)
         choice: dict[str, Any] = {"index": index, "logprobs": logprobs}
         if self.chats:
-            choice["delta"] = {"content": event.text} if event.text else {}
+            choice["delta"] = message_object(message, pieces=True)
         else:
-            choice["text"] = event.text
+            choice["text"] = message.content
         return self._frame(".chunk", [choice | {"finish_reason": event.finish}])
 
     def numbers(self, handles: Sequence[Handle], new: int) -> Any:
         """Return the last piece of a stream: the numbers of tokens."""
-        return self._frame(".chunk", []) | {"usage": usage(handles, new)}
+        return self._frame(".chunk", []) | {"usage": self._usage(handles, new)}
+
+    def _usage(self, handles: Sequence[Handle], new: int) -> dict[str, Any]:
+        details = {"completion_tokens_details": {"reasoning_tokens": self.reasoning}}
+        return usage(handles, new) | (details if self.chats else {})
 
     def _frame(self, kind: str, choices: list[Any]) -> dict[str, Any]:
         return {
@@ -91,7 +111,9 @@ class Answer:
     def _choice(self, handle: Handle, completion: Completion, index: int) -> dict[str, Any]:
         text, chosen, finish = completion.text, completion.chosen, completion.finish
         if self.chats:
-            message = {"role": "assistant", "content": text}
+            said = self.assistants[index].message
+            message = {"role": "assistant", "content": None if said.calls else ""}
+            message |= message_object(said)
             choice: dict[str, Any] = {"index": index, "message": message}
             logprobs = self._chat_logprobs(chosen) if self._describes else None
             return choice | {"logprobs": logprobs, "finish_reason": finish}
@@ -141,6 +163,24 @@ class Answer:
             return f"token_id:{token}"
         text: str = self.tokenizer.decode([token])
         return text
+
+
+def message_object(message: Message, pieces: bool = False) -> dict[str, Any]:
+    """Return what is in a message; pieces of calls say to which call they belong."""
+    fields: dict[str, Any] = {
+        "reasoning_content": message.reasoning,
+        "content": message.content,
+        "tool_calls": [_call_object(call, pieces) for call in message.calls],
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _call_object(call: Call, piece: bool) -> dict[str, Any]:
+    place = {"index": call.index} if piece else {}
+    if not call.id:
+        return place | {"function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return place | {"id": call.id, "type": "function", "function": function}
 
 
 def usage(handles: Sequence[Handle], new: int) -> dict[str, Any]:

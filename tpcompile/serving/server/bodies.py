@@ -9,6 +9,8 @@ from typing import Any
 
 from tpcompile.errors import UsageError
 from tpcompile.runtime.text import check_template_options
+from tpcompile.serving.chats.history import history_of
+from tpcompile.serving.chats.tools import AUTO, ToolUse, tool_use_of
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.server.structures import FIELDS, take_structure
 from tpcompile.serving.structure import StructureError
@@ -50,6 +52,9 @@ class CompletionRequest:
     """Variables of the chat template."""
     structure_path: str = ""
     """The place of the structure of `params` in the body."""
+    tools: ToolUse | None = None
+    thinking_budget: int | None = None
+    """The tokens of thinking at most."""
 
 
 def read_completion(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
@@ -73,7 +78,8 @@ def read_completion(body: Any, most: int, defaults: Mapping[str, Any]) -> Comple
 def read_chat(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
     """Read the body of `/v1/chat/completions`, as `read_completion` does."""
     fields = fields_of(body, {**_COMMON, **_CHAT})
-    messages = messages_of(fields.pop("messages"))
+    messages, tools = messages_of(fields.pop("messages")), _tools(fields)
+    budget = fields.pop("thinking_budget", None)
     max_tokens = fields.pop("max_tokens", defaults.get("max_tokens"))
     max_tokens = fields.pop("max_completion_tokens", max_tokens)
     describes, best = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
@@ -82,7 +88,8 @@ def read_chat(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRe
         options["logprobs"] = best
     options["max_tokens"] = max_tokens
     template = template_options_of(fields)
-    return _request(fields, [], options, messages=messages, template_options=template)
+    chat = {"messages": messages, "tools": tools, "thinking_budget": budget}
+    return _request(fields, [], options, template_options=template, **chat)
 
 
 def template_options_of(fields: dict[str, Any]) -> dict[str, Any]:
@@ -93,6 +100,29 @@ def template_options_of(fields: dict[str, Any]) -> dict[str, Any]:
     except UsageError as error:
         raise BadRequestError(str(error), "chat_template_kwargs") from error
     return options
+
+
+def messages_of(value: Any) -> list[dict[str, Any]]:
+    """Return the messages of a chat, as its template takes them."""
+    messages: list[dict[str, Any]] = _named("messages", history_of, value)
+    return messages
+
+
+def _tools(fields: dict[str, Any]) -> ToolUse | None:
+    """Return the use of tools that fields of a body ask for."""
+    tools, parallel = fields.pop("tools", []), fields.pop("parallel_tool_calls", True)
+    choice = fields.pop("tool_choice", AUTO)
+    _named("tools", tool_use_of, tools, AUTO, parallel)
+    use: ToolUse | None = _named("tool_choice", tool_use_of, tools, choice, parallel)
+    return use
+
+
+def _named(param: str, read: Callable[..., Any], *values: Any) -> Any:
+    """Return what is read from values; an error names the field."""
+    try:
+        return read(*values)
+    except UsageError as error:
+        raise BadRequestError(str(error), param) from error
 
 
 def _request(
@@ -142,6 +172,10 @@ Check = Callable[[Any], bool]
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return _whole(value) and bool(value >= 0)
 
 
 def _number(value: Any) -> bool:
@@ -225,8 +259,10 @@ _CHAT: dict[str, tuple[Check, str]] = {
     "top_logprobs": (_whole, "an integer"),
     "max_completion_tokens": (_whole, "an integer"),
     "chat_template_kwargs": (_object, "an object"),
-    "tools": (_only([]), "empty: they are not supported"),
-    "tool_choice": (_only("none"), '"none": others are not supported'),
+    "tools": (_anything, ""),
+    "tool_choice": (_anything, ""),
+    "parallel_tool_calls": (_flag, "true or false"),
+    "thinking_budget": (_count, "an integer of at least 0"),
     "store": (_only(False), "false: nothing is stored"),
 }
 _NEEDED = ("prompt", "messages", "tokens")
@@ -282,22 +318,3 @@ def _prompts(value: Any) -> list[str | list[int]]:
     if not all(isinstance(prompt, str) or (_ids(prompt) and prompt) for prompt in value):
         raise BadRequestError(form, "prompt")
     return value
-
-
-def messages_of(value: Any) -> list[dict[str, Any]]:
-    """Return the messages, with the text of those that consist of parts."""
-    if not isinstance(value, list) or not value:
-        raise BadRequestError("messages must be a list that is not empty", "messages")
-    messages = []
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BadRequestError("Each of messages must have a role and a content", "messages")
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-            texts = [text for text in parts if isinstance(text, str)]
-            content = "".join(texts) if len(texts) == len(parts) else None
-        if not isinstance(content, str):
-            raise BadRequestError("The content of each of messages must be a text", "messages")
-        messages.append({"role": message["role"], "content": content})
-    return messages

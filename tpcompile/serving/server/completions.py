@@ -13,9 +13,12 @@ from starlette.routing import Route
 
 from tpcompile.errors import CompileError, EndedError, RankError, UsageError
 from tpcompile.runtime.text import encode_chat
+from tpcompile.serving.chats.assistant import Message
 from tpcompile.serving.engine import Engine
-from tpcompile.serving.requests import Completion, Handle
+from tpcompile.serving.params import SamplingParams
+from tpcompile.serving.requests import Completion, Event, Handle
 from tpcompile.serving.server.answers import Answer, error_object, error_of
+from tpcompile.serving.server.assistants import Assistants
 from tpcompile.serving.server.bodies import (
     BadRequestError,
     CompletionRequest,
@@ -42,6 +45,9 @@ class Completions:
 
     def __init__(self, engine: Engine, options: Options, metrics: Metrics) -> None:
         self._engine, self._options, self._metrics = engine, options, metrics
+        self._assistants = Assistants(
+            engine.tokenizer, options.tool_parser, options.reasoning_parser
+        )
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -82,10 +88,14 @@ class Completions:
             field = _FIELDS.get(unknown[0], unknown[0])
             message = f"Tokens of {field} must be from 0 to {size - 1}, got {unknown[1]}"
             raise BadRequestError(message, field)
-        await self._compile(parsed)
         answer = Answer(self._options.model, parsed, self._engine.tokenizer, record.id)
-        prompts = parsed.prompts if parsed.messages is None else [self._chat(parsed)]
-        handles = self._add(prompts, parsed)
+        prompts, params = parsed.prompts, parsed.params
+        if parsed.messages is not None:
+            prompt = self._chat(parsed)
+            params, answer.assistants = self._assistants.prepare(parsed, prompt)
+            prompts = [prompt]
+        await self._compile(params, parsed.structure_path or "tools")
+        handles = self._add(prompts, params)
         record.add(handles)
         if parsed.stream:
             stream = self._stream(answer, handles, record)
@@ -102,26 +112,26 @@ class Completions:
             gathering.cancel()
             _abort(handles)
 
-    async def _compile(self, parsed: CompletionRequest) -> None:
+    async def _compile(self, params: SamplingParams, field: str) -> None:
         """Compile the structure of a request, if it has one, while others are answered."""
-        if parsed.params.structure is None:
+        if params.structure is None:
             return
         try:
-            await asyncio.to_thread(self._engine.grammar, parsed.params)
+            await asyncio.to_thread(self._engine.grammar, params)
         except StructureError as error:
-            path = ".".join(filter(None, (parsed.structure_path, error.path)))
+            path = ".".join(filter(None, (field, error.path)))
             raise BadRequestError(str(error.at(path)), path) from error
         except UsageError as error:
-            raise BadRequestError(str(error), parsed.structure_path) from error
+            raise BadRequestError(str(error), field) from error
 
-    def _add(self, prompts: Sequence[str | list[int]], parsed: CompletionRequest) -> list[Handle]:
+    def _add(self, prompts: Sequence[str | list[int]], params: SamplingParams) -> list[Handle]:
         waiting = len(self._engine.scheduler.waiting)
         if waiting + len(prompts) > self._options.most_waiting:
             raise BadRequestError("Too many requests are waiting", status=429)
         handles: list[Handle] = []
         try:
             for prompt in prompts:
-                handles.append(self._engine.add(prompt, parsed.params))
+                handles.append(self._engine.add(prompt, params))
         except BaseException as error:
             _abort(handles)
             if isinstance(error, UsageError):
@@ -135,6 +145,8 @@ class Completions:
         if tokenizer is None or not tokenizer.chat_template:
             raise BadRequestError("The model has no chat template: use /v1/completions")
         options = {**self._options.template_options, **parsed.template_options}
+        if parsed.tools is not None:
+            options["tools"] = list(parsed.tools.listed)
         try:
             return encode_chat(tokenizer, parsed.messages or [], **options)
         except UsageError as error:
@@ -180,11 +192,8 @@ class Completions:
 async def _completions(answer: Answer, handle: Handle, record: Record) -> list[Completion]:
     """Wait for the continuations of a prompt."""
     completions = [Completion(index) for index in range(handle.params.n)]
-    watches = [record.watch() for _ in completions]
-    async for event in handle:
-        completions[event.index].add(answer.seen(event))
-        if event.chosen is not None:
-            watches[event.index].token()
+    async for event, _ in _events(answer, handle, record):
+        completions[event.index].add(event)
     return completions
 
 
@@ -192,23 +201,41 @@ async def _follow(
     answer: Answer, handle: Handle, first: int, pieces: asyncio.Queue[Any], record: Record
 ) -> None:
     """Put the pieces of a request into a queue, and the number of its new tokens at the end."""
-    watches = [record.watch() for _ in range(handle.params.n)]
     begun: set[int] = set()
     new = 0
     try:
-        async for event in handle:
+        async for event, message in _events(answer, handle, record):
             if event.index not in begun:
                 begun.add(event.index)
                 if (piece := answer.begin(handle, first + event.index)) is not None:
                     pieces.put_nowait(piece)
-            if event.chosen is not None:
-                watches[event.index].token()
-            seen = answer.seen(event)
-            new += seen.chosen is not None
-            pieces.put_nowait(answer.piece(seen, first + event.index))
+            new += event.chosen is not None
+            pieces.put_nowait(answer.piece(event, first + event.index, message))
         pieces.put_nowait(new)
     except Exception as error:  # the client gets it
         pieces.put_nowait(error)
+
+
+async def _events(
+    answer: Answer, handle: Handle, record: Record
+) -> AsyncIterator[tuple[Event, Message]]:
+    """Yield the events of a prompt as the client sees them, with the pieces of messages."""
+    watches = [record.watch() for _ in range(handle.params.n)]
+    ended: set[int] = set()
+    async for event in handle:
+        if event.index in ended:
+            continue
+        if event.chosen is not None:
+            watches[event.index].token()
+        seen, piece = answer.read(event)
+        if seen.finish is not None:
+            ended.add(event.index)
+            if event.finish is None:
+                handle.abort(event.index)
+        yield seen, piece
+    for assistant in answer.assistants:
+        record.metrics.calls.inc(len(assistant.message.calls))
+        record.metrics.failures.labels("tool_call").inc(assistant.failed)
 
 
 def _status_of(error: BaseException) -> int:

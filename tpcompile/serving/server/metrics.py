@@ -43,6 +43,9 @@ class Metrics:
         self.shared = Counter(
             "tpcompile_prefix_hit_tokens", "Tokens of prompts found in the cache", registry=own
         )
+        self.calls = Counter(
+            "tpcompile_tool_calls", "Calls of tools in answers of chats", registry=own
+        )
         self.failures = Counter(
             "tpcompile_failures", "Answers that could not be made, by kind", ["kind"], registry=own
         )

@@ -23,6 +23,10 @@ class Options:
     """The hosts that requests may name, besides those of loopback."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """The variables of the chat template, unless a request sets them."""
+    tool_parser: str = "auto"
+    """The form of the model's calls: a name, "none", or "auto" to choose by the chat template."""
+    reasoning_parser: str = "auto"
+    """"none" leaves thinking in the text; "auto" separates it if the template or tokens have it."""
     aliases: tuple[str, ...] = ()
     """Other names by which requests may name the model."""
 
