@@ -96,8 +96,13 @@ class Answer:
         return self._frame(".chunk", []) | {"usage": self._usage(handles, new)}
 
     def _usage(self, handles: Sequence[Handle], new: int) -> dict[str, Any]:
-        details = {"completion_tokens_details": {"reasoning_tokens": self.reasoning}}
-        return usage(handles, new) | (details if self.chats else {})
+        details = {"reasoning_tokens": self.reasoning} if self.chats else {}
+        if any(handle.drafted for handle in handles):
+            accepted = sum(handle.accepted for handle in handles)
+            details["accepted_prediction_tokens"] = accepted
+            drafted = sum(handle.drafted for handle in handles)
+            details["rejected_prediction_tokens"] = drafted - accepted
+        return usage(handles, new) | ({"completion_tokens_details": details} if details else {})
 
     def _frame(self, kind: str, choices: list[Any]) -> dict[str, Any]:
         return {
