@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpcompile.cli.command import (
@@ -25,6 +24,7 @@ from tpcompile.cli.command import (
 )
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
 from tpcompile.cli.sampling import add_sampling_arguments, sampling_of
+from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _EXAMPLES = """\
   tpcompile chat ./my-checkpoint --tp 2 --system "Answer in one sentence."
   tpcompile chat ./my-checkpoint --temperature 0
   tpcompile chat ./my-checkpoint --threads 2
+  tpcompile chat ./Qwen3-0.6B --chat-template-kwargs '{"enable_thinking": false}'
   echo "Why is the sky blue?" | tpcompile chat ./my-checkpoint
 
 Each line is a message. /reset starts a new conversation, and /exit or Ctrl-D
@@ -55,8 +56,7 @@ def _add_arguments(parser: Parser) -> None:
     add("--device", metavar="D", help="cpu or cuda; default: cpu")
     add_threads_argument(parser)
     add("--system", metavar="TEXT", help="the system's message at the beginning")
-    add("--chat-template", metavar="FILE", type=Path,
-        help="a Jinja template instead of the checkpoint's")  # fmt: skip
+    add_template_arguments(parser)
     add("--max-new-tokens", metavar="K", type=number(1, "the number of tokens"),
         help="most tokens of an answer; default: as many as fit")  # fmt: skip
     add("--max-seq-len", metavar="L", type=number(1, "the number of tokens"),
@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace) -> Result:
         model = compile_model(args, say, max_batch=1)
     with model, own_threads(args):
         torch.manual_seed(args.seed)
-        _talk(args, Conversation(model, tokenizer, args.system))
+        _talk(args, Conversation(model, tokenizer, args.system, args.chat_template_kwargs))
     return Result("")
 
 
@@ -92,24 +92,18 @@ def _tokenizer(args: argparse.Namespace) -> Any:
 
     config_of(args.model)  # report a missing model before a missing tokenizer
     try:
-        found = tokenizer_of(args.model)
+        tokenizer = tokenizer_of(args.model)
     except (CheckpointError, UnsupportedError) as error:
         error.hint = "Use a checkpoint with a tokenizer and a chat template"
         raise error.at(error.where) from error
-    if args.chat_template is not None:
-        try:
-            found.chat_template = args.chat_template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"The chat template {args.chat_template} cannot be read", got=str(error)
-            ) from error
-    if not found.chat_template:
+    set_template(args, tokenizer)
+    if not tokenizer.chat_template:
         raise UsageError(
             f"The tokenizer of {args.model} has no chat template",
             expected="a model trained to chat",
             hint="Continue text with tpcompile generate, or give a template: --chat-template FILE",
         )
-    return found
+    return tokenizer
 
 
 def _talk(args: argparse.Namespace, conversation: Conversation) -> None:

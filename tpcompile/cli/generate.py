@@ -21,6 +21,7 @@ from tpcompile.cli.command import (
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
 from tpcompile.cli.prompts import add_prompt_arguments, prompt_of
 from tpcompile.cli.sampling import GREEDY, add_sampling_arguments, sampling_of
+from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _TIMED = ("native", "triton")
 _EXAMPLES = """\
   tpcompile generate ./my-checkpoint --tp 2 --prompt "Once upon a time"
   tpcompile generate ./my-checkpoint --prompt "Why?" --chat --sample --seed 1
+  tpcompile generate ./Qwen3-0.6B --prompt "Why?" --chat \\
+      --chat-template-kwargs '{"enable_thinking": false}'
   echo "Once upon a time" | tpcompile generate ./my-checkpoint
   tpcompile generate preset:tiny-qwen3 --random-weights 0 --prompt-ids 1,2,3
   tpcompile generate ./my-checkpoint --backend native --prompt Hi --trace a.json
@@ -66,6 +69,7 @@ def _add_arguments(parser: Parser) -> None:
         action="store_true",
         help="treat the prompt as a user's turn and apply the chat template",
     )
+    add_template_arguments(parser)
     parser.add_argument(
         "--max-new-tokens",
         metavar="K",
@@ -115,7 +119,7 @@ def _run(args: argparse.Namespace) -> Result:
         from tpcompile.runtime import text
 
         tokenizer = _tokenizer(args)
-        ids = args.prompt_ids or text.encode_prompt(tokenizer, prompt or "", args.chat)
+        ids = args.prompt_ids or _encoded(args, tokenizer, prompt or "")
         room = _room(args, len(ids))
         import torch
 
@@ -146,6 +150,11 @@ def _check(args: argparse.Namespace) -> str | None:
             "--chat requires a prompt in text",
             got="--prompt-ids",
             hint="Leave out --chat, or use --prompt",
+        )
+    if not args.chat and (args.chat_template or args.chat_template_kwargs):
+        raise UsageError(
+            "A chat template is applied with --chat only",
+            hint="Add --chat, or leave out --chat-template and --chat-template-kwargs",
         )
     if args.trace:
         from tpcompile.inspect.files import check_file
@@ -183,6 +192,16 @@ def _tokenizer(args: argparse.Namespace) -> Any | None:
         if args.prompt_ids:
             return None
         raise
+
+
+def _encoded(args: argparse.Namespace, tokenizer: Any, prompt: str) -> list[int]:
+    """Return the ids of the prompt, by the chat template with `--chat`."""
+    from tpcompile.runtime.text import encode_prompt
+
+    if not args.chat:
+        return encode_prompt(tokenizer, prompt)
+    set_template(args, tokenizer)
+    return encode_prompt(tokenizer, prompt, chat=True, **args.chat_template_kwargs)
 
 
 def _room(args: argparse.Namespace, prompt: int) -> int:

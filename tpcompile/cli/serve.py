@@ -23,6 +23,7 @@ from tpcompile.cli.command import (
     number,
 )
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
+from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _add_arguments(parser: Parser) -> None:
     add("--api-key", metavar="K",
         help="key that clients must send, except for /health and /; default: none")  # fmt: skip
     add("--name", metavar="N", help="name of the model in answers; default: MODEL")
+    add_template_arguments(parser)
     add("--max-batch", metavar="B", type=number(1, "the batch"), default=16,
         help="requests that run at the same time; default: 16")  # fmt: skip
     add("--max-tokens-per-step", metavar="T", type=number(1, "the number of tokens"),
@@ -102,7 +104,8 @@ def _run(args: argparse.Namespace) -> Result:
         return _follow(args)
     with bound(args.host, args.port) as listening:  # the port first
         hosts = hosts_of(args.host, listening.getsockname()[0], args.allowed_host)
-        with own_threads(args), _model(args) as model, _engine(args, model) as engine:
+        tokenizer = _tokenizer(args)
+        with own_threads(args), _model(args) as model, _engine(args, model, tokenizer) as engine:
             _serve(args, engine, listening, hosts)
             if engine.failure:
                 sys.stderr.write(f"error: {engine.failure}\n")
@@ -124,12 +127,12 @@ def _model(args: argparse.Namespace) -> CompiledModel:
         return compile_model(args, say, max_batch=args.max_batch, isolate=args.isolate)
 
 
-def _engine(args: argparse.Namespace, model: CompiledModel) -> Engine:
+def _engine(args: argparse.Namespace, model: CompiledModel, tokenizer: Any) -> Engine:
     from tpcompile.serving import Engine
 
     return Engine(
         model,
-        tokenizer=_tokenizer(args),
+        tokenizer=tokenizer,
         max_tokens_per_step=args.max_tokens_per_step,
         kv_tokens=args.kv_tokens,
         snapshots=args.snapshots,
@@ -138,11 +141,14 @@ def _engine(args: argparse.Namespace, model: CompiledModel) -> Engine:
 
 def _serve(args: argparse.Namespace, engine: Engine, listening: socket, hosts: Hosts) -> None:
     """Serve until the process is asked to end."""
-    from tpcompile.serving.server.app import Options, Server
+    from tpcompile.serving.server.app import application
     from tpcompile.serving.server.listening import QuietServer, config_of
+    from tpcompile.serving.server.options import Options
 
     name = args.name or _short(args.model)
-    app = Server(engine, Options(name, args.api_key, hosts=hosts)).app()
+    variables = args.chat_template_kwargs
+    options = Options(name, args.api_key, hosts=hosts, template_options=variables)
+    app = application(engine, options)
     server = QuietServer(config_of(app, _GRACE_S))
     listening.listen(_BACKLOG)
     address, port = listening.getsockname()[:2]
@@ -179,13 +185,17 @@ def _watched(engine: Engine, server: uvicorn.Server) -> Iterator[None]:
 
 def _tokenizer(args: argparse.Namespace) -> Any:
     """Return the tokenizer; without one, the server takes token ids only."""
+    from tpcompile.frontend import config_of
     from tpcompile.runtime.text import tokenizer_of
 
+    config_of(args.model)  # report a missing model before a missing tokenizer
     try:
-        return tokenizer_of(args.model)
+        tokenizer = tokenizer_of(args.model)
     except CheckpointError as error:
         sys.stderr.write(f"warning: {error.message}. Requests must consist of token ids\n")
         return None
+    set_template(args, tokenizer)
+    return tokenizer
 
 
 def _short(model: str) -> str:

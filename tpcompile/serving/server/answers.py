@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from tpcompile.serving.requests import Completion, Event, Handle
 from tpcompile.serving.sampling import Chosen
-from tpcompile.serving.server.bodies import Asked
+from tpcompile.serving.server.bodies import CompletionRequest
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Answer:
     """The parts that all pieces of an answer have in common."""
 
     model: str
-    asked: Asked
+    request: CompletionRequest
     tokenizer: Any
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -30,24 +30,24 @@ class Answer:
 
     @property
     def chats(self) -> bool:
-        return self.asked.messages is not None
+        return self.request.messages is not None
 
     @property
     def _describes(self) -> bool:
-        return self.asked.params.logprobs is not None
+        return self.request.params.logprobs is not None
 
     def whole(self, handles: Sequence[Handle], results: Sequence[Sequence[Completion]]) -> Any:
         """Return the answer as a whole."""
         choices: list[Any] = []
         for handle, completions in zip(handles, results, strict=True):
-            for one in completions:
-                choices.append(self._choice(handle, one, len(choices)))
-        new = [len(one.chosen) for completions in results for one in completions]
+            for completion in completions:
+                choices.append(self._choice(handle, completion, len(choices)))
+        new = [len(completion.chosen) for completions in results for completion in completions]
         return self._frame("", choices) | {"usage": usage(handles, sum(new))}
 
     def seen(self, event: Event) -> Event:
         """Return what the client sees of an event."""
-        if self.asked.new:
+        if self.request.returns_tokens:
             return event
         return Event(event.index, None, finish="length" if event.finish == "stop" else event.finish)
 
@@ -56,7 +56,7 @@ class Answer:
         if self.chats:
             delta = {"role": "assistant", "content": ""}
             return self._frame(".chunk", [{"index": index, "delta": delta, "finish_reason": None}])
-        if not self.asked.echo:
+        if not self.request.echo:
             return None
         text, chosen = self._prompt(handle), [Chosen(handle.prompt[0]), *handle.prompt_chosen]
         logprobs = self._logprobs(chosen, index) if self._describes else None
@@ -89,18 +89,18 @@ class Answer:
             "choices": choices,
         }
 
-    def _choice(self, handle: Handle, one: Completion, index: int) -> dict[str, Any]:
+    def _choice(self, handle: Handle, completion: Completion, index: int) -> dict[str, Any]:
+        text, chosen, finish = completion.text, completion.chosen, completion.finish
         if self.chats:
-            message = {"role": "assistant", "content": one.text}
-            found: dict[str, Any] = {"index": index, "message": message}
-            logprobs = self._chat_logprobs(one.chosen) if self._describes else None
-            return found | {"logprobs": logprobs, "finish_reason": one.finish}
-        text, chosen = one.text, one.chosen
-        if self.asked.echo:
+            message = {"role": "assistant", "content": text}
+            choice: dict[str, Any] = {"index": index, "message": message}
+            logprobs = self._chat_logprobs(chosen) if self._describes else None
+            return choice | {"logprobs": logprobs, "finish_reason": finish}
+        if self.request.echo:
             text = self._prompt(handle) + text
             chosen = [Chosen(handle.prompt[0]), *handle.prompt_chosen, *chosen]
         logprobs = self._logprobs(chosen, index) if self._describes else None
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": one.finish}
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def _prompt(self, handle: Handle) -> str:
         if self.tokenizer is None:
@@ -110,30 +110,30 @@ class Answer:
 
     def _logprobs(self, chosen: Iterable[Chosen], index: int) -> dict[str, Any]:
         """Return log-probabilities as `/v1/completions` has them."""
-        found: dict[str, list[Any]] = {
+        columns: dict[str, list[Any]] = {
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
-        for one in chosen:
-            text = self._word(one.token)
-            found["tokens"].append(text)
-            found["token_logprobs"].append(one.logprob)
-            found["text_offset"].append(self.lengths[index])
+        for token, logprob, best in chosen:
+            text = self._word(token)
+            columns["tokens"].append(text)
+            columns["token_logprobs"].append(logprob)
+            columns["text_offset"].append(self.lengths[index])
             top: dict[str, float] = {}
-            for token, logprob in one.top:
-                top.setdefault(self._word(token), logprob)
-            found["top_logprobs"].append(top if one.logprob is not None else None)
+            for likely, value in best:
+                top.setdefault(self._word(likely), value)
+            columns["top_logprobs"].append(top if logprob is not None else None)
             self.lengths[index] += len(text)
-        return found
+        return columns
 
     def _chat_logprobs(self, chosen: Iterable[Chosen]) -> dict[str, Any]:
-        def one(token: int, logprob: float | None) -> dict[str, Any]:
+        def described(token: int, logprob: float | None) -> dict[str, Any]:
             text = self._word(token)
             return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
         return {
             "content": [
-                one(own.token, own.logprob) | {"top_logprobs": [one(*pair) for pair in own.top]}
-                for own in chosen
+                described(token, logprob) | {"top_logprobs": [described(*pair) for pair in best]}
+                for token, logprob, best in chosen
             ]
         }
 
@@ -156,7 +156,7 @@ def usage(handles: Sequence[Handle], new: int) -> dict[str, Any]:
     }
 
 
-def said(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+def error_object(status: int, message: str, param: str | None = None) -> dict[str, Any]:
     """Return an error, as OpenAI's API has it."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"message": message, "type": kind, "param": param, "code": status}
@@ -164,4 +164,4 @@ def said(status: int, message: str, param: str | None = None) -> dict[str, Any]:
 
 def error_of(status: int, message: str, param: str | None = None) -> Response:
     """Return an answer that says what is wrong."""
-    return JSONResponse({"error": said(status, message, param)}, status)
+    return JSONResponse({"error": error_object(status, message, param)}, status)

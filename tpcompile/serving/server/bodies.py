@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tpcompile.errors import UsageError
+from tpcompile.runtime.text import check_template_options
 from tpcompile.serving.params import SamplingParams
 
 _MOST_PROMPTS = 256
@@ -25,74 +26,81 @@ class BadRequestError(UsageError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """A request for completions, of a text or of a chat."""
 
     prompts: list[str | list[int]]
     params: SamplingParams
     stream: bool = False
-    usage: bool = False
+    include_usage: bool = False
     """Whether a stream ends with the numbers of tokens."""
     echo: bool = False
     """Whether the prompt is part of the text."""
-    new: bool = True
-    """Whether new tokens are: one is computed even if none is asked for, and not returned."""
+    returns_tokens: bool = True
+    """Whether new tokens are too: one is computed even for a `max_tokens` of 0."""
     messages: list[dict[str, Any]] | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template."""
 
 
-def completion(body: Any, most: int) -> Asked:
+def read_completion(body: Any, most: int) -> CompletionRequest:
     """Read the body of `/v1/completions`."""
-    given = _fields(body, {**_COMMON, **_COMPLETION})
-    prompts = _prompts(given.pop("prompt"))
-    echo, best = given.pop("echo", False), given.pop("logprobs", None)
-    wanted = given.pop("max_tokens", _SHORT)
-    options = _options(given, most)
+    fields = _fields(body, {**_COMMON, **_COMPLETION})
+    prompts = _prompts(fields.pop("prompt"))
+    echo, best = fields.pop("echo", False), fields.pop("logprobs", None)
+    max_tokens = fields.pop("max_tokens", _SHORT)
+    options = _options(fields, most)
     if best is not None:
         options["logprobs"] = best
         if echo:
             options["prompt_logprobs"] = best
-    options["max_tokens"] = 1 if wanted == 0 else wanted
-    return _asked(given, prompts, options, echo=echo, new=wanted != 0)
+    options["max_tokens"] = 1 if max_tokens == 0 else max_tokens
+    return _request(fields, prompts, options, echo=echo, returns_tokens=max_tokens != 0)
 
 
-def chat(body: Any, most: int) -> Asked:
+def read_chat(body: Any, most: int) -> CompletionRequest:
     """Read the body of `/v1/chat/completions`."""
-    given = _fields(body, {**_COMMON, **_CHAT})
-    messages = _messages(given.pop("messages"))
-    wanted = given.pop("max_tokens", None)
-    wanted = given.pop("max_completion_tokens", wanted)
-    wants, best = given.pop("logprobs", False), given.pop("top_logprobs", 0)
-    options = _options(given, most)
-    if wants:
+    fields = _fields(body, {**_COMMON, **_CHAT})
+    messages = _messages(fields.pop("messages"))
+    max_tokens = fields.pop("max_tokens", None)
+    max_tokens = fields.pop("max_completion_tokens", max_tokens)
+    describes, best = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
+    options = _options(fields, most)
+    if describes:
         options["logprobs"] = best
-    options["max_tokens"] = wanted
-    return _asked(given, [], options, messages=messages)
+    options["max_tokens"] = max_tokens
+    template = fields.pop("chat_template_kwargs", {})
+    try:
+        check_template_options("chat_template_kwargs", template)
+    except UsageError as error:
+        raise BadRequestError(str(error), "chat_template_kwargs") from error
+    return _request(fields, [], options, messages=messages, template_options=template)
 
 
-def _asked(
-    given: dict[str, Any], prompts: list[str | list[int]], options: dict[str, Any], **more: Any
-) -> Asked:
+def _request(
+    fields: dict[str, Any], prompts: list[str | list[int]], options: dict[str, Any], **more: Any
+) -> CompletionRequest:
     try:
         params = SamplingParams(**options)
     except UsageError as error:
         raise BadRequestError(str(error)) from error
-    streams = given.get("stream", False)
-    usage = bool(given.get("stream_options", {}).get("include_usage"))
-    return Asked(prompts, params, streams, usage, **more)
+    streams = fields.get("stream", False)
+    include_usage = bool(fields.get("stream_options", {}).get("include_usage"))
+    return CompletionRequest(prompts, params, streams, include_usage, **more)
 
 
-def _options(given: dict[str, Any], most: int) -> dict[str, Any]:
+def _options(fields: dict[str, Any], most: int) -> dict[str, Any]:
     """Return the options of `SamplingParams` in a body, with OpenAI's defaults."""
-    found = {name: given[name] for name in _SAME if name in given}
-    found.setdefault("temperature", 1.0)
-    stop = given.get("stop", ())
-    found["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    found["stop_tokens"] = tuple(given.get("stop_token_ids", ()))
-    if found.get("top_k") == -1:
-        found["top_k"] = None
-    if found.get("n", 1) > most:
-        raise BadRequestError(f"n must be at most {most}, got {found['n']}", "n")
-    return found
+    options = {name: fields[name] for name in _SAME if name in fields}
+    options.setdefault("temperature", 1.0)
+    stop = fields.get("stop", ())
+    options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    options["stop_tokens"] = tuple(fields.get("stop_token_ids", ()))
+    if options.get("top_k") == -1:
+        options["top_k"] = None
+    if options.get("n", 1) > most:
+        raise BadRequestError(f"n must be at most {most}, got {options['n']}", "n")
+    return options
 
 
 _SAME = (
@@ -138,6 +146,10 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def _only(*allowed: Any) -> Check:
     return lambda value: value in allowed
 
@@ -159,7 +171,7 @@ _COMMON: dict[str, tuple[Check, str]] = {
     "stop": (_stop, f"a text, or at most {_MOST_STOPS} of them"),
     "stop_token_ids": (_stop_ids, f"a list of at most {_MOST_STOP_IDS:,} integers"),
     "stream": (_flag, "true or false"),
-    "stream_options": (lambda value: isinstance(value, dict), "an object"),
+    "stream_options": (_object, "an object"),
     "user": (_text, "a text"),
     "logit_bias": (_only({}), "empty: it is not supported"),
 }
@@ -176,6 +188,7 @@ _CHAT: dict[str, tuple[Check, str]] = {
     "top_logprobs": (_whole, "an integer"),
     "max_completion_tokens": (_whole, "an integer"),
     "response_format": (_only({"type": "text"}), 'of type "text": others are not supported'),
+    "chat_template_kwargs": (_object, "an object"),
     "store": (_only(False), "false: nothing is stored"),
 }
 _NEEDED = ("prompt", "messages")
@@ -185,47 +198,47 @@ def _fields(body: Any, known: Mapping[str, tuple[Check, str]]) -> dict[str, Any]
     """Return the fields of a body that are not null; raise for unknown and wrong ones."""
     if not isinstance(body, dict):
         raise BadRequestError("The body must be a JSON object")
-    found = {name: value for name, value in body.items() if value is not None}
-    for name, value in found.items():
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name, value in fields.items():
         if name not in known:
             raise BadRequestError(f"{name[:60]!r} is not supported", name[:60])
-        fits, said = known[name]
+        fits, form = known[name]
         if not fits(value):
-            raise BadRequestError(f"{name} must be {said}", name)
+            raise BadRequestError(f"{name} must be {form}", name)
     for name in _NEEDED:
-        if name in known and name not in found:
+        if name in known and name not in fields:
             raise BadRequestError(f"{name} is missing", name)
-    return found
+    return fields
 
 
-def _prompts(given: Any) -> list[str | list[int]]:
+def _prompts(value: Any) -> list[str | list[int]]:
     """Return the prompts: one text or list of tokens, or a list of these."""
-    said = "prompt must be a text or token ids, or a list of these"
-    if isinstance(given, str) or (_ids(given) and given):
-        return [given]
-    if not isinstance(given, list) or not given:
-        raise BadRequestError(said, "prompt")
-    if len(given) > _MOST_PROMPTS:
+    form = "prompt must be a text or token ids, or a list of these"
+    if isinstance(value, str) or (_ids(value) and value):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise BadRequestError(form, "prompt")
+    if len(value) > _MOST_PROMPTS:
         raise BadRequestError(f"prompt must have at most {_MOST_PROMPTS} items", "prompt")
-    if not all(isinstance(one, str) or (_ids(one) and one) for one in given):
-        raise BadRequestError(said, "prompt")
-    return given
+    if not all(isinstance(prompt, str) or (_ids(prompt) and prompt) for prompt in value):
+        raise BadRequestError(form, "prompt")
+    return value
 
 
-def _messages(given: Any) -> list[dict[str, Any]]:
+def _messages(value: Any) -> list[dict[str, Any]]:
     """Return the messages, with the text of those that consist of parts."""
-    if not isinstance(given, list) or not given:
+    if not isinstance(value, list) or not value:
         raise BadRequestError("messages must be a list that is not empty", "messages")
-    found = []
-    for one in given:
-        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+    messages = []
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRequestError("Each of messages must have a role and a content", "messages")
-        content = one.get("content")
+        content = message.get("content")
         if isinstance(content, list):
             parts = [part.get("text") if isinstance(part, dict) else None for part in content]
             texts = [text for text in parts if isinstance(text, str)]
             content = "".join(texts) if len(texts) == len(parts) else None
         if not isinstance(content, str):
             raise BadRequestError("The content of each of messages must be a text", "messages")
-        found.append({"role": one["role"], "content": content})
-    return found
+        messages.append({"role": message["role"], "content": content})
+    return messages
