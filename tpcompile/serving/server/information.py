@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tpcompile.serving.engine import Engine
 from tpcompile.serving.server.metrics import Metrics
 from tpcompile.serving.server.options import Options
-from tpcompile.serving.server.page import PAGE
+from tpcompile.serving.server.page import page_routes
 from tpcompile.serving.server.requests import key_refusal
 
 
@@ -22,14 +22,11 @@ class Information:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("/", self._page),
+            *page_routes(),
             Route("/health", self._health),
             Route("/metrics", self._measured),
             Route("/v1/models", self._models),
         ]
-
-    async def _page(self, request: Request) -> Response:
-        return HTMLResponse(PAGE)
 
     async def _health(self, request: Request) -> Response:
         reason = self._engine.failure
@@ -44,10 +41,12 @@ class Information:
     async def _models(self, request: Request) -> Response:
         if (refusal := key_refusal(request, self._options.key)) is not None:
             return refusal
+        tokenizer = self._engine.tokenizer
         model = {
             "id": self._options.model,
             "object": "model",
             "owned_by": "tpcompile",
             "max_model_len": self._engine.model.max_seq_len,
+            "chat": bool(tokenizer is not None and tokenizer.chat_template),
         }
         return JSONResponse({"object": "list", "data": [model]})
