@@ -95,3 +95,15 @@ def test_the_box_stays_in_view_on_a_phone(browser: Any, replies: Replies) -> Non
         chat.page.fill("#prompt", "\n".join(["A line"] * 40))
         box = chat.page.locator("#send").bounding_box()
         assert box["y"] + box["height"] <= 500 and box["x"] + box["width"] <= 390
+
+
+def test_settings_that_cover_the_page_keep_the_focus(browser: Any, replies: Replies) -> None:
+    behind = "() => document.activeElement.closest('header, main') !== null"
+    for width, reached in ((390, False), (1400, True)):
+        options = {"viewport": {"width": width, "height": 800}}
+        with chatting(browser, replies.url, replies, **options) as chat:
+            chat.click("#settings-button")
+            chat.page.keyboard.press("Shift+Tab")
+            assert chat.page.evaluate(behind) is reached
+            chat.page.keyboard.press("Escape")
+            assert chat.page.locator("#prompt").evaluate("one => one === document.activeElement")

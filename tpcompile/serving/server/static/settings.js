@@ -69,15 +69,21 @@ export function readSettings() {
   return { ...values, key: byId("key").value, tools: readJson("tools"), schema: readJson("schema") };
 }
 
+// Show or hide the panel. On a phone it covers the page, which then is out of reach of the Tab key too.
+function showPanel(open) {
+  byId("settings").hidden = !open;
+  byId("settings-button").setAttribute("aria-expanded", String(open));
+  const covers = open && getComputedStyle(byId("settings")).position === "fixed";
+  for (const part of document.querySelectorAll("header, main")) part.inert = covers;
+}
+
 export function openSettings(field) {
-  byId("settings").hidden = false;
-  byId("settings-button").setAttribute("aria-expanded", "true");
+  showPanel(true);
   field.focus();
 }
 
 export function closeSettings() {
-  byId("settings").hidden = true;
-  byId("settings-button").setAttribute("aria-expanded", "false");
+  showPanel(false);
   byId("prompt").focus();
 }
 
