@@ -174,6 +174,25 @@ def test_rates(chat: Chat) -> None:
     ]
 
 
+def test_rates_of_tokens_that_arrive_at_once(chat: Chat) -> None:
+    """Tokens that all arrive at once have no rate."""
+    pieces = [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}] * 20
+    events = [{"choices": [piece]} for piece in pieces]
+    blank = [{"choices": [{"index": 0, "delta": {}, "finish_reason": None}]}] * 5
+    chat.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(
+            content_type="text/event-stream",
+            body="".join(
+                f"data: {json.dumps(event)}\n\n" for event in [*blank, *events, usage(4, 25)]
+            )
+            + "data: [DONE]\n\n",
+        ),
+    )
+    assert chat.told("Hello") == "a" * 20
+    assert chat.text(".rates").split(" · ")[1:] == ["25 new tokens", "4 of the prompt"]
+
+
 def _stops(chat: Chat, stop: Any) -> None:
     chat.replies.pause = 0.05
     chat.ask("Count", [delta(content=f"{n} ") for n in range(200)])
@@ -196,6 +215,18 @@ def test_the_button_stops(chat: Chat) -> None:
 
 def test_escape_stops(chat: Chat) -> None:
     _stops(chat, lambda: chat.page.keyboard.press("Escape"))
+
+
+def test_a_call_that_is_stopped_is_not_sent(chat: Chat) -> None:
+    chat.replies.pause = 0.1
+    chat.ask("The weather?", called(("weather", '{"city": "' + "a" * 500 + '"}')))
+    chat.page.wait_for_function("() => document.querySelector('.call pre')?.innerText.length > 8")
+    chat.page.keyboard.press("Escape")
+    chat.done()
+    assert chat.page.locator(".call textarea").count() == 0
+    chat.replies.pause = 0
+    assert chat.told("Never mind", spoken("Well")) == "Well"
+    assert [message["role"] for message in chat.replies.bodies[1]["messages"]] == ["user", "user"]
 
 
 def test_a_new_chat_while_an_answer_comes(chat: Chat) -> None:
@@ -260,6 +291,11 @@ def test_a_stream_that_fails(chat: Chat) -> None:
     chat.done()
     assert chat.text(".content") == "Wel"
     assert chat.text("article .error") == "A rank died (status 500)"
+    chat.told("Again", spoken("Hi"))
+    assert [message["content"] for message in chat.replies.bodies[1]["messages"]] == [
+        "Hello",
+        "Again",
+    ], "half of an answer is not part of the conversation"
 
 
 def test_a_stream_that_breaks_off(chat: Chat) -> None:

@@ -6,22 +6,23 @@ import { eventsOf, send } from "./stream.js";
 export function newAnswer() {
   return {
     role: "assistant", content: "", thinking: "", calls: [], finish: null, error: null, stopped: false,
-    usage: null, sent: performance.now(), first: null, last: null, thought: null,
+    usage: null, sent: performance.now(), first: null, last: null, thought: null, pieces: 0, firstPieces: 0,
   };
 }
 
-// Add an event of a stream to an answer.
-export function addEvent(answer, event) {
+// Add an event of a stream, which arrived at a moment, to an answer. Each piece is a token, even if it
+// has no text yet because the server cannot tell what it belongs to.
+export function addEvent(answer, event, moment) {
   if (event.usage) answer.usage = event.usage;
   for (const choice of event.choices || []) {
     const delta = choice.delta || { content: choice.text };
     const thinking = delta.reasoning_content ?? delta.reasoning;
-    if (thinking || delta.content || delta.refusal || delta.tool_calls?.length) {
-      answer.last = performance.now();
-      answer.first ??= answer.last;
-    }
+    answer.last = moment;
+    answer.first ??= moment;
+    answer.pieces += 1;
+    if (moment === answer.first) answer.firstPieces += 1;
     if (thinking) answer.thinking += thinking;
-    if (delta.content || delta.tool_calls?.length) answer.thought ??= performance.now();
+    if (delta.content || delta.tool_calls?.length) answer.thought ??= moment;
     answer.content += delta.content || delta.refusal || "";
     for (const call of delta.tool_calls || []) addCall(answer.calls, call);
     if (choice.finish_reason) answer.finish = choice.finish_reason;
@@ -36,12 +37,13 @@ function addCall(calls, { index = calls.length, id, function: called = {} }) {
   calls[index].arguments += called.arguments || "";
 }
 
-// Return the rates of an answer: seconds to the first token, and tokens per second after it.
-export function ratesOf({ sent, first, last, usage }) {
+// Return the rates of an answer: seconds to the first token, and tokens per second after it. Tokens that
+// arrived with the first one took none of that time.
+export function ratesOf({ sent, first, last, usage, pieces, firstPieces }) {
   if (first === null) return null;
   const tokens = usage?.completion_tokens ?? null;
-  const seconds = (last - first) / 1000;
-  return { first: (first - sent) / 1000, tokens, perSecond: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null };
+  const later = tokens * (1 - firstPieces / pieces), seconds = (last - first) / 1000;
+  return { first: (first - sent) / 1000, tokens, perSecond: later > 0 && seconds > 0 ? later / seconds : null };
 }
 
 // Return the calls of the last answer that have no result yet.
@@ -98,8 +100,8 @@ export function textBody(prompt, model, settings) {
 export async function ask(answer, path, key, body, signal, changed) {
   try {
     const response = await send(path, key, body, signal);
-    for await (const event of eventsOf(response)) {
-      addEvent(answer, event);
+    for await (const { event, moment } of eventsOf(response)) {
+      addEvent(answer, event, moment);
       changed();
     }
   } catch (error) {

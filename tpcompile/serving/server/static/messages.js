@@ -37,7 +37,8 @@ export function answerElement(answer, continued) {
 function update(made, answer, done, continued) {
   const { parts } = made;
   made.setAttribute("aria-busy", String(!done));
-  made.classList.toggle("waiting", !done && answer.first === null);
+  const empty = !answer.content && !answer.thinking && !answer.calls.length;
+  made.classList.toggle("waiting", !done && empty);
   showThinking(parts, answer, done);
   showContent(parts, answer, done);
   showCalls(parts.calls, answer, done, continued);

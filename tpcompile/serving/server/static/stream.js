@@ -33,13 +33,14 @@ async function messageOf(response) {
   }
 }
 
-// Yield the events of a stream as objects.
+// Yield the events of a stream, and the moment at which each arrived. Several may arrive at once.
 export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
       const { done, value } = await reader.read();
+      const moment = performance.now();
       const lines = (rest + (value || "")).split(/\r?\n/);
       rest = lines.pop();
       for (const line of lines) {
@@ -48,7 +49,7 @@ export async function* eventsOf(response) {
         if (data === "[DONE]") return;
         const event = JSON.parse(data);
         if (event.error) throw new ServerError(event.error.message, event.error.code);
-        yield event;
+        yield { event, moment };
       }
       if (done) throw new ServerError("The connection ended before the answer was complete.");
     }
