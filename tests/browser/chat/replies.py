@@ -70,6 +70,8 @@ class Replies:
     """Seconds between events."""
     ends: bool = True
     """Whether streams end with [DONE]; the connection is closed after the events if not."""
+    cut: int | None = None
+    """The bytes of a piece of a stream, if events are cut without regard to their ends."""
     models: Any = None
     """The model in `/v1/models`; or a pair of a status and a message."""
     gone: int = 0
@@ -98,12 +100,19 @@ class Replies:
         reply = self.answers.pop(0)
         if isinstance(reply, tuple):
             return _refusal(*reply)
-        return StreamingResponse(self._events(reply), media_type="text/event-stream")
+        stream = self._events(reply) if self.cut is None else self._pieces(reply, self.cut)
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    async def _pieces(self, events: Events, size: int) -> AsyncIterator[bytes]:
+        whole = b"".join([event.encode() async for event in self._events(events)])
+        for at in range(0, len(whole), size):
+            yield whole[at : at + size]
+            await asyncio.sleep(0.002)
 
     async def _events(self, events: Events) -> AsyncIterator[str]:
         try:
             for event in events:
-                yield f"data: {json.dumps(event)}\n\n"
+                yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
                 await asyncio.sleep(self.pause)
             if self.ends:
                 yield "data: [DONE]\n\n"

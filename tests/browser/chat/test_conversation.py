@@ -29,6 +29,11 @@ def test_an_answer_streams(chat: Chat) -> None:
     assert chat.texts(".bubble") == ["Tell me"]
 
 
+def test_events_that_are_cut_anywhere(chat: Chat) -> None:
+    chat.replies.cut = 7
+    assert chat.told("Hello", spoken("aé☃ 😀b", 1)) == "aé☃ 😀b"
+
+
 def test_the_body_of_a_request(chat: Chat) -> None:
     chat.told("Hello", spoken("Hi"))
     chat.told("Again", spoken("Yes"))
