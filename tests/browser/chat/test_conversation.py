@@ -238,11 +238,23 @@ def test_a_new_chat_while_an_answer_comes(chat: Chat) -> None:
     chat.replies.pause = 0.05
     chat.ask("Count", [delta(content=f"{n} ") for n in range(200)])
     chat.page.wait_for_selector(".content p")
+    chat.replies.pause = 0.02
+    chat.replies.answers.append(spoken("Hi, and a few more words"))
+    chat.page.evaluate(
+        """() => {
+          document.getElementById("new").click();
+          document.getElementById("prompt").value = "Hello";
+          document.getElementById("send").click();
+        }"""
+    )
+    chat.page.wait_for_function("() => document.body.innerText.includes('Hi')")
+    assert chat.page.locator("#stop").is_visible(), "the first request does not end the second"
+    assert chat.said == "Waiting for the answer"
+    chat.done()
+    assert chat.texts("article .content") == ["Hi, and a few more words"]
+    assert len(chat.replies.bodies[1]["messages"]) == 1
     chat.click("#new")
     assert chat.texts("article") == [] and chat.page.locator(".empty").is_visible()
-    chat.replies.pause = 0
-    assert chat.told("Hello", spoken("Hi")) == "Hi"
-    assert len(chat.replies.bodies[1]["messages"]) == 1
 
 
 def test_retry_and_edit(chat: Chat) -> None:

@@ -25,6 +25,7 @@ GROW = """async ([text, size]) => {
 
 CASES = {
     "paragraphs": ("a\nb\n\nc", "<p>a\nb</p><p>c</p>"),
+    "spaces": ("  a\n\n b ", "<p>a</p><p>b</p>"),
     "bold": ("a **b c** d", "<p>a <strong>b c</strong> d</p>"),
     "italics": ("*a* 2*3*4", "<p><em>a</em> 2<em>3</em>4</p>"),
     "products": ("2 * 3 * 4", "<p>2 * 3 * 4</p>"),

@@ -59,7 +59,7 @@ const MAKERS = {
       element("thead", {}, element("tr", {}, cells(head, "th"))),
       element("tbody", {}, rows.map((row) => element("tr", {}, cells(row, "td"))))));
   },
-  paragraph: ({ lines }) => element("p", {}, inline(lines.join("\n"))),
+  paragraph: ({ lines }) => element("p", {}, inline(lines.join("\n").trim())),
 };
 
 const DEEPEST = 12;   // quotes and lists within each other; further ones are text

@@ -90,7 +90,7 @@ async function answer(settings, message, path, body) {
   const made = answerElement(message, () => converse());
   add(message, made);
   byId("log").scrollTop = byId("log").scrollHeight;
-  chat.running = new AbortController();
+  const controller = chat.running = new AbortController();
   showRunning();
   say("Waiting for the answer");
   let frame = null;
@@ -100,10 +100,10 @@ async function answer(settings, message, path, body) {
       follow(() => made.update(false));
     });
   };
-  await ask(message, path, settings.key, body, chat.running.signal, changed);
+  await ask(message, path, settings.key, body, controller.signal, changed);
   if (frame !== null) cancelAnimationFrame(frame);
+  if (chat.running !== controller) return;   // a new chat has begun meanwhile
   chat.running = null;
-  if (!made.isConnected) return;   // a new chat has begun meanwhile
   follow(() => {
     made.update(true);
     showRunning();
@@ -189,6 +189,7 @@ function cancelEdit() {
 
 function newChat() {
   chat.running?.abort();
+  chat.running = null;
   endEdit();
   take(0);
   showEmpty();
