@@ -12,6 +12,8 @@ from transformers import DynamicCache
 import tpcompile
 from tests.models import TOLERANCE, relative_error
 from tests.runtime.eager_pair import PAD, Both, tiny_both
+from tpcompile.errors import UsageError
+from tpcompile.runtime.arguments import check_range
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 MASK = torch.ones_like(IDS)
@@ -201,3 +203,28 @@ def test_what_generate_is_not_given(both: Both, given: dict[str, Any], said: str
     with pytest.raises((tpcompile.UsageError, tpcompile.UnsupportedError), match=said):
         both.compiled.generate(**given, max_new_tokens=2, pad_token_id=PAD)
     both.same(IDS, max_new_tokens=2, do_sample=False)
+
+
+@pytest.mark.parametrize(
+    ("position", "message"), [(8, r"got 8\. Compile with a max_seq_len of 9"), (-1, "got -1")]
+)
+def test_positions_outside_of_the_longest_sequence(position: int, message: str) -> None:
+    check_range(torch.tensor([0, 7, 3]), 8)
+    with pytest.raises(UsageError, match=rf"Every position must be from 0 to 7, {message}"):
+        check_range(torch.tensor([0, position, 3]), 8)
+
+
+CACHELESS = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention"
+
+
+@pytest.mark.parametrize("pipeline", [None, CACHELESS])
+def test_a_model_refuses_tokens_beyond_its_positions(pipeline: str | None) -> None:
+    """With a KV cache and without one, whether the positions are given or counted."""
+    eager = tiny_both().eager
+    options = {"backend": "torch", "simulate": True, "pipeline": pipeline}
+    with tpcompile.compile(eager, 1, max_seq_len=8, **options) as model:
+        assert model(torch.ones(1, 8, dtype=torch.long)).logits.shape[1] == 8
+        with pytest.raises(UsageError, match=r"max_seq_len.* 9 "):
+            model(torch.ones(1, 9, dtype=torch.long), use_cache=False)
+        with pytest.raises(UsageError, match="from 0 to 7, got 8"):
+            model(IDS, position_ids=PLACES + 5)

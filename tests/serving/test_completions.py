@@ -57,3 +57,40 @@ def test_variables_that_clash(served: Served, name: str) -> None:
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "chat_template_kwargs")
     assert f"got {name!r}" in error["message"]
+
+
+def first_token(served: Served, **more: Any) -> int:
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 1, "ignore_eos": True, **more}
+    answer = post(served, "completions", body)
+    assert answer.status_code == 200, answer.text
+    tokens = served.tokenizer(answer.json()["choices"][0]["text"])["input_ids"]
+    return int(tokens[0])
+
+
+def test_biases_of_tokens(served: Served) -> None:
+    best = first_token(served)
+    other = served.tokenizer(" cat")["input_ids"][0]
+    assert best != other
+    assert first_token(served, logit_bias={str(best): -100}) != best
+    assert first_token(served, logit_bias={str(other): 100}) == other
+    assert first_token(served, logit_bias={}) == best
+
+
+BAD_BIASES: dict[str, Any] = {
+    "logit_bias must be a number from -100 to 100, got 101": {"1": 101},
+    "logit_bias must be an object of token ids and numbers": {"a": 1},
+    "Tokens of logit_bias must be from 0 to": {"9999999": 1},
+}
+
+
+@pytest.mark.parametrize("message", BAD_BIASES)
+def test_bad_biases(served: Served, message: str) -> None:
+    answer = post(served, "chat/completions", CHAT | {"logit_bias": BAD_BIASES[message]})
+    assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+
+
+def test_no_tools(served: Served) -> None:
+    """Clients send these where a user has no tools."""
+    plain = post(served, "chat/completions", CHAT).json()["choices"]
+    for more in ({"tools": []}, {"tool_choice": "none"}, {"tools": [], "tool_choice": "none"}):
+        assert post(served, "chat/completions", CHAT | more).json()["choices"] == plain

@@ -8,7 +8,7 @@ import importlib
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tpcompile.cli.command import (
@@ -23,7 +23,11 @@ from tpcompile.cli.command import (
     refuse_unknown,
 )
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
-from tpcompile.cli.sampling import add_sampling_arguments, sampling_of
+from tpcompile.cli.sampling import (
+    add_generation_config_argument,
+    add_sampling_arguments,
+    answer_options,
+)
 from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 
@@ -58,10 +62,11 @@ def _add_arguments(parser: Parser) -> None:
     add("--system", metavar="TEXT", help="the system's message at the beginning")
     add_template_arguments(parser)
     add("--max-new-tokens", metavar="K", type=number(1, "the number of tokens"),
-        help="most tokens of an answer; default: as many as fit")  # fmt: skip
+        help="most tokens of an answer; default: the checkpoint's, or as many as fit")  # fmt: skip
     add("--max-seq-len", metavar="L", type=number(1, "the number of tokens"),
         help="most tokens of the conversation; default: the configuration's")  # fmt: skip
     add_sampling_arguments(parser)
+    add_generation_config_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> Result:
@@ -72,6 +77,7 @@ def _run(args: argparse.Namespace) -> Result:
 
         from tpcompile.runtime.conversation import Conversation
         from tpcompile.runtime.ranks.launched import has_launcher
+        from tpcompile.serving.defaults import sampling_defaults
 
         if has_launcher():
             raise UsageError(
@@ -81,7 +87,9 @@ def _run(args: argparse.Namespace) -> Result:
         model = compile_model(args, say, max_batch=1)
     with model, own_threads(args):
         torch.manual_seed(args.seed)
-        _talk(args, Conversation(model, tokenizer, args.system, args.chat_template_kwargs))
+        options = answer_options(args, sampling_defaults(model.generation_config))
+        conversation = Conversation(model, tokenizer, args.system, args.chat_template_kwargs)
+        _talk(args, conversation, options)
     return Result("")
 
 
@@ -106,7 +114,7 @@ def _tokenizer(args: argparse.Namespace) -> Any:
     return tokenizer
 
 
-def _talk(args: argparse.Namespace, conversation: Conversation) -> None:
+def _talk(args: argparse.Namespace, conversation: Conversation, options: Mapping[str, Any]) -> None:
     terminal = sys.stdin.isatty()
     if terminal:
         sys.stderr.write("/reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops an answer.\n")
@@ -118,30 +126,26 @@ def _talk(args: argparse.Namespace, conversation: Conversation) -> None:
                     return
                 conversation.reset()
             elif line:
-                _answer(args, conversation, line)
+                _answer(args, conversation, line, options)
         except UsageError as error:
             if not terminal:
                 raise
             sys.stderr.write(f"error: {error}\n")
 
 
-def _answer(args: argparse.Namespace, conversation: Conversation, message: str) -> None:
+def _answer(
+    args: argparse.Namespace, conversation: Conversation, message: str, options: Mapping[str, Any]
+) -> None:
     def write(text: str) -> None:
         args.stdout.write(printable(text, args.stdout))
         args.stdout.flush()
 
     with _interrupts() as interrupts:
-        found = conversation.answer(
-            message,
-            write,
-            lambda: bool(interrupts),
-            max_new_tokens=args.max_new_tokens,
-            **sampling_of(args),
-        )
+        answer = conversation.answer(message, write, lambda: bool(interrupts), **options)
     if interrupts:
         sys.stderr.write("(stopped)\n")
-    elif found.tokens == found.room:
-        sys.stderr.write(f"(stopped after {found.tokens} tokens)\n")
+    elif answer.tokens == answer.room:
+        sys.stderr.write(f"(stopped after {answer.tokens} tokens)\n")
 
 
 @contextlib.contextmanager

@@ -72,10 +72,11 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
     """Compile the model for a command that runs it; `more` are further options of `compile`."""
     say(f"compiling {args.model}")
     from tpcompile.api import compile
+    from tpcompile.runtime.generation import without_sampling
 
     _refuse_gpus_without_torchrun(args)
     with plain_warnings(args):
-        return compile(
+        model = compile(
             args.model,
             tp=args.tp,
             backend=args.backend,
@@ -92,6 +93,9 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
             experts=args.experts,
             **more,
         )
+    if args.generation_config == "none":
+        model.generation_config = without_sampling(model.generation_config)
+    return model
 
 
 @contextlib.contextmanager

@@ -20,7 +20,12 @@ from tpcompile.cli.command import (
 )
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
 from tpcompile.cli.prompts import add_prompt_arguments, prompt_of
-from tpcompile.cli.sampling import GREEDY, add_sampling_arguments, sampling_of
+from tpcompile.cli.sampling import (
+    GREEDY,
+    add_generation_config_argument,
+    add_sampling_arguments,
+    sampling_of,
+)
 from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import UsageError
 
@@ -104,6 +109,7 @@ def _add_choosing(parser: Parser) -> None:
         "unless the temperature is 0",
     )
     add_sampling_arguments(parser)
+    add_generation_config_argument(parser)
     parser.add_argument(
         "--beams",
         metavar="N",
@@ -207,8 +213,9 @@ def _encoded(args: argparse.Namespace, tokenizer: Any, prompt: str) -> list[int]
 def _room(args: argparse.Namespace, prompt: int) -> int:
     """Return the number of tokens to generate. Refuse it if the sequence would not fit."""
     from tpcompile.frontend import config_of
+    from tpcompile.frontend.positions import longest_of
 
-    limit: int = args.max_seq_len or config_of(args.model).max_position_embeddings
+    limit = longest_of(config_of(args.model), args.max_seq_len)
     wanted = args.max_new_tokens or 1
     if prompt + wanted > limit:
         least = limit - prompt

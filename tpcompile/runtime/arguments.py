@@ -147,6 +147,16 @@ def _check_positions(position_ids: Any, ids: torch.Tensor) -> torch.Tensor:
     return positions.long()
 
 
+def check_range(positions: torch.Tensor, most: int) -> None:
+    """Raise unless every position is one of a sequence of at most `most` tokens."""
+    low, high = (int(end) for end in torch.aminmax(positions))
+    if low < 0 or high >= most:
+        raise UsageError(
+            f"Every position must be from 0 to {most - 1:,}, got {low if low < 0 else high:,}",
+            hint="" if low < 0 else f"Compile with a max_seq_len of {high + 1:,} or more",
+        )
+
+
 def _columns(logits_to_keep: Any, length: int) -> Sequence[int] | int:
     """Return the columns that Hugging Face's code picks: the last n, or the given indices."""
     chosen = logits_to_keep

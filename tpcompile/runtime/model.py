@@ -26,6 +26,7 @@ from tpcompile.runtime.arguments import (
     check_flag,
     check_ids,
     check_mask,
+    check_range,
     checked,
     refuse_code,
     refuse_options,
@@ -238,6 +239,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
                 own.real if has_past and own is not None else None,
                 split,
             )
+            if given.position_ids is not None or own is None:  # else the cache counts the tokens
+                check_range(packed.positions, self.max_seq_len)
             result, choices = self._run(packed, own, "tokens" if greedy else "logits", routing)
         assert input_ids is not None
         found = packed.unpack(result).to(input_ids.device)

@@ -94,14 +94,23 @@ def encode_prompt(tokenizer: Any, prompt: str, chat: bool = False, **options: An
     return encode_chat(tokenizer, [{"role": "user", "content": prompt}], **options)
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+def encode_chat(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    **options: Any,
+) -> list[int]:
     """Return the ids of messages followed by the generation prompt.
 
     `options` are variables of the chat template, such as `enable_thinking=False`.
     """
     try:
         encoded = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True, **options
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            return_dict=True,
+            **options,
         )
     except Exception as error:  # a template may raise anything
         raise UsageError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tpcompile.errors import UsageError
 
 _MOST_SEED = 2**63 - 1
+_MOST_BIAS = 100
 _COLDEST = 1e-5
 """The least temperature that is not greedy. fp32 logits divided by it are finite."""
 
@@ -34,6 +36,9 @@ class SamplingParams:
     """As OpenAI's: subtracted from the logits of each new token that has occurred."""
     frequency_penalty: float = 0.0
     """As OpenAI's: the same, times its occurrences."""
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    """As OpenAI's: numbers from -100 to 100 by token, added to the logits before all else. The
+    log-probabilities are those without them. They are stored as pairs, by token."""
     seed: int | None = None
     """With a seed, the continuation is always the same; else each request has its own."""
     stop: tuple[str, ...] = ()
@@ -72,22 +77,32 @@ class SamplingParams:
             )
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise UsageError(f"stop must consist of texts that are not empty, got {self.stop!r}")
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
         if any(not isinstance(token, int) or isinstance(token, bool) for token in self.stop_tokens):
             raise UsageError(f"stop_tokens must be token ids, got {self.stop_tokens!r}")
 
     def check_vocabulary(self, size: int) -> None:
-        """Raise if a token that ends the continuation is not one of `size` tokens."""
+        """Raise if a token of the options is not one of `size` tokens."""
         outside = [token for token in self.stop_tokens if not 0 <= token < size]
         if outside:
             raise UsageError(
                 f"Tokens that end a request must be from 0 to {size - 1}, got {outside[0]}"
             )
+        outside = [token for token, _ in self.biases if not 0 <= token < size]
+        if outside:
+            raise UsageError(f"Tokens of logit_bias must be from 0 to {size - 1}, got {outside[0]}")
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """The tokens of `logit_bias`, with what is added to their logits."""
+        return cast("tuple[tuple[int, float], ...]", self.logit_bias)
 
     @property
     def plain(self) -> bool:
         """Whether the best token is always chosen, and nothing but the token is wanted."""
         changed = self.min_tokens or self.logprobs is not None or self.repetition_penalty != 1
+        changed = changed or bool(self.logit_bias)
         return not (changed or self.temperature or self.presence_penalty or self.frequency_penalty)
 
 
@@ -108,6 +123,24 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "prompt_logprobs": (0, 20, True),
 }
 """The least and the greatest value, and whether it must be whole."""
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """Return pairs of tokens and biases, by token; raise for others."""
+    try:
+        pairs = dict(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"logit_bias must be a mapping of tokens to numbers, got {value!r}"
+        ) from error
+    for token, bias in pairs.items():
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise UsageError(f"Tokens of logit_bias must be token ids, got {token!r}")
+        number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not number or not -_MOST_BIAS <= bias <= _MOST_BIAS:
+            limits = _said(-_MOST_BIAS, _MOST_BIAS, False)
+            raise UsageError(f"logit_bias must be {limits}, got {bias!r} for token {token}")
+    return tuple((token, float(bias)) for token, bias in sorted(pairs.items()))
 
 
 def _said(low: Any, high: Any, whole: bool) -> str:

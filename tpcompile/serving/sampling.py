@@ -47,6 +47,8 @@ class Sampler:
         """
         self._params, self._prompt, self._index = params, prompt, index
         self._ends = sorted(ends) if params.min_tokens else []
+        self._biased = np.array([token for token, _ in params.biases], np.int64)
+        self._biases = np.array([bias for _, bias in params.biases], np.float32)
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
         self._seen = _Seen(prompt)
 
@@ -57,6 +59,7 @@ class Sampler:
         """
         params = self._params
         scores = _scores_of(logits)
+        scores[self._biased] += self._biases
         self._penalise(scores, tokens)
         if params.temperature:
             if params.temperature != 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ class Answer:
     model: str
     request: CompletionRequest
     tokenizer: Any
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    id: str
     created: int = field(default_factory=lambda: int(time.time()))
     lengths: Counter[int] = field(default_factory=Counter)
     """By choice, the number of characters in the tokens described so far."""
@@ -156,12 +155,16 @@ def usage(handles: Sequence[Handle], new: int) -> dict[str, Any]:
     }
 
 
-def error_object(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    """Return an error, as OpenAI's API has it."""
+def error_object(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Return an error, as OpenAI's API has it. The status is the code, unless it has a name."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": message, "type": kind, "param": param, "code": status}
+    return {"message": message, "type": kind, "param": param, "code": code or status}
 
 
-def error_of(status: int, message: str, param: str | None = None) -> Response:
+def error_of(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> Response:
     """Return an answer that says what is wrong."""
-    return JSONResponse({"error": error_object(status, message, param)}, status)
+    return JSONResponse({"error": error_object(status, message, param, code)}, status)

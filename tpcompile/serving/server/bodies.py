@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +21,11 @@ _SHORT = 16
 class BadRequestError(UsageError):
     """A request that is answered with a status of 400 to 499."""
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, status: int = 400, code: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.message, self.param, self.status = message, param, status
+        self.message, self.param, self.status, self.code = message, param, status, code
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class CompletionRequest:
 
     prompts: list[str | list[int]]
     params: SamplingParams
+    model: str | None = None
+    """The name of the model; None: the body has no name."""
     stream: bool = False
     include_usage: bool = False
     """Whether a stream ends with the numbers of tokens."""
@@ -43,13 +48,16 @@ class CompletionRequest:
     """Variables of the chat template."""
 
 
-def read_completion(body: Any, most: int) -> CompletionRequest:
-    """Read the body of `/v1/completions`."""
-    fields = _fields(body, {**_COMMON, **_COMPLETION})
+def read_completion(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
+    """Read the body of `/v1/completions`. `most` is the number of continuations at most.
+
+    `defaults` are options of `SamplingParams` for what the body does not say.
+    """
+    fields = fields_of(body, {**_COMMON, **_COMPLETION})
     prompts = _prompts(fields.pop("prompt"))
     echo, best = fields.pop("echo", False), fields.pop("logprobs", None)
     max_tokens = fields.pop("max_tokens", _SHORT)
-    options = _options(fields, most)
+    options = _options(fields, most, defaults)
     if best is not None:
         options["logprobs"] = best
         if echo:
@@ -58,23 +66,29 @@ def read_completion(body: Any, most: int) -> CompletionRequest:
     return _request(fields, prompts, options, echo=echo, returns_tokens=max_tokens != 0)
 
 
-def read_chat(body: Any, most: int) -> CompletionRequest:
-    """Read the body of `/v1/chat/completions`."""
-    fields = _fields(body, {**_COMMON, **_CHAT})
-    messages = _messages(fields.pop("messages"))
-    max_tokens = fields.pop("max_tokens", None)
+def read_chat(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
+    """Read the body of `/v1/chat/completions`, as `read_completion` does."""
+    fields = fields_of(body, {**_COMMON, **_CHAT})
+    messages = messages_of(fields.pop("messages"))
+    max_tokens = fields.pop("max_tokens", defaults.get("max_tokens"))
     max_tokens = fields.pop("max_completion_tokens", max_tokens)
     describes, best = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
-    options = _options(fields, most)
+    options = _options(fields, most, defaults)
     if describes:
         options["logprobs"] = best
     options["max_tokens"] = max_tokens
-    template = fields.pop("chat_template_kwargs", {})
+    template = template_options_of(fields)
+    return _request(fields, [], options, messages=messages, template_options=template)
+
+
+def template_options_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables of the chat template."""
+    options: dict[str, Any] = fields.pop("chat_template_kwargs", {})
     try:
-        check_template_options("chat_template_kwargs", template)
+        check_template_options("chat_template_kwargs", options)
     except UsageError as error:
         raise BadRequestError(str(error), "chat_template_kwargs") from error
-    return _request(fields, [], options, messages=messages, template_options=template)
+    return options
 
 
 def _request(
@@ -86,16 +100,19 @@ def _request(
         raise BadRequestError(str(error)) from error
     streams = fields.get("stream", False)
     include_usage = bool(fields.get("stream_options", {}).get("include_usage"))
-    return CompletionRequest(prompts, params, streams, include_usage, **more)
+    model = fields.get("model")
+    return CompletionRequest(prompts, params, model, streams, include_usage, **more)
 
 
-def _options(fields: dict[str, Any], most: int) -> dict[str, Any]:
-    """Return the options of `SamplingParams` in a body, with OpenAI's defaults."""
-    options = {name: fields[name] for name in _SAME if name in fields}
-    options.setdefault("temperature", 1.0)
+def _options(fields: dict[str, Any], most: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `SamplingParams` in a body, else in `defaults`, else OpenAI's."""
+    options = {"temperature": 1.0, **defaults}
+    options.update((name, fields[name]) for name in _SAME if name in fields)
     stop = fields.get("stop", ())
     options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     options["stop_tokens"] = tuple(fields.get("stop_token_ids", ()))
+    biases = fields.get("logit_bias", {})
+    options["logit_bias"] = {int(token): bias for token, bias in biases.items()}
     if options.get("top_k") == -1:
         options["top_k"] = None
     if options.get("n", 1) > most:
@@ -107,6 +124,9 @@ _SAME = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
+
+_BIASED = re.compile(r"\d{1,10}", re.ASCII)
+"""A token id as a text."""
 
 Check = Callable[[Any], bool]
 
@@ -150,6 +170,13 @@ def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _biases(value: Any) -> bool:
+    """Return whether it is an object of token ids, as texts, and numbers."""
+    if not isinstance(value, dict):
+        return False
+    return all(_BIASED.fullmatch(token) and _number(bias) for token, bias in value.items())
+
+
 def _only(*allowed: Any) -> Check:
     return lambda value: value in allowed
 
@@ -173,7 +200,7 @@ _COMMON: dict[str, tuple[Check, str]] = {
     "stream": (_flag, "true or false"),
     "stream_options": (_object, "an object"),
     "user": (_text, "a text"),
-    "logit_bias": (_only({}), "empty: it is not supported"),
+    "logit_bias": (_biases, "an object of token ids and numbers"),
 }
 _COMPLETION: dict[str, tuple[Check, str]] = {
     "prompt": (_anything, ""),
@@ -189,12 +216,35 @@ _CHAT: dict[str, tuple[Check, str]] = {
     "max_completion_tokens": (_whole, "an integer"),
     "response_format": (_only({"type": "text"}), 'of type "text": others are not supported'),
     "chat_template_kwargs": (_object, "an object"),
+    "tools": (_only([]), "empty: they are not supported"),
+    "tool_choice": (_only("none"), '"none": others are not supported'),
     "store": (_only(False), "false: nothing is stored"),
 }
-_NEEDED = ("prompt", "messages")
+_NEEDED = ("prompt", "messages", "tokens")
+_TOKENS: dict[str, tuple[Check, str]] = {
+    "model": (_text, "a text"),
+    "return_token_strs": (_flag, "true or false"),
+}
+TOKENIZE = {
+    **_TOKENS,
+    "prompt": (_text, "a text"),
+    "add_special_tokens": (_flag, "true or false"),
+}
+TOKENIZE_CHAT = {
+    **_TOKENS,
+    "messages": (_anything, ""),
+    "add_generation_prompt": (_flag, "true or false"),
+    "add_special_tokens": (_only(False), "false: the chat template adds them"),
+    "continue_final_message": (_only(False), "false: others are not supported"),
+    "chat_template_kwargs": (_object, "an object"),
+}
+DETOKENIZE: dict[str, tuple[Check, str]] = {
+    "model": (_text, "a text"),
+    "tokens": (_ids, "a list of integers"),
+}
 
 
-def _fields(body: Any, known: Mapping[str, tuple[Check, str]]) -> dict[str, Any]:
+def fields_of(body: Any, known: Mapping[str, tuple[Check, str]]) -> dict[str, Any]:
     """Return the fields of a body that are not null; raise for unknown and wrong ones."""
     if not isinstance(body, dict):
         raise BadRequestError("The body must be a JSON object")
@@ -225,7 +275,7 @@ def _prompts(value: Any) -> list[str | list[int]]:
     return value
 
 
-def _messages(value: Any) -> list[dict[str, Any]]:
+def messages_of(value: Any) -> list[dict[str, Any]]:
     """Return the messages, with the text of those that consist of parts."""
     if not isinstance(value, list) or not value:
         raise BadRequestError("messages must be a list that is not empty", "messages")

@@ -23,3 +23,10 @@ class Options:
     """The hosts that requests may name, besides those of loopback."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """The variables of the chat template, unless a request sets them."""
+    aliases: tuple[str, ...] = ()
+    """Other names by which requests may name the model."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the model in requests."""
+        return (self.model, *self.aliases)

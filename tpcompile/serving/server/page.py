@@ -38,7 +38,7 @@ def page_routes() -> list[Route]:
     async def part(request: Request) -> Response:
         return _file(request.path_params["name"], contents)
 
-    return [Route("/", page), Route("/page/{name}", part)]
+    return [Route("/", page), Route("/page/{name}", part, include_in_schema=False)]
 
 
 def _file(name: str, contents: Mapping[str, bytes]) -> Response:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from tpcompile.serving.server.answers import error_of
 from tpcompile.serving.server.bodies import BadRequestError
+from tpcompile.serving.server.options import Options
 
 _MOST_BODY = 16 << 20
 
@@ -40,6 +41,18 @@ async def disconnected(request: Request) -> None:
     """Wait until the client goes away."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def check_model(name: str | None, options: Options) -> None:
+    """Raise if a request names another model."""
+    if name is None or name in options.names:
+        return
+    raise BadRequestError(
+        f"There is no model {name[:100]!r}; the server has {', '.join(options.names)}",
+        "model",
+        status=404,
+        code="model_not_found",
+    )
 
 
 def key_refusal(request: Request, key: str | None) -> Response | None:
