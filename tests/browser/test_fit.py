@@ -28,6 +28,18 @@ BOXES = """() => {
 the drawing's width that has no values."""
 
 
+SINGLE = """() => {
+  const linked = new Set([...document.querySelectorAll("svg.graph .edge[data-from]")]
+    .flatMap(one => [one.dataset.from, one.dataset.to]));
+  const nodes = [...document.querySelectorAll("svg.graph .node")];
+  const right = (linked_) => Math.max(0, ...nodes
+    .filter(one => linked.has(one.dataset.name) === linked_)
+    .map(one => one.getCTM().e + one.getBBox().width));
+  return [right(false), Math.max(right(true), 800)];
+}"""
+"""The right ends of values without edges, and of the others."""
+
+
 @pytest.fixture
 def resized(reader: Reader) -> Iterator[Reader]:
     yield reader
@@ -45,6 +57,12 @@ def test_the_first_layer_fits(resized: Reader) -> None:
     assert not resized.page.evaluate(BOXES)["inside"]
     resized.page.get_by_role("button", name="Fit the first layers").click()
     assert resized.page.evaluate(BOXES) == fit
+
+
+def test_values_without_edges_do_not_widen_the_drawing(reader: Reader) -> None:
+    reader.go(view="graph", c=0)
+    single, linked = reader.page.evaluate(SINGLE)
+    assert 0 < single <= linked
 
 
 def test_source_lines_are_whole(resized: Reader) -> None:
