@@ -53,7 +53,7 @@ _EXAMPLES = """\
 The server speaks OpenAI's API: /v1/models, /v1/completions (with text or token
 ids) and /v1/chat/completions, with streams; and vLLM's /tokenize, /detokenize
 and /version. /health says whether it lives, /metrics has measurements for
-Prometheus, and / is a page to try it by hand. It listens on this machine only
+Prometheus, and / is a chat in the browser. It listens on this machine only
 unless --host says otherwise, and answers only requests for a host that it
 knows: localhost, the value of --host, or one that --allowed-host names. With
 --host 0.0.0.0, these are all IP addresses and the name of the machine.

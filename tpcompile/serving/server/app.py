@@ -51,6 +51,7 @@ async def _missing(request: Request, error: Any) -> Response:
     paths = [
         f"{method} {route.path}"
         for route in request.app.routes
+        if route.include_in_schema
         for method in sorted(route.methods - {"HEAD"})
     ]
     message = f"There is no {request.method} {request.url.path[:100]}; there is"

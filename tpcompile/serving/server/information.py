@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tpcompile.serving.engine import Engine
@@ -15,7 +15,7 @@ from tpcompile.serving.server.answers import error_of
 from tpcompile.serving.server.bodies import BadRequestError
 from tpcompile.serving.server.metrics import Metrics
 from tpcompile.serving.server.options import Options
-from tpcompile.serving.server.page import PAGE
+from tpcompile.serving.server.page import page_routes
 from tpcompile.serving.server.requests import check_model, key_refusal
 
 
@@ -29,16 +29,13 @@ class Information:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("/", self._page),
+            *page_routes(),
             Route("/health", self._health),
             Route("/metrics", self._measured),
             Route("/version", self._version),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
         ]
-
-    async def _page(self, request: Request) -> Response:
-        return HTMLResponse(PAGE)
 
     async def _health(self, request: Request) -> Response:
         reason = self._engine.failure
@@ -72,10 +69,12 @@ class Information:
         return JSONResponse({"version": version("tpcompile")})
 
     def _described(self, name: str) -> dict[str, Any]:
+        tokenizer = self._engine.tokenizer
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "tpcompile",
             "max_model_len": self._engine.model.max_seq_len,
+            "chat": bool(tokenizer is not None and tokenizer.chat_template),
         }
