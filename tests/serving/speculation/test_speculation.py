@@ -189,7 +189,7 @@ class _Never:
 
 def _steps(drafter: Any, tokens: int, right: bool) -> list[int]:
     """Return the guesses of each step of a sequence, whose guesses are right or wrong."""
-    speculation, sequence = Speculation(drafter, Guesses()), Sequence((0, 0), [1, 2, 3])
+    speculation, sequence = Speculation(drafter, Guesses(), 199), Sequence((0, 0), [1, 2, 3])
     counts = []
     for _ in range(tokens):
         speculation.guess({sequence: 100})
@@ -224,7 +224,7 @@ def test_free_guesses_are_tested_without_rows() -> None:
             return [[7] * each.most for each in wanted]
 
     drafter, sequence = Free(), Sequence((0, 0), [1, 2, 3])
-    speculation = Speculation(drafter, Guesses())
+    speculation = Speculation(drafter, Guesses(), 199)
     for wrong in (True, False):
         for _ in range(80):
             speculation.guess({sequence: 100})
@@ -246,6 +246,19 @@ def test_guesses_take_no_blocks_from_others() -> None:
     plan = scheduler.plan()
     assert [len(piece.guesses) for piece in plan.decodes] == [0, 1]
     assert not plan.preempted and not one.draft and not other.draft
+
+
+def test_guesses_that_are_no_tokens_end_no_request() -> None:
+    """A drafter that breaks the protocol costs time alone: wrong guesses, and too many."""
+
+    class Broken(_Never):
+        def propose(self, wanted: Any) -> list[list[int]]:
+            return [[3, 5, -1, 7, 10**9] * 20 for _ in wanted]
+
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=64) as model:
+        asked = [([1, 2, 3], SamplingParams(max_tokens=20))]
+        assert answers(model, asked, speculate=Broken()) == answers(model, asked)
+        assert model.steps.drafted > model.steps.accepted
 
 
 def test_wanted_is_at_most_the_room() -> None:

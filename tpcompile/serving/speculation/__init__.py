@@ -27,11 +27,14 @@ def speculation_of(
             got=f"backend={model.backend!r}",
             expected="backend='native', 'triton' or 'reference'",
         )
+    drafter: Drafter
     if isinstance(speculate, str):
-        return Speculation(PromptDrafter(prompt_guesses(speculate)), model.guesses)
-    if isinstance(speculate, CompiledModel):
-        return Speculation(ModelDrafter(speculate, model, _MOST), model.guesses)
-    return Speculation(speculate, model.guesses)
+        drafter = PromptDrafter(prompt_guesses(speculate))
+    elif isinstance(speculate, CompiledModel):
+        drafter = ModelDrafter(speculate, model, _MOST)
+    else:
+        drafter = speculate
+    return Speculation(drafter, model.guesses, model.config.vocab_size)
 
 
 def prompt_guesses(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from tpcompile.runtime.guessed import MOST_ROWS
 from tpcompile.runtime.kv.cache import Guesses
@@ -40,11 +41,16 @@ class Speculation:
     compared with the tokens that come; of others, one is computed from time to time.
     """
 
-    def __init__(self, drafter: Drafter, counts: Guesses, most_rows: int = MOST_ROWS) -> None:
-        """Begin with no sequences. `most_rows` is the maximum number of rows of a step."""
+    def __init__(
+        self, drafter: Drafter, counts: Guesses, vocabulary: int, most_rows: int = MOST_ROWS
+    ) -> None:
+        """Begin with no sequences. `most_rows` is the maximum number of rows of a step.
+
+        A guess outside of the `vocabulary` is wrong, and so are those after it: they are dropped.
+        """
         self.counts = counts
         """The numbers of guesses, which `learn` increases."""
-        self._drafter, self._most_rows = drafter, most_rows
+        self._drafter, self._vocabulary, self._most_rows = drafter, vocabulary, most_rows
         self._times = Times()
         self._rate = Rate(_FIRST_RATES[drafter.free])
         """The rate of all sequences, with which new ones begin."""
@@ -75,7 +81,10 @@ class Speculation:
             if guesses and self._drafter.free and not numbers[sequence]:
                 self._states[sequence].test = len(sequence.tokens), guesses[0]
             else:
-                sequence.draft = guesses
+                sequence.draft = list(takewhile(self._is_token, guesses[: wanted[sequence]]))
+
+    def _is_token(self, guess: int) -> bool:
+        return 0 <= guess < self._vocabulary
 
     def learn(self, piece: Piece, accepted: int) -> None:
         """Count the guesses of a piece, of which the first `accepted` were right."""
