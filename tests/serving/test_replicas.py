@@ -16,9 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+from transformers import AutoConfig
 
 import tpcompile
 from tpcompile.errors import UsageError
+from tpcompile.presets import preset
 from tpcompile.serving import Engine, SamplingParams
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
@@ -35,7 +37,6 @@ pytestmark = [
     for it in (r"_io.FileIO name='/dev/null'", r"function Popen.__del__")
 ]
 
-MODEL = "preset:tiny-qwen3"
 LIMIT_S = 240
 """Far more than an answer takes, since replicas start slowly on a busy machine."""
 BODY: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 5, "logprobs": 0, "ignore_eos": True}
@@ -89,22 +90,31 @@ def stop() -> None:
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model whose positions allow requests that run for seconds."""
+    path = tmp_path_factory.mktemp("model")
+    config = {**preset("tiny-qwen3"), "max_position_embeddings": 4096}
+    AutoConfig.for_model(**config).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def url(model_path: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     try:
         start(port)
-        options = {"random_weights": 3, "max_seq_len": 4096, "tp": 2, "cpus": 1}
-        serve.run(app(MODEL, replicas=(1, 2), max_batch=1, name="tiny", **options))
+        options = {"random_weights": 3, "tp": 2, "cpus": 1}
+        serve.run(app(model_path, replicas=(1, 2), max_batch=1, name="tiny", **options))
         yield f"http://127.0.0.1:{port}"
     finally:
         stop()
 
 
-def test_answers_are_those_of_an_engine(url: str) -> None:
+def test_answers_are_those_of_an_engine(url: str, model_path: str) -> None:
     params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=1, seed=4)
     with (
-        tpcompile.compile(MODEL, random_weights=3, max_seq_len=128) as model,
+        tpcompile.compile(model_path, random_weights=3, max_seq_len=128) as model,
         Engine(model) as engine,
     ):
         wanted = engine.add(BODY["prompt"], params).result()[0].tokens
@@ -194,4 +204,4 @@ def test_requests_survive_the_death_of_a_replica(two: str) -> None:
 
 def test_a_number_of_replicas_that_makes_no_sense() -> None:
     with pytest.raises(UsageError, match="replicas must be a positive int"):
-        app(MODEL, replicas=(3, 2))
+        app("preset:tiny-qwen3", replicas=(3, 2))

@@ -40,7 +40,8 @@ _EXAMPLES = """\
   tpcompile chat ./my-checkpoint --tp 2 --system "Answer in one sentence."
   tpcompile chat ./my-checkpoint --temperature 0
   tpcompile chat ./my-checkpoint --threads 2
-  tpcompile chat ./Qwen3-0.6B --chat-template-kwargs '{"enable_thinking": false}'
+  tpcompile chat ./Qwen3-0.6B \\
+      --chat-template-kwargs '{"enable_thinking": false}'
   echo "Why is the sky blue?" | tpcompile chat ./my-checkpoint
 
 Each line is a message. /reset starts a new conversation, and /exit or Ctrl-D

@@ -38,8 +38,8 @@ def add_generation_config_argument(parser: Parser) -> None:
         metavar="C",
         type=choice("auto", "none"),
         default="auto",
-        help="where the sampling options that are not given come from: auto, the checkpoint's "
-        "generation_config.json, or none, which uses its special tokens only; default: auto",
+        help="defaults of the sampling options: auto, those of the checkpoint's "
+        "generation_config.json, or none, only its special tokens; default: auto",
     )
 
 

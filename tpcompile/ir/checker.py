@@ -218,7 +218,7 @@ def _unsupported(node: fx.Node, error: RuleError, model: str) -> UnsupportedErro
         return UnsupportedError(
             f"{model} computes {name}, which tpcompile cannot shard",
             where=place,
-            expected="a decoder of one of the classes in docs/running.md",
+            expected="the operations of a model type in docs/running.md",
             hint="A plugin can add a rule for the operation: see docs/extending.md",
         )
     return UnsupportedError(
