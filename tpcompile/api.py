@@ -84,6 +84,7 @@ def compile(
     activations: str = "16",
     kv: str | None = None,
     experts: str = "auto",
+    adapter: str | Path | None = None,
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
@@ -129,6 +130,9 @@ def compile(
     `experts` says how ranks share a mixture of experts: with "tp" each rank has a part of every
     expert, with "ep" it has whole experts. "auto" chooses the plan whose busiest rank is expected
     to read fewer bytes of experts for a token.
+
+    `adapter` is the directory of a LoRA adapter of peft. Each rank merges its part of it into its
+    part of the weights while they are loaded, before `weights` quantizes them.
     """
     asked = dict(locals())
     load_plugins()
@@ -151,7 +155,7 @@ def compile(
     with starting(tp, group, place, inside=inside, timeout=rank_timeout, threads=share) as load:
         captured = captured_of(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds)
         longest = longest_of(captured.config, max_seq_len)
-        source = weights_of(captured, model, random_weights)
+        source = weights_of(captured, model, random_weights, adapter)
         fork = DecodeFork(passes, write_reproducer)
         graph, stages = run_passes(captured.graph, passes, [fork], on_failure=write_reproducer)
         workers = share if target is None else threads

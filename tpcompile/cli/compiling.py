@@ -91,6 +91,7 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
             activations=args.activations,
             kv=args.kv,
             experts=args.experts,
+            adapter=args.adapter,
             **more,
         )
     if args.generation_config == "none":
@@ -153,6 +154,10 @@ def capture_model(args: argparse.Namespace, say: Say, config: Any = None) -> Cap
         import_without_extras()
     model = config or args.model
     captured = capture(model, dtype=dtype_of(args.dtype), scheme=scheme, rounds=rounds)
+    if args.adapter is not None:
+        from tpcompile.runtime.weights import adapter_for
+
+        adapter_for(captured, args.adapter)  # raises unless it fits
     if args.timing or sys.stderr.isatty():
         sys.stderr.write(f"captured in {time.perf_counter() - started:.1f} s\n")
     return captured
