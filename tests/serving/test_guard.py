@@ -94,7 +94,8 @@ def test_a_foreign_host(served: Served, path: str) -> None:
         assert answer.status_code == 403
         message = answer.json()["error"]["message"]
         assert message.startswith(f"{header} '{value}' is not allowed")
-        assert "start the server with --allowed-host" in message
+        option = {"Host": "--allowed-host", "Origin": "--cors-origin"}[header]
+        assert f"start the server with {option} " in message
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "127.3.2.1", "[::1]:9"])

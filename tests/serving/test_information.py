@@ -65,4 +65,4 @@ def test_a_path_that_is_not_there_lists_those_that_are(served: Served) -> None:
         message = answer.json()["error"]["message"]
         assert answer.status_code == status
         assert message.startswith(f"There is no {method} {path}; there is GET /, GET /health, ")
-        assert "POST /v1/chat/completions" in message and "GET /v1/models/{model:path}" in message
+        assert "POST /v1/chat/completions" in message and "GET /v1/models/{model}" in message

@@ -49,7 +49,7 @@ def application(engine: Engine, options: Options) -> Starlette:
 async def _missing(request: Request, error: Any) -> Response:
     """Answer a request for a path that is not there, with those that are."""
     paths = [
-        f"{method} {route.path}"
+        f"{method} {route.path_format}"
         for route in request.app.routes
         if route.include_in_schema
         for method in sorted(route.methods - {"HEAD"})

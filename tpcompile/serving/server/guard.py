@@ -48,12 +48,14 @@ class Hosts:
         for value in hosts:
             name = host_of(value)
             if not self._allow(name) and not (self.addresses and _address(name)):
-                return _refused("Host", value, name)
+                return _refused("Host", value, f"--allowed-host {name[:100] or repr(ANY)}")
         for value in () if ANY in self.origins else set(origins) - self.origins:
             match = _ORIGIN.fullmatch(value)
             place = "" if match is None else match[1]
             if place not in hosts and not self._allow(name := host_of(place)):
-                return _refused("Origin", value, name)
+                return _refused(
+                    "Origin", value, f"--cors-origin {value[:100] if name else repr(ANY)}"
+                )
         return None
 
     def _allow(self, name: str) -> bool:
@@ -141,6 +143,5 @@ def _values(headers: Headers, name: bytes) -> list[str]:
     return [value.decode("latin-1").lower() for given, value in headers if given.lower() == name]
 
 
-def _refused(kind: str, value: str, name: str) -> str:
-    option = f"--allowed-host {name[:100] or repr(ANY)}"
+def _refused(kind: str, value: str, option: str) -> str:
     return f"{kind} {value[:100]!r} is not allowed. To allow it, start the server with {option}"
