@@ -485,7 +485,44 @@ def test_a_schema_after_the_thinking(server: Served) -> None:
     assert json.loads(choice["message"]["content"]).keys() == {"city", "days"}
 
 
-def test_a_schema_and_required_calls(server: Served) -> None:
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SHORT}}
+JSON = '{"city": "Rome", "days": 2}'
+TWO_CALLS = CALLS.replace(" </tool_call>", "", 1)
+
+
+@pytest.mark.parametrize("form", [FORM, {"type": "json_object"}], ids=lambda form: form["type"])
+@pytest.mark.parametrize("thought", [THOUGHT, ""], ids=["thinks", "silent"])
+def test_calls_or_json(server: Served, scripts: Scripts, form: Any, thought: str) -> None:
+    """With tools, an answer of a form is JSON or calls, as the model decides."""
+    fields = {"tools": TOOLS, "response_format": form, "n": 2}
+    fields["chat_template_kwargs"] = {"enable_thinking": bool(thought)}
+    body = scripts.say(thought + TWO_CALLS, thought + JSON) | fields
+    calls, answer = whole(server, body)["choices"]
+    names = [call["function"]["name"] for call in calls["message"]["tool_calls"]]
+    assert (names, calls["finish_reason"]) == (["weather", "time"], "tool_calls")
+    assert (answer["message"]["content"], answer["finish_reason"]) == (JSON, "stop")
+    body = scripts.say(thought + "Yes.") | fields | {"n": 1}
+    refused = post(server, "chat/completions", BODY | body)
+    assert refused.status_code == 500 and "does not allow token" in refused.text
+
+
+def test_no_calls_but_json(server: Served, scripts: Scripts) -> None:
+    fields = {"tools": TOOLS, "tool_choice": "none", "response_format": FORM}
+    silent = {"chat_template_kwargs": {"enable_thinking": False}}
+    body = scripts.say(TWO_CALLS) | fields | silent
+    refused = post(server, "chat/completions", BODY | body)
+    assert refused.status_code == 500 and "does not allow token" in refused.text
+
+
+def test_a_form_and_required_calls(server: Served) -> None:
+    """The form is that of an answer without calls."""
+    fields = {"tools": SHORT_TOOLS, "tool_choice": "required", "response_format": FORM}
+    silent = {"chat_template_kwargs": {"enable_thinking": False}, "parallel_tool_calls": False}
+    (choice,) = whole(server, fields | silent)["choices"]
+    check_calls(choice["message"], {"weather", "time"})
+
+
+def test_another_form_and_required_calls(server: Served) -> None:
     fields = {"tools": SHORT_TOOLS, "tool_choice": "required", "guided_regex": "a+"}
     answer = post(server, "chat/completions", BODY | fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")

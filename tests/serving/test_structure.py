@@ -40,6 +40,8 @@ def test_structures(kind: str, text: str) -> None:
         (("choice", '["a", ""]'), "must be a JSON list of texts"),
         (("choice", '{"a": 1}'), "must be a JSON list of texts"),
         (("regex", 3), "text of a structure must be a text. Found 3"),
+        (("regex", "a", "", 'start: "b"'), "of kind regex must not have an alternative"),
+        (("json_object", "", "", None), "alternative of a structure must be a text"),
         (("regex", "a", None), "after of a structure must be a text"),
     ],
 )

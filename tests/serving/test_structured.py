@@ -70,6 +70,28 @@ def test_structures_of_all_kinds(model: Any) -> None:
         assert re.fullmatch("<[a-c]{2,4}>", lark.text)
 
 
+@pytest.mark.parametrize("kind", ["json_schema", "json_object"])
+def test_json_or_texts_of_another_grammar(model: Any, kind: str) -> None:
+    text = OF_PERSON.text if kind == "json_schema" else ""
+    other = 'start: "<" word ">"\nword: /[a-c]{2,4}/'
+    texts = [
+        answer(model, Structure(kind, text, alternative=other), temperature=1.5, seed=seed).text
+        for seed in range(12)
+    ]
+    shaped = [re.fullmatch("<[a-c]{2,4}>", text) is not None for text in texts]
+    assert {*shaped} == {True, False}
+    for text, is_other in zip(texts, shaped, strict=True):
+        assert is_other or is_instance(PERSON if kind == "json_schema" else {}, text)
+
+
+def test_errors_of_a_schema_name_its_part_beside_another_grammar(model: Any) -> None:
+    schema = json.dumps({"properties": {"a": {"not": {}}}})
+    params = SamplingParams(structure=Structure("json_schema", schema, alternative='start: "a"'))
+    with engine_of(model) as engine, pytest.raises(StructureError) as caught:
+        engine.add([5], params)
+    assert caught.value.path == "properties.a.not"
+
+
 def mixed() -> list[tuple[list[int], SamplingParams]]:
     """Return requests with and without structures, greedy and drawn."""
     structures = (None, OF_PERSON, DIGITS, Structure("json_object"), None, OF_PERSON)

@@ -14,6 +14,7 @@ from tpcompile.serving.matcher import Matcher, Prelude
 from tpcompile.serving.refusals import path_of, refusal_of
 from tpcompile.serving.structure import (
     CHOICE,
+    JSON_KINDS,
     JSON_OBJECT,
     JSON_SCHEMA,
     REGEX,
@@ -51,7 +52,7 @@ class Grammar:
         """Return a matcher at the beginning. `ends` are the tokens that end the continuation."""
         vocabulary, after = self._vocabulary, self._structure.after
         prelude = Prelude(vocabulary, after.encode()) if after else None
-        ending = Ending(vocabulary) if self._structure.kind in (JSON_OBJECT, JSON_SCHEMA) else None
+        ending = Ending(vocabulary) if self._structure.kind in JSON_KINDS else None
         automaton = self._automaton.deep_copy()
         return Matcher(vocabulary, automaton, prelude, ending, ends, self._worker)
 
@@ -63,14 +64,14 @@ class Grammars:
         """`size` is that of the model's vocabulary; `ends` are its tokens that end a sequence."""
         self._arguments = tokenizer, size, ends
         self._vocabulary: Vocabulary | None = None
-        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
         self._lock = Lock()
         self._worker = ThreadPoolExecutor(1, "masks")
 
     def grammar(self, structure: Structure) -> Grammar:
         """Return the grammar of a structure; raise StructureError if it is not supported."""
         vocabulary = self._tokens()
-        key = structure.kind, structure.text
+        key = structure.kind, structure.text, structure.alternative
         with self._lock:
             automaton = self._compiled.get(key)
         if automaton is None:
@@ -116,14 +117,14 @@ def _compiled(vocabulary: Vocabulary, structure: Structure) -> Any:
     if refusal := refusal_of(schema, refuse):
         reason, keys = refusal
         raise StructureError(f"The JSON schema is not supported: {_short(reason)}", path_of(keys))
-    return _automaton(vocabulary, _schema(vocabulary, schema))
+    return _automaton(vocabulary, _json(vocabulary, schema, structure.alternative))
 
 
 def _source(vocabulary: Vocabulary, structure: Structure) -> str:
     """Return a structure as llguidance reads it."""
     library, text = vocabulary.library.LLMatcher, structure.text
     if structure.kind == JSON_OBJECT:
-        return _schema(vocabulary, {"type": "object"})
+        return _json(vocabulary, {"type": "object"}, structure.alternative)
     if structure.kind == REGEX:
         return str(library.grammar_from_regex(text))
     return str(library.grammar_from_lark(_choice(text) if structure.kind == CHOICE else text))
@@ -133,11 +134,25 @@ def _choice(text: str) -> str:
     return "start: " + " | ".join(map(json.dumps, json.loads(text)))
 
 
-def _schema(vocabulary: Vocabulary, schema: Any) -> str:
+def _json(vocabulary: Vocabulary, schema: Any, alternative: str) -> str:
+    """Return a schema as llguidance reads it, or texts of another grammar."""
+    if not alternative:
+        return _schema(vocabulary, schema)
+    styled = json.dumps({**_object(schema), "x-guidance": _JSON})
+    rules = ("start: json | other", f"json: %json {styled}", f"other: %lark {{\n{alternative}\n}}")
+    return str(vocabulary.library.LLMatcher.grammar_from_lark("\n".join(rules)))
+
+
+def _object(schema: Any) -> Any:
+    """Return a schema as an object."""
     if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
+        return {} if schema else {"enum": []}
+    return schema
+
+
+def _schema(vocabulary: Vocabulary, schema: Any) -> str:
     source: str = vocabulary.library.LLMatcher.grammar_from_json_schema(
-        json.dumps(schema), overrides=_JSON
+        json.dumps(_object(schema)), overrides=_JSON
     )
     return source
 

@@ -11,6 +11,7 @@ from tpcompile.errors import UsageError
 JSON_OBJECT, JSON_SCHEMA, REGEX, CHOICE, GRAMMAR = KINDS = (
     *("json_object", "json_schema", "regex", "choice", "grammar"),
 )
+JSON_KINDS = (JSON_OBJECT, JSON_SCHEMA)
 
 
 class StructureError(UsageError):
@@ -34,17 +35,24 @@ class Structure:
     after: str = ""
     """A text such as "</think>": what precedes it and whitespace after it are free. Empty: the form
     is that of the whole continuation."""
+    alternative: str = ""
+    """For "json_object" and "json_schema": a grammar whose texts are allowed instead of JSON."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UsageError(
                 "The kind of a structure must be one of " + ", ".join(KINDS), got=repr(self.kind)
             )
-        for name in ("text", "after"):
+        for name in ("text", "after", "alternative"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(
                     f"{name} of a structure must be a text", got=repr(getattr(self, name))
                 )
+        if self.alternative and self.kind not in JSON_KINDS:
+            raise UsageError(
+                f"A structure of kind {self.kind} must not have an alternative",
+                hint="Its kind must be " + " or ".join(JSON_KINDS),
+            )
         if (self.kind == JSON_OBJECT) != (not self.text):
             needed = "must be empty" if self.kind == JSON_OBJECT else "must not be empty"
             raise UsageError(f"The text of a structure of kind {self.kind} {needed}")

@@ -13,10 +13,10 @@ from tpcompile.serving.chats.grammars import quoted
 from tpcompile.serving.chats.marks import END_OF_THINK, THINK
 from tpcompile.serving.chats.thinking import Thinking
 from tpcompile.serving.chats.tools import NONE as NO_CALLS
-from tpcompile.serving.chats.tools import REQUIRED
+from tpcompile.serving.chats.tools import REQUIRED, ToolUse
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.server.bodies import BadRequestError, CompletionRequest
-from tpcompile.serving.structure import GRAMMAR, Structure
+from tpcompile.serving.structure import GRAMMAR, JSON_KINDS, Structure
 from tpcompile.serving.thinking import ThinkingRules
 
 BEGUN, OPEN, DONE = "begun", "open", "done"
@@ -98,24 +98,36 @@ class Assistants:
         )
 
     def _structure(self, request: CompletionRequest) -> Structure | None:
-        """Return the form that an answer must have: that of calls, if they are required."""
-        tools = request.tools
-        if tools is None or tools.choice != REQUIRED:
-            return request.params.structure
+        """Return the form that an answer must have.
+
+        It is that of calls if they are required, and calls or JSON if an answer that is JSON may
+        have calls.
+        """
+        tools, structure = request.tools, request.params.structure
+        is_json = structure is not None and structure.kind in JSON_KINDS
+        if tools is None or tools.choice == NO_CALLS:
+            return structure
+        if tools.choice != REQUIRED:
+            if structure is None or not is_json or not self._form or not self._form.grammar:
+                return structure
+            return replace(structure, alternative=self._calls(tools))
         if self._form is None or self._form.grammar is None:
             raise BadRequestError(
                 "tool_choice must be auto or none, because the form of the model's calls is not "
                 "known: start the server with --tool-parser NAME",
                 "tool_choice",
             )
-        if request.params.structure is not None:
+        if structure is not None and not is_json:
             raise BadRequestError(
                 "tool_choice must be auto or none if the answer has another form", "tool_choice"
             )
+        return Structure(GRAMMAR, self._calls(tools))
+
+    def _calls(self, tools: ToolUse) -> str:
+        """Return the grammar of calls; raise if the form cannot spell them."""
+        assert self._form is not None and self._form.grammar is not None
         try:
-            return Structure(
-                GRAMMAR, self._form.grammar(tools.functions, self._literal, tools.parallel)
-            )
+            return self._form.grammar(tools.functions, self._literal, tools.parallel)
         except (UsageError, TypeError) as error:
             raise BadRequestError(str(error), "tools") from error
 

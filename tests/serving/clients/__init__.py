@@ -1,0 +1,1 @@
+"""Programs that people use with OpenAI's API, against a real server."""

@@ -1,0 +1,80 @@
+"""A server for clients: its model is hardly trained, and grammars make it call tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tpcompile
+from tests.serving.conftest import KEY, serve
+from tpcompile.demo.model import make_demo
+from tpcompile.serving import Engine
+from tpcompile.serving.requests import Handle
+from tpcompile.serving.server.options import Options
+
+LONGEST = 2048
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson + '\n' }}{% endfor %}"
+    '{% if tools %}<tool_call>{"name": NAME, "arguments": ARGUMENTS}</tool_call> {% endif %}'
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}"
+    "<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>"
+    "{% endfor %}{{ '\n' }}{% endfor %}assistant: "
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+class Recorder(Engine):
+    """An engine that remembers the prompts of chats."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.prompts: list[str] = []
+
+    def add(self, prompt: Any, *args: Any, **options: Any) -> Handle:
+        if not isinstance(prompt, str):
+            self.prompts.append(self.tokenizer.decode(prompt))
+        return super().add(prompt, *args, **options)
+
+
+@dataclass(frozen=True)
+class Address:
+    """The place of a server, and the prompts that its engine receives."""
+
+    url: str
+    key: str
+    prompts: list[str]
+
+
+@pytest.fixture(scope="package")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    directory = tmp_path_factory.mktemp("demo") / "demo"
+    make_demo(directory, 3, 10)
+    eager = AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in MARKS], special_tokens=True)
+    eager.resize_token_embeddings(len(tokenizer))
+    tokenizer.chat_template = TEMPLATE
+    eager.config.max_position_embeddings = LONGEST  # schemas of clients are long
+    with (
+        tpcompile.compile(eager, max_seq_len=LONGEST) as model,
+        Recorder(model, tokenizer=tokenizer, max_batch=4, speculate="prompt:6") as engine,
+    ):
+        options = Options("demo", KEY, template_options={"enable_thinking": False})
+        server, thread, url = serve(engine.start(), options)
+        yield Address(f"{url}/v1", KEY, engine.prompts)
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def server(_server: Address) -> Address:
+    """Provide the server, and forget the prompts of other tests."""
+    _server.prompts.clear()
+    return _server

@@ -1,0 +1,41 @@
+"""A tool and a form of answers that the tests of clients share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+City = Literal["Rome", "Oslo"]
+Days = Annotated[int, Field(ge=1, le=9)]
+QUESTION = "How is the weather in Rome?"
+
+
+class Weather(BaseModel):
+    """Arguments of the tool."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    city: City
+    days: Days
+
+
+class Forecast(BaseModel):
+    """A structured answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    city: City
+    sky: Literal["sunny", "rainy"]
+    degrees: list[Annotated[int, Field(ge=-9, le=9)]] = Field(min_length=1, max_length=3)
+
+
+def weather(city: City, days: Days) -> str:
+    """Return the weather of the next days in a city."""
+    return f"{days} days of rain in {city}"
+
+
+def weather_tool() -> dict[str, Any]:
+    """Return the tool as a body lists it."""
+    function = {"name": "weather", "parameters": Weather.model_json_schema()}
+    return {"type": "function", "function": function}
