@@ -53,9 +53,8 @@ class Hosts:
             match = _ORIGIN.fullmatch(value)
             place = "" if match is None else match[1]
             if place not in hosts and not self._allow(name := host_of(place)):
-                return _refused(
-                    "Origin", value, f"--cors-origin {value[:100] if name else repr(ANY)}"
-                )
+                site = value[:100] if name else repr(ANY)
+                return _refused("Origin", value, f"--cors-origin {site}")
         return None
 
     def _allow(self, name: str) -> bool:
