@@ -19,7 +19,7 @@ from tpcompile.serving.server.answers import error_of
 from tpcompile.serving.server.app import application
 from tpcompile.serving.server.bodies import BadRequestError
 from tpcompile.serving.server.guard import ANY, Hosts
-from tpcompile.serving.server.options import Options
+from tpcompile.serving.server.options import Options, short_name
 from tpcompile.serving.server.requests import read_body
 
 _ATTEMPTS = 3
@@ -80,7 +80,7 @@ def app(
         model,
         {"tp": tp, "max_batch": max_batch, **options},
         {"max_batch": max_batch, "kv_tokens": kv_tokens, "snapshots": snapshots},
-        {"model": name or model, "key": api_key, "hosts": Hosts(frozenset({ANY}))},
+        {"model": name or short_name(model), "key": api_key, "hosts": Hosts(frozenset({ANY}))},
     )
     front: Any = serve.deployment(
         ray_actor_options={"num_cpus": _FRONT_CPUS}, max_ongoing_requests=_MOST_REQUESTS

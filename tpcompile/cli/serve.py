@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import threading
@@ -189,9 +188,9 @@ def _serve(args: argparse.Namespace, engine: Engine, listening: socket, hosts: H
     """Serve until the process is asked to end."""
     from tpcompile.serving.server.app import application
     from tpcompile.serving.server.listening import QuietServer, config_of
-    from tpcompile.serving.server.options import Options
+    from tpcompile.serving.server.options import Options, short_name
 
-    name, *aliases = args.name or [_short(args.model)]
+    name, *aliases = args.name or [short_name(args.model)]
     variables = args.chat_template_kwargs
     options = Options(
         name,
@@ -252,11 +251,6 @@ def _tokenizer(args: argparse.Namespace) -> Any:
         return None
     set_template(args, tokenizer)
     return tokenizer
-
-
-def _short(model: str) -> str:
-    """Return the name of a directory, or a hub id or preset as it is."""
-    return Path(model).resolve().name if os.path.isdir(model) else model
 
 
 def _check_installed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tpcompile.serving.server.guard import Hosts
@@ -34,3 +35,8 @@ class Options:
     def names(self) -> tuple[str, ...]:
         """The names of the model in requests."""
         return (self.model, *self.aliases)
+
+
+def short_name(model: str) -> str:
+    """Return the default name of a model: that of a directory, or a hub id or preset as it is."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
