@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,16 +53,21 @@ class Address:
     prompts: list[str]
 
 
-@pytest.fixture(scope="package")
-def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
-    directory = tmp_path_factory.mktemp("demo") / "demo"
-    make_demo(directory, 3, 10)
+def assistant(directory: Path, arch: str = "qwen3") -> tuple[Any, Any]:
+    """Make a model that is hardly trained, and its tokenizer, with the marks of Qwen3."""
+    make_demo(directory, 3, 10, arch=arch)
     eager = AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in MARKS], special_tokens=True)
     eager.resize_token_embeddings(len(tokenizer))
     tokenizer.chat_template = TEMPLATE
     eager.config.max_position_embeddings = LONGEST  # schemas of clients are long
+    return eager, tokenizer
+
+
+@pytest.fixture(scope="package")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    eager, tokenizer = assistant(tmp_path_factory.mktemp("demo") / "demo")
     with (
         tpcompile.compile(eager, max_seq_len=LONGEST) as model,
         Recorder(model, tokenizer=tokenizer, max_batch=4, speculate="prompt:6") as engine,
