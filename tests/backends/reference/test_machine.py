@@ -297,7 +297,7 @@ def test_beyond_the_buffers(changes: dict[str, torch.Tensor], said: str) -> None
 def test_a_batch_beyond_the_buffers() -> None:
     case, more = Case("tiny-qwen3", lengths=(9,)), Case("tiny-qwen3", lengths=(9, 9))
     with pytest.raises(
-        UsageError, match=r"number of sequences must be at most 1, the program's batch\. Found 2"
+        UsageError, match=r"number of rows must be at most 1, the program's batch\. Found 2"
     ):
         case.machine().place(**_placed(more))
 
