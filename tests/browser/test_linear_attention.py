@@ -28,6 +28,8 @@ def test_heads_and_states(browser: Any, session_captures: None, tmp_path: Path) 
     reader.go(view="pipeline", c=0, **{"pass": "keep-states"})
     assert any("tpc.resumed_delta_rule" in text for text in reader.texts("table.sides td.line"))
     reader.go(view="schedule")
-    assert "delta_step" in reader.text("#view")
+    reader.page.wait_for_function(
+        "() => document.getElementById('view').innerText.includes('delta_step')"
+    )
     reader.check_quiet()
     reader.page.close()

@@ -43,7 +43,7 @@ MANY = (*range(8), *range(11, 19), *BIASED[1:], *FEW_BITS)
 
 _SIZES = (
     *("batch", "width", "rows", "ffn", "dtype", "format"),
-    *("longest", "most_blocks", "block", "spans"),
+    *("longest", "most_blocks", "block", "spans", "sequence_rows"),
 )
 FIXED = frozenset((*_SIZES, "rank", "ranks", "slots", "most_stops", "steps", "first_row"))
 """Operands that a buffer or the program determines, so that any other value contradicts it."""
