@@ -49,7 +49,7 @@ class Words:
         if found:
             self.stopped, self._held = True, ""
             return whole[: min(found)]
-        kept = max((_overlap(whole, stop) for stop in self._stop), default=0)
+        kept = max((overlap(whole, stop) for stop in self._stop), default=0)
         self._held = whole[len(whole) - kept :]
         return whole[: len(whole) - kept]
 
@@ -67,9 +67,9 @@ def _special(tokenizer: Any) -> frozenset[int]:
     return frozenset(token for token, entry in added.items() if entry.special)
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text that a stop text begins with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
+def overlap(text: str, mark: str) -> int:
+    """Return the length of the longest end of a text with which a mark begins."""
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if text.endswith(mark[:length]):
             return length
     return 0

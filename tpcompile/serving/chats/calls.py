@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tpcompile.serving.chats.events import Begin, Broken, Complete, Event, Text
+from tpcompile.serving.words import overlap
 
 Tools = list[dict[str, Any]]
 """The functions of a request: each has a `name`, and may have `parameters`, a JSON schema."""
@@ -121,11 +122,3 @@ class MarkedCalls:
             return ""
         self._closing = False
         return text
-
-
-def overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of a text with which a mark begins."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tpcompile.serving.chats.calls import overlap
 from tpcompile.serving.chats.marks import END_OF_THINK, THINK
+from tpcompile.serving.words import overlap
 
 
 class Thinking:

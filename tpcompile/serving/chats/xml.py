@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tpcompile.serving.chats.calls import Tools, overlap
+from tpcompile.serving.chats.calls import Tools
 from tpcompile.serving.chats.events import Arguments, Begin, Complete, Event
 from tpcompile.serving.chats.values import is_text, json_of, string_of
+from tpcompile.serving.words import overlap
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _END_OF_FUNCTION, _END_OF_PARAMETER = "</function>", "</parameter>"
