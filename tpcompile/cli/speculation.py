@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from tpcompile.cli.command import Parser
 from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.guesses import prompt_guesses, takes_prompt
 
 if TYPE_CHECKING:
     from tpcompile.runtime.model import CompiledModel
-
-_PROMPT = "prompt"
 
 
 def add_speculate_argument(parser: Parser) -> None:
@@ -29,18 +28,19 @@ def add_speculate_argument(parser: Parser) -> None:
 
 
 def _speculate(text: str) -> str:
-    kind, _, number = text.partition(":")
-    if kind != _PROMPT:
-        return text
-    if number and not (number.isdecimal() and 1 <= int(number) <= 15):
-        raise argparse.ArgumentTypeError(f"must be prompt:N with N from 1 to 15, got {text!r}")
+    try:
+        if takes_prompt(text):
+            prompt_guesses(text)
+    except UsageError as error:
+        wrong = f"must be prompt:N with N from 1 to 15, got {text!r}"
+        raise argparse.ArgumentTypeError(wrong) from error
     return text
 
 
 @contextmanager
 def draft_of(args: argparse.Namespace, model: CompiledModel) -> Iterator[str | Any | None]:
     """Yield the guesses of `--speculate` for an engine: text, or a compiled draft model."""
-    if args.speculate is None or args.speculate.partition(":")[0] == _PROMPT:
+    if args.speculate is None or takes_prompt(args.speculate):
         yield args.speculate
         return
     from tpcompile.api import compile
@@ -79,7 +79,6 @@ def assistance_of(args: argparse.Namespace, model: CompiledModel) -> Iterator[di
         if draft is None:
             yield {}
         elif isinstance(draft, str):
-            number = draft.partition(":")[2]
-            yield {"prompt_lookup_num_tokens": int(number or 8)}
+            yield {"prompt_lookup_num_tokens": prompt_guesses(draft)}
         else:
             yield {"assistant_model": draft}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.errors import UnsupportedError
+from tpcompile.guesses import MOST_GUESSES, prompt_guesses
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.serving.speculation.drafters import Drafter, Wanted
 from tpcompile.serving.speculation.model import ModelDrafter
@@ -10,9 +11,6 @@ from tpcompile.serving.speculation.prompt import PromptDrafter
 from tpcompile.serving.speculation.speculation import Speculation
 
 __all__ = ["Drafter", "ModelDrafter", "PromptDrafter", "Speculation", "Wanted", "speculation_of"]
-
-_MOST = 8
-"""The maximum number of guesses of a step by default."""
 
 
 def speculation_of(
@@ -31,17 +29,7 @@ def speculation_of(
     if isinstance(speculate, str):
         drafter = PromptDrafter(prompt_guesses(speculate))
     elif isinstance(speculate, CompiledModel):
-        drafter = ModelDrafter(speculate, model, _MOST)
+        drafter = ModelDrafter(speculate, model, MOST_GUESSES)
     else:
         drafter = speculate
     return Speculation(drafter, model.guesses, model.config.vocab_size)
-
-
-def prompt_guesses(text: str) -> int:
-    """Return the number of guesses in `prompt:8`, by default 8."""
-    kind, _, number = text.partition(":")
-    if kind != "prompt" or (number and not (number.isdecimal() and 1 <= int(number) <= 15)):
-        raise UsageError(
-            "Guesses from the text must be prompt:N, with N from 1 to 15", got=repr(text)
-        )
-    return int(number) if number else _MOST
