@@ -7,19 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.backends.reference.stepping import (
-    EIGHT_OF_MANY,
-    EXPERTS,
-    HYBRID,
-    HYBRID_EXPERTS,
-    HYBRID_ODD,
-    INT4,
-    SHARED,
-    WINDOWED,
-    Case,
-)
+from tests.backends.reference.stepping import Case
 from tests.backends.reference.test_rows import (
     LENGTHS,
+    MODELS,
     ROWS,
     logits_of_rows,
     logits_of_steps,
@@ -31,13 +22,7 @@ from tpcompile.backends.native.build import paths
 
 @pytest.mark.parametrize("path", paths())
 @pytest.mark.parametrize("kv", ["model", "int8"])
-@pytest.mark.parametrize(
-    "model",
-    [
-        *("tiny-qwen2", "tiny-qwen3", WINDOWED, EXPERTS, SHARED, EIGHT_OF_MANY, INT4),
-        *(HYBRID, HYBRID_ODD, HYBRID_EXPERTS),
-    ],
-)
+@pytest.mark.parametrize("model", MODELS)
 def test_rows_have_the_bits_of_steps(model: str, kv: str, path: str) -> None:
     for tp, policy, workers in ((1, "dynamic", 3), (2, "critical-path", 2)):
         case = Case(model, tp, LENGTHS, policy=policy, workers=workers, rows=ROWS, spans=3, kv=kv)

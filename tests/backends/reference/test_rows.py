@@ -35,6 +35,10 @@ from tpcompile.vm.groups.delta import DeltaStep
 from tpcompile.vm.program.region import Region
 from tpcompile.vm.proof.verify import check_program
 
+MODELS = (
+    *("tiny-qwen2", "tiny-qwen3", WINDOWED, EXPERTS, SHARED, EIGHT_OF_MANY, INT4),
+    *(HYBRID, HYBRID_ODD, HYBRID_EXPERTS),
+)
 LENGTHS = (1, 2 * BLOCK - 1, 3 * BLOCK)
 ROWS = (1, 4, 3)
 """The second sequence goes on in a new block, and the third begins one."""
@@ -87,13 +91,7 @@ def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> boo
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize(
-    "model",
-    [
-        *("tiny-qwen2", "tiny-qwen3", WINDOWED, APART, EXPERTS, SHARED, EIGHT_OF_MANY, INT4),
-        *(HYBRID, HYBRID_ODD, HYBRID_EXPERTS),
-    ],
-)
+@pytest.mark.parametrize("model", [*MODELS, APART])
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
 def test_rows_have_the_bits_of_steps(model: str, tp: int, lowering: str) -> None:
     case = Case(model, tp, LENGTHS, lowering=lowering, rows=ROWS, spans=3)
