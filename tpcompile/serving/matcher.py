@@ -11,6 +11,7 @@ import numpy as np
 from tpcompile.errors import RequestError
 from tpcompile.serving.ending import Ending
 from tpcompile.serving.vocabulary import BLANK, Vocabulary
+from tpcompile.serving.words import overlap
 
 _MOST_BLANK = 4
 """The tokens of whitespace between the prelude and the form."""
@@ -108,8 +109,7 @@ class Prelude:
             return blank
         text = self._begun + word
         self.open = self._last not in text
-        lengths = range(len(self._last) - 1, -1, -1)
-        self._begun = next(self._last[:n] for n in lengths if text.endswith(self._last[:n]))
+        self._begun = self._last[: overlap(text, self._last)]
         return True
 
     @property

@@ -32,10 +32,11 @@ def step_of(
     starts, rows, slots, lengths = [0], list[int](), list[int](), list[int]()
     held: list[Row] = []
     for piece in pieces:
-        end = piece.first + len(piece.tokens)
+        new = piece.tokens
+        end = piece.first + len(new)
         own = piece.sequence.blocks[: blocks_for(end, size)]
         table = tuple(numbers[block] for block in own)
-        tokens += piece.tokens
+        tokens += new
         positions += range(piece.first, end)
         slots += [table[at // size] * size + at % size for at in range(piece.first, end)]
         starts.append(len(tokens))

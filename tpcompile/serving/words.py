@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, AnyStr
 
 _INCOMPLETE = "\ufffd"
 """The character by which tokenizers decode one that is not complete."""
@@ -67,7 +67,7 @@ def _special(tokenizer: Any) -> frozenset[int]:
     return frozenset(token for token, entry in added.items() if entry.special)
 
 
-def overlap(text: str, mark: str) -> int:
+def overlap(text: AnyStr, mark: AnyStr) -> int:
     """Return the length of the longest end of a text with which a mark begins."""
     for length in range(min(len(text), len(mark) - 1), 0, -1):
         if text.endswith(mark[:length]):
