@@ -138,7 +138,7 @@ class Scheduler:
         """Return the guesses that a step computes: they take no blocks from other sequences."""
         guesses, sequence.draft = tuple(sequence.draft[: budget - 1]), []
         length = len(sequence.tokens) + len(guesses)
-        missing = max(0, -(-length // self.limits.block) - len(sequence.blocks))
+        missing = self._missing(sequence, length)
         if length > self.limits.most_tokens or missing > self.blocks.available:
             return ()
         if not self.states.guess(sequence, len(guesses)):
@@ -227,8 +227,8 @@ class Scheduler:
         Sequences that arrived later lose theirs. So the first one always gets further, and the last
         one keeps its blocks until the others need them.
         """
-        missing = -(-tokens // self.limits.block) - len(sequence.blocks)
-        if missing <= 0:
+        missing = self._missing(sequence, tokens)
+        if not missing:
             return True
         fresh = self.blocks.take(missing)
         while fresh is None and self.running[-1] is not sequence:
@@ -238,6 +238,10 @@ class Scheduler:
             return False
         sequence.blocks += fresh
         return True
+
+    def _missing(self, sequence: Sequence, tokens: int) -> int:
+        """Return the number of blocks that a sequence lacks for so many tokens."""
+        return max(0, -(-tokens // self.limits.block) - len(sequence.blocks))
 
     def _preempt(self, victim: Sequence, plan: Plan) -> None:
         """Take the blocks of the sequence that arrived last, and let it wait."""

@@ -95,10 +95,7 @@ def read_chat(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRe
 def template_options_of(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the variables of the chat template."""
     options: dict[str, Any] = fields.pop("chat_template_kwargs", {})
-    try:
-        check_template_options("chat_template_kwargs", options)
-    except UsageError as error:
-        raise BadRequestError(str(error), "chat_template_kwargs") from error
+    _named("chat_template_kwargs", check_template_options, "chat_template_kwargs", options)
     return options
 
 

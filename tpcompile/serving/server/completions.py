@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tpcompile.errors import CompileError, EndedError, RankError, UsageError
-from tpcompile.runtime.text import encode_chat
 from tpcompile.serving.chats.assistant import Message
 from tpcompile.serving.engine import Engine
 from tpcompile.serving.params import SamplingParams
@@ -28,7 +27,13 @@ from tpcompile.serving.server.bodies import (
 from tpcompile.serving.server.metrics import Metrics
 from tpcompile.serving.server.options import Options
 from tpcompile.serving.server.record import Record
-from tpcompile.serving.server.requests import check_model, disconnected, key_refusal, read_json
+from tpcompile.serving.server.requests import (
+    chat_tokens,
+    check_model,
+    disconnected,
+    key_refusal,
+    read_json,
+)
 from tpcompile.serving.structure import StructureError
 
 _GONE = 499
@@ -144,13 +149,10 @@ class Completions:
         tokenizer = self._engine.tokenizer
         if tokenizer is None or not tokenizer.chat_template:
             raise BadRequestError("The model has no chat template: use /v1/completions")
-        options = {**self._options.template_options, **parsed.template_options}
-        if parsed.tools is not None:
-            options["tools"] = list(parsed.tools.listed)
-        try:
-            return encode_chat(tokenizer, parsed.messages or [], **options)
-        except UsageError as error:
-            raise BadRequestError(str(error), "messages") from error
+        tools = {} if parsed.tools is None else {"tools": list(parsed.tools.listed)}
+        return chat_tokens(
+            tokenizer, self._options, parsed.messages, parsed.template_options, **tools
+        )
 
     async def _collect(
         self, answer: Answer, handles: Sequence[Handle], record: Record

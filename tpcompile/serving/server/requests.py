@@ -9,6 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tpcompile.errors import UsageError
+from tpcompile.runtime.text import encode_chat
 from tpcompile.serving.server.answers import error_of
 from tpcompile.serving.server.bodies import BadRequestError
 from tpcompile.serving.server.options import Options
@@ -35,6 +37,21 @@ async def read_json(request: Request) -> Any:
     except (ValueError, RecursionError) as error:
         raise BadRequestError("The body must be JSON, in UTF-8") from error
     return value
+
+
+def chat_tokens(
+    tokenizer: Any, options: Options, messages: Any, template_options: Any, **more: Any
+) -> list[int]:
+    """Return the tokens of a chat, by the template of the checkpoint.
+
+    `template_options` are variables of the template that a request sets; the server has defaults.
+    """
+    try:
+        return encode_chat(
+            tokenizer, messages, **more, **{**options.template_options, **template_options}
+        )
+    except UsageError as error:
+        raise BadRequestError(str(error), "messages") from error
 
 
 async def disconnected(request: Request) -> None:

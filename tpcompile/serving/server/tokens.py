@@ -9,13 +9,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tpcompile.errors import UsageError
-from tpcompile.runtime.text import encode_chat
 from tpcompile.serving.engine import Engine
 from tpcompile.serving.server.answers import error_of
 from tpcompile.serving.server.bodies import BadRequestError
 from tpcompile.serving.server.options import Options
-from tpcompile.serving.server.requests import check_model, key_refusal, read_json
+from tpcompile.serving.server.requests import chat_tokens, check_model, key_refusal, read_json
 from tpcompile.serving.server.token_bodies import TokenizeRequest, read_detokenize, read_tokenize
 
 
@@ -66,16 +64,13 @@ class Tokens:
         if parsed.messages is None:
             ids = tokenizer(parsed.prompt, add_special_tokens=parsed.special, verbose=False)
             return [int(token) for token in ids["input_ids"]]
-        options = {**self._options.template_options, **parsed.template_options}
-        try:
-            return encode_chat(
-                tokenizer,
-                parsed.messages,
-                add_generation_prompt=parsed.generation_prompt,
-                **options,
-            )
-        except UsageError as error:
-            raise BadRequestError(str(error), "messages") from error
+        return chat_tokens(
+            tokenizer,
+            self._options,
+            parsed.messages,
+            parsed.template_options,
+            add_generation_prompt=parsed.generation_prompt,
+        )
 
     def _detokenize(self, tokenizer: Any, body: Any) -> Any:
         """Return the text of tokens."""
