@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tpcompile.checkpoint_files import ADAPTER
+from tpcompile.checkpoint_files import ADAPTER, ADAPTER_WEIGHTS
 from tpcompile.errors import CheckpointError, CompileError, UsageError
 from tpcompile.gguf.file import MAGIC
 from tpcompile.json_files import JsonError, read_object, shortened
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _CONFIG = "config.json"
 
 
@@ -22,7 +21,9 @@ def no_model(path: Path) -> CompileError:
 
 
 def _adapter(path: Path) -> CompileError | None:
-    directory = path.parent if path.name in (ADAPTER, *_ADAPTER_WEIGHTS) else path
+    directory = (
+        path.parent if path.name in (ADAPTER, ADAPTER_WEIGHTS, "adapter_model.bin") else path
+    )
     file = directory / ADAPTER
     if not file.is_file():
         return None
