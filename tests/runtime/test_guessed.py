@@ -147,3 +147,15 @@ def test_sampling_keeps_the_order_of_hugging_face(model: Any) -> None:
     torch.manual_seed(1)
     other = model.generate(IDS, max_new_tokens=20, do_sample=True, prompt_lookup_num_tokens=3)
     assert torch.equal(one, other)
+
+
+def test_router_logits_of_guessed_tokens() -> None:
+    """A call that asks for the logits of routers is run by modules, as any other such call."""
+    with tpcompile.compile(_experts(), max_seq_len=64) as model:
+        cache = model.new_cache()
+        model(IDS, past_key_values=cache)
+        cache.guesses = model.guesses
+        output = model(
+            IDS[:, :3], past_key_values=cache, logits_to_keep=3, output_router_logits=True
+        )
+        assert output.logits.shape[1] == 3 and len(output.router_logits)

@@ -193,7 +193,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
     def steps(self) -> StepCounts:
         """The number of steps run so far by programs and by modules, and of guessed tokens.
 
-        A program takes one new token per sequence. Modules run prompts, and steps that mix both.
+        A program takes one new token per sequence, and guesses after it. Modules run prompts, and
+        steps that mix both.
         """
         ran = self._programs.steps if self._programs is not None else 0
         return StepCounts(ran, self._steps - ran, self.guesses.drafted, self.guesses.accepted)
@@ -241,10 +242,10 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             split = self._packs and packs_sequences(attention_mask, past, wanted)
             own = self._cache_for(past, use_cache)
             columns = given.columns
-            if own is not None and own.guesses is not None and isinstance(columns, range):
-                found = run_guessed(
-                    given, len(columns), own, own.guesses, partial(self._run_rows, own)
-                )
+            guesses = None if own is None or routing is not None else own.guesses
+            if own is not None and guesses is not None and isinstance(columns, range):
+                run = partial(self._run_rows, own)
+                found = run_guessed(given, len(columns), own, guesses, run)
             else:
                 packed = pack(
                     given.input_ids,
