@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgramRanks:
-    """Ranks that run a step with one new token per sequence by a program.
+    """Ranks that run a step with one new token per sequence, or with rows, by a program.
 
     Modules run all other steps. Both share each rank's weights and KV cache, so they may alternate.
     """
@@ -151,23 +151,19 @@ def decodes(step: Step) -> bool:
     Each sequence has one new token, or all tokens are rows. All their logits are requested, and no
     choices of routers are.
     """
-    rows, starts = step.inputs["logit_rows"], step.inputs["starts"]
-    if (
-        step.routing is not None
-        or "tables" not in step.inputs
-        or not len(rows) == int(starts[-1]) > 0
-    ):
+    rows, starts = step.inputs["logit_rows"].tolist(), step.inputs["starts"].tolist()
+    if step.routing is not None or "tables" not in step.inputs or not starts[-1]:
         return False
-    alone = step.rows or starts.tolist() == [*range(len(starts))]
-    return alone and rows.tolist() == [*range(len(rows))]
+    alone = step.rows or starts == [*range(len(starts))]
+    return alone and rows == [*range(starts[-1])]
 
 
 def in_rows(step: Step) -> Step:
     """Return the step with the length and the blocks of each row instead of each sequence."""
-    starts = step.inputs["starts"]
-    counts = starts.diff()
     if not step.rows:
         return step
+    starts = step.inputs["starts"]
+    counts = starts.diff()
     lengths, tables = (step.inputs[name].repeat_interleave(counts, 0) for name in _PER_SEQUENCE)
     later = starts[1:].repeat_interleave(counts) - 1 - torch.arange(len(lengths))
     inputs = {**step.inputs, "lengths": lengths - later, "tables": tables}

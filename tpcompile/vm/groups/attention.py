@@ -20,7 +20,7 @@ from tpcompile.ir.ops.decode import merge, span_of
 from tpcompile.ir.ops.groups import heads_read, runs_of
 from tpcompile.ir.ops.paged_attention import read_tokens
 from tpcompile.vm.groups.arithmetic import dots, exp, log, sigmoid, total
-from tpcompile.vm.groups.kv import cache_of, places
+from tpcompile.vm.groups.kv import cache_of, places, together
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import Format, Role, rules
@@ -92,8 +92,7 @@ class PartialAttention(StepInstruction):
     @property
     def together(self) -> Range:
         """The rows that may belong to one sequence."""
-        first = self.sequence // self.at.sequence_rows * self.at.sequence_rows
-        return Range(first, first + self.at.sequence_rows)
+        return together(self.sequence, self.at.sequence_rows)
 
     @property
     def is_past(self) -> bool:

@@ -21,6 +21,7 @@ from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import DELTA_STEP, DELTA_STEPS
 from tpcompile.ir.ops.groups import heads_read, runs_of
 from tpcompile.vm.groups.arithmetic import exp, rms_norm, sigmoid, total
+from tpcompile.vm.groups.kv import together
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import Role, rules
@@ -54,24 +55,13 @@ def _each(rule: rules.Held, *ways: str, ahead: tuple[str, ...] = ()) -> rules.He
     return rule
 
 
-def _resumed(rule: rules.Held) -> rules.Held:
-    """Return the rule of what a row resumes from: the row before it may be of its sequence."""
-    for columns in _CHANNELS:
-        rule = rule.reads("layer", "before", columns)
-    return rule
-
-
 _PROJECTED = _each(rules.scratch("batch", "inputs", dtype="T"), "reads", ahead=("sequence",))
 _GATES = rules.scratch("batch", "2*v_heads", dtype="T")
-_TAILS = _each(
-    _resumed(
-        rules.Held(
-            Role.TAILS, ("layers", "batch", "channels"), "T", ("layers", "held", "kept", "channels")
-        )
-    ),
-    "writes",
-    ahead=("layer", "sequence"),
+_TAILS = rules.Held(
+    Role.TAILS, ("layers", "batch", "channels"), "T", ("layers", "held", "kept", "channels")
 )
+_TAILS = _each(_TAILS, "reads", ahead=("layer", "before"))
+_TAILS = _each(_TAILS, "writes", ahead=("layer", "sequence"))
 _STATES = rules.Held(
     Role.STATES,
     ("layers", "batch", "v_heads"),
@@ -141,7 +131,7 @@ class DeltaStep(StepInstruction):
     @property
     def before(self) -> Range:
         """The row, and the rows before it that may belong to its sequence."""
-        first = self.sequence // self.at.sequence_rows * self.at.sequence_rows
+        first, _ = together(self.sequence, self.at.sequence_rows)
         return Range(first, self.sequence + 1)
 
     @property

@@ -7,6 +7,7 @@ from torch import fx
 from tpcompile.ir.meta import value_type
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.program import Role
+from tpcompile.vm.program.instruction import Range
 
 
 def cache_of(to: Building, node: fx.Node, block: int) -> int:
@@ -22,6 +23,12 @@ def cache_of(to: Building, node: fx.Node, block: int) -> int:
         storages.append((layers, 2, slots, heads, width))
     dtype = kind.stored.values.dtype.torch
     return to.declare(Role.CACHE.word, regions, dtype, Role.CACHE, storages, kind.format)
+
+
+def together(row: int, sequence_rows: int) -> Range:
+    """Return the rows that may belong to one sequence with a row."""
+    first = row // sequence_rows * sequence_rows
+    return Range(first, first + sequence_rows)
 
 
 def places(to: Building, block: int, rank: int) -> dict[str, int]:
