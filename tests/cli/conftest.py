@@ -12,6 +12,7 @@ import pytest
 from torch import fx
 from transformers import BertConfig, CLIPConfig, PreTrainedConfig, T5Config, ViTConfig
 
+from tests.runtime.talker import talker
 from tpcompile.cli import main
 from tpcompile.ir.ops import ALL_REDUCE
 from tpcompile.passes import PASSES, Report
@@ -52,6 +53,15 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
         return Ran(status, found.out, found.err)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create a checkpoint that can chat."""
+    directory = tmp_path_factory.mktemp("talker")
+    for part in talker():
+        part.save_pretrained(directory)
+    return directory
 
 
 @pytest.fixture

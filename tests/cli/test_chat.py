@@ -12,18 +12,10 @@ import pytest
 from transformers import GenerationConfig
 
 from tests.cli.conftest import Cli
-from tests.runtime.talker import TEMPLATE, talker
+from tests.runtime.talker import TEMPLATE
 
 pytestmark = pytest.mark.usefixtures("forked_launchers")
 OPTIONS = "--backend torch --max-seq-len 128 --temperature 0 --max-new-tokens 4"
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("talker")
-    for part in talker():
-        part.save_pretrained(directory)
-    return directory
 
 
 @pytest.fixture

@@ -11,18 +11,9 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.runtime.eager_pair import lively
-from tests.runtime.talker import talker
 
 pytestmark = pytest.mark.usefixtures("forked_launchers")
 OPTIONS = "--max-seq-len 64 --temperature 0 --max-new-tokens 30"
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("talker")
-    for part in talker():
-        part.save_pretrained(directory)
-    return directory
 
 
 def test_generate(cli: Cli, checkpoint: Path) -> None:
