@@ -8,13 +8,15 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tpcompile
@@ -25,6 +27,8 @@ from tpcompile.serving.server.listening import bound, config_of
 from tpcompile.serving.server.options import Options
 
 KEY = "a key"
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""The marks of Qwen3 in the text of an assistant."""
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 
 
@@ -48,6 +52,21 @@ def serve(engine: Engine, options: Options) -> tuple[uvicorn.Server, threading.T
     thread.start()
     host, port = listening.getsockname()
     return server, thread, f"http://{host}:{port}"
+
+
+def small_demo(
+    directory: Path, template: str, marks: Iterable[str] = (), arch: str = "qwen3"
+) -> tuple[Any, Any]:
+    """Make a model that is hardly trained, and its tokenizer, with a template and more tokens."""
+    make_demo(directory, 3, 10, arch=arch)
+    eager = AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokens = [AddedToken(mark, special=True) for mark in marks]
+    if tokens:
+        tokenizer.add_tokens(tokens, special_tokens=True)
+        eager.resize_token_embeddings(len(tokenizer))
+    tokenizer.chat_template = template
+    return eager, tokenizer
 
 
 def post(served: Served, path: str, body: Any, **options: Any) -> httpx.Response:
@@ -109,10 +128,7 @@ def _captured_once(captured_once: None) -> None:
 @pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("demo") / "demo"
-    make_demo(directory, 3, 10)
-    eager = AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    tokenizer.chat_template = TEMPLATE
+    eager, tokenizer = small_demo(directory, TEMPLATE)
     with (
         tpcompile.compile(eager, max_seq_len=128) as model,
         Engine(

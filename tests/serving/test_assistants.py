@@ -11,18 +11,14 @@ from typing import Any
 import openai
 import pytest
 import torch
-from tokenizers import AddedToken
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tpcompile
-from tests.serving.conftest import KEY, Served, post, post_to, serve
+from tests.serving.conftest import KEY, MARKS, Served, post, post_to, serve, small_demo
 from tests.serving.scripted import Scripts
 from tests.serving.test_server import measured
-from tpcompile.demo.model import make_demo
 from tpcompile.serving import Engine
 from tpcompile.serving.server.options import Options
 
-MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
     '{% if tools %}Call: <tool_call>{"arguments": }{% endif %}'
@@ -50,12 +46,7 @@ THOUGHT = "<think>\nHm, 🐈.\n</think>\n\n"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Provide a server whose tokenizer has the marks as special tokens."""
     directory = tmp_path_factory.mktemp("demo") / "demo"
-    make_demo(directory, 3, 10)
-    eager = AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in MARKS], special_tokens=True)
-    eager.resize_token_embeddings(len(tokenizer))
-    tokenizer.chat_template = TEMPLATE
+    eager, tokenizer = small_demo(directory, TEMPLATE, MARKS)
     with (
         tpcompile.compile(eager, max_seq_len=512) as model,
         Engine(model, tokenizer=tokenizer, max_batch=4).start() as engine,

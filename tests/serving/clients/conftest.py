@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tpcompile
-from tests.serving.conftest import KEY, serve
-from tpcompile.demo.model import make_demo
+from tests.serving.conftest import KEY, MARKS, serve, small_demo
 from tpcompile.serving import Engine
 from tpcompile.serving.requests import Handle
 from tpcompile.serving.server.options import Options
 
 LONGEST = 2048
-MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson + '\n' }}{% endfor %}"
     '{% if tools %}<tool_call>{"name": NAME, "arguments": ARGUMENTS}</tool_call> {% endif %}'
@@ -55,12 +51,7 @@ class Address:
 
 def assistant(directory: Path, arch: str = "qwen3") -> tuple[Any, Any]:
     """Make a model that is hardly trained, and its tokenizer, with the marks of Qwen3."""
-    make_demo(directory, 3, 10, arch=arch)
-    eager = AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in MARKS], special_tokens=True)
-    eager.resize_token_embeddings(len(tokenizer))
-    tokenizer.chat_template = TEMPLATE
+    eager, tokenizer = small_demo(directory, TEMPLATE, MARKS, arch)
     eager.config.max_position_embeddings = LONGEST  # schemas of clients are long
     return eager, tokenizer
 
