@@ -39,7 +39,7 @@ _INSTEAD = {
     "token": _LOCAL,
     "subfolder": _LOCAL,
 }
-"""What to do instead, by argument of `from_pretrained`, or of a server's engine."""
+"""Hints by argument of `from_pretrained`, or of another server's engine."""
 
 
 def refuse_foreign(function: Callable[P, R]) -> Callable[P, R]:

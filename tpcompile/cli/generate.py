@@ -188,7 +188,7 @@ def _check(args: argparse.Namespace) -> str | None:
 
 
 def _written(path: Path, trace: StepTrace | None, timed: bool) -> str:
-    """Write the trace; return a message with its times, or the reason why there is none."""
+    """Write the trace; return a message with its times, or why no trace was written."""
     from tpcompile.inspect.files import write_file
 
     if trace is None:

@@ -55,7 +55,7 @@ def answer_options(args: argparse.Namespace, defaults: Mapping[str, Any]) -> dic
     """Return the options of answers for Hugging Face's `generate`, as a server chooses tokens.
 
     `defaults` are those of requests, by the generation configuration. Unlike Hugging Face, top-k is
-    off unless somebody sets it. Without any option answers are greedy.
+    disabled unless it is set. Without any option answers are greedy.
     """
     given = sampling_of(args)
     values = {**defaults, **given}

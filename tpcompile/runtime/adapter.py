@@ -20,7 +20,7 @@ from tpcompile.runtime.tensor_files import Index, SafetensorsFiles
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to a weight: `scale` times B times A."""
+    """An update of a weight: `scale` times B times A."""
 
     a: str
     """The name of A [rank, columns] in the adapter's file."""
@@ -38,7 +38,7 @@ class Adapter:
 
     directory: Path
     added: Mapping[str, LowRank]
-    """What is added, by the names of the checkpoint's tensors."""
+    """The updates by the names of the checkpoint's tensors."""
 
     def open(self) -> SafetensorsFiles:
         """Open the file; the caller closes it."""

@@ -29,7 +29,7 @@ def run_guessed(
     they are computed with it, as a prompt. `run` computes packed tokens, as rows if its second
     argument is true. If it raises, the cache is restored.
 
-    All guesses count as accepted; `crop` takes back those that were not.
+    All guesses count as accepted; `crop` subtracts the rejected ones.
     """
     length, before = arguments.input_ids.shape[1], cache.get_seq_length()
     certain = length - wanted + 1

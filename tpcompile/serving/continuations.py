@@ -90,9 +90,9 @@ class Continuations:
     def go_on(self, piece: Piece, results: Many[torch.Tensor | Chosen]) -> int:
         """Append the tokens that logits give, or that were chosen; begin others after a prompt.
 
-        The first result is that of the last known token, the others are those of guesses. Each of
-        them counts only if all guesses up to it are the tokens that were appended. Return the
-        number of these guesses.
+        The first result belongs to the last known token, and each further one to a guess. It counts
+        only if all guesses up to it equal the appended tokens. Return the number of accepted
+        guesses.
         """
         sequence = piece.sequence
         own = self._all[sequence]
@@ -124,7 +124,7 @@ class Continuations:
         self._append(sequence, found)
 
     def abort(self, handle: Handle, only: int | None = None) -> None:
-        """End all continuations of a request, also those that have not begun, or only one."""
+        """End all continuations of a request, started or not, or only one."""
         for sequence, own in list(self._all.items()):
             if own.handle is not handle or only not in (None, own.index):
                 continue

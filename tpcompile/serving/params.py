@@ -119,7 +119,7 @@ class SamplingParams:
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """The tokens of `logit_bias`, with what is added to their logits."""
+        """The tokens of `logit_bias`, with their biases."""
         return cast("tuple[tuple[int, float], ...]", self.logit_bias)
 
     @property

@@ -68,7 +68,7 @@ class Handle:
         self.shared = 0
         """The tokens of the prompt that were in the cache already."""
         self.drafted, self.accepted = 0, 0
-        """The guessed tokens that were computed, and those of them that were right."""
+        """The computed guesses, and the accepted ones among them."""
         self.prompt_chosen: list[Chosen] = []
         """The tokens of the prompt from the second on, if `prompt_logprobs` asks for them."""
         self._drive, self._start, self._abort = drive, start, abort

@@ -53,7 +53,7 @@ class States(Stock):
         return taken is not None
 
     def accept(self, sequence: Sequence, accepted: int) -> None:
-        """Go on from the state after so many guesses, and release those of all others."""
+        """Resume from the state after the accepted guesses, and release all other states."""
         if not sequence.guessed:
             return
         held = [sequence.state, *sequence.guessed]

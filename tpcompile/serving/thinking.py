@@ -20,7 +20,7 @@ class ThinkingRules:
     required: bool = False
     """Whether the first new token is `begin`. It has no effect if the thinking has begun."""
     budget: int | None = None
-    """The tokens of thinking at most, without those that begin and end it."""
+    """The maximum number of tokens of thinking, without its marks."""
     closing: tuple[int, ...] = ()
     """The tokens that follow when the budget is used up; empty: only `end`."""
 

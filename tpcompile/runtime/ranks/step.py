@@ -76,11 +76,11 @@ class StepCounts(NamedTuple):
     drafted: int
     """The tokens that were guessed, and computed as rows."""
     accepted: int
-    """Those of them that are the tokens of plain decoding."""
+    """The drafted tokens that equal the tokens of plain decoding."""
 
 
 class ProgramSize(NamedTuple):
-    """What the programs of a model differ in."""
+    """The parameters that distinguish the programs of a model."""
 
     batch: int
     """The number of rows, a power of two."""

@@ -1,4 +1,4 @@
-"""What an assistant says in one continuation: thinking, text and calls of tools."""
+"""The message of an assistant in one continuation: thinking, text and tool calls."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class MarkedCalls:
         self._whole: list[str] = []
         """The text of the current call, with its first mark and the whitespace before."""
         self._sent = False
-        """Whether the current call has begun for those who receive events."""
+        """Whether a `Begin` event was emitted for the current call."""
         self._closing = self._called = False
         """Whether the closing mark may follow, and whether no text has followed the last call."""
 

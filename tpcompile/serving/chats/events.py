@@ -1,4 +1,4 @@
-"""What the text of an assistant consists of, as it comes: text, and calls of tools."""
+"""Events of an assistant's text as it is parsed: text, and tool calls."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ TOOL_FORMS: Registry[ToolForm] = Registry("tool parser")
 """The first form that fits a template is chosen."""
 AUTO, NONE = "auto", "none"
 _JSON_CALL = re.compile(r'"arguments\\?": ')
-"""What templates of models contain that write calls as JSON, also within a string."""
+"""A text in the templates of models that write calls as JSON, also within a string."""
 
 
 def form_of(name: str, template: str) -> ToolForm | None:

@@ -12,7 +12,7 @@ from tpcompile.serving.chats.events import Arguments, Begin, Complete, Event
 _BEFORE = re.compile(r"[ \t\r\n]+")
 _OUTSIDE = re.compile(r"[ \t\r\n:,0-9+\-.eEtrufalsn]+")
 _IN_STRING = re.compile(r'(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])+')
-"""What JSON has before an object, and between brackets and quotes: outside of strings, in them."""
+"""JSON before an object, and between brackets and quotes outside and inside of strings."""
 _HALVES = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which JSON may contain as escapes."""
 
@@ -103,7 +103,7 @@ class JsonCall:
 
 
 class _Brackets:
-    """The depth of brackets in JSON. `json.loads` checks what it does not."""
+    """The depth of brackets in JSON. `json.loads` checks everything else."""
 
     def __init__(self) -> None:
         self.depth = 0

@@ -14,7 +14,7 @@ from tpcompile.serving.words import overlap
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _END_OF_FUNCTION, _END_OF_PARAMETER = "</function>", "</parameter>"
 _NEXT = (_PARAMETER, _END_OF_FUNCTION)
-"""What may follow a parameter."""
+"""Elements that may follow a parameter."""
 _NAME = re.compile(r"[^<>\n]+")
 
 
@@ -29,7 +29,7 @@ class ElementCall:
         self._schemas = {tool["name"]: tool.get("parameters") for tool in tools}
         self._schema: Any = None
         self._step: Callable[[], bool] = self._read_function
-        """What is read next; it returns False if more text is needed first."""
+        """The next state of the parser; it returns False if it needs more text."""
         self._tail = ""
         """The text that is not read yet."""
         self._read: list[str] = []

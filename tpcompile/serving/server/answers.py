@@ -171,7 +171,7 @@ class Answer:
 
 
 def message_object(message: Message, pieces: bool = False) -> dict[str, Any]:
-    """Return what is in a message; pieces of calls say to which call they belong."""
+    """Return the non-empty fields of a message; pieces of calls have the index of their call."""
     fields: dict[str, Any] = {
         "reasoning_content": message.reasoning,
         "content": message.content,

@@ -47,7 +47,7 @@ def application(engine: Engine, options: Options) -> Starlette:
 
 
 async def _missing(request: Request, error: Any) -> Response:
-    """Answer a request for a path that is not there, with those that are."""
+    """Answer a request for an unknown path with the list of known paths."""
     paths = [
         f"{method} {route.path_format}"
         for route in request.app.routes

@@ -1,4 +1,4 @@
-"""How the model of a server thinks and calls tools, and what that means for a request."""
+"""Thinking and tool calls of a server's model, and the options of requests that follow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SWITCH = "enable_thinking"
 _TAIL = 32
 """The tokens at the end of a prompt that may belong to the marks of thinking."""
 _CLOSING = f"\n{END_OF_THINK}\n\n"
-"""How the templates of Qwen models end the thinking."""
+"""The end of thinking in the templates of Qwen models."""
 
 
 class Assistants:

@@ -115,7 +115,7 @@ def _tools(fields: dict[str, Any]) -> ToolUse | None:
 
 
 def _named(param: str, read: Callable[..., Any], *values: Any) -> Any:
-    """Return what is read from values; an error names the field."""
+    """Read values; an error names the field."""
     try:
         return read(*values)
     except UsageError as error:

@@ -246,7 +246,7 @@ def _status_of(error: BaseException) -> int:
 
 
 def _abort(handles: Sequence[Handle]) -> None:
-    """End what is still going on; requests that have ended are not affected."""
+    """Abort the requests that have not ended."""
     for handle in handles:
         if not handle.ended:
             handle.abort()

@@ -149,7 +149,7 @@ class QuietServer(uvicorn.Server):
         self._drain_s, self._end_requests = drain_s, end_requests
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let the requests end, and end those that take too long."""
+        """Wait for running requests, and abort them after the limit."""
         log.info("ending: %d connections, at most %d s", len(self.server_state.connections),
                  self._drain_s)  # fmt: skip
         reason = f"The server ends, and gives its requests {self._drain_s} s"

@@ -32,5 +32,5 @@ class Drafter(Protocol):
         ...
 
     def forget(self, key: Hashable) -> None:
-        """Drop what is stored for a sequence, which has ended or waits again."""
+        """Drop the data of a sequence, which has ended or waits again."""
         ...

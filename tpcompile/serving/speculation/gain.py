@@ -1,4 +1,4 @@
-"""How many tokens to guess: the number that gives most tokens per second."""
+"""The number of guesses that maximizes tokens per second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PER_ROW = 0.02
 
 
 class Rate:
-    """The share of right guesses among those whose predecessors were right."""
+    """The probability that a guess is accepted if all guesses before it are."""
 
     def __init__(self, value: float) -> None:
         """Begin with an expected value, which counts like two guesses."""
@@ -49,7 +49,7 @@ class Times:
     def of(self, rows: int) -> float:
         """Return the expected time of a step; without measurements, relative to one row.
 
-        It is between those of fewer and of more rows.
+        It is bounded by the times of fewer and of more rows.
         """
         size = rounded(rows)
         if size in self._measured:

@@ -24,7 +24,7 @@ _LATEST = 0.2
 
 @dataclass
 class _State:
-    """What is known about the guesses for a sequence."""
+    """The acceptance rate of a sequence, and its pending test."""
 
     rate: Rate
     steps: int = 0
