@@ -67,7 +67,7 @@ class AttentionOperands:
     spans: Annotated[int, rules.COUNT]
     planned: Annotated[int, rules.COUNT]
     """The tokens per sequence that the cost assumes. The result is correct for any number."""
-    sequence_rows: Annotated[int, rules.COUNT]
+    sequence_rows: Annotated[int, rules.ALIKE]
     format: Annotated[Format, rules.FormatOf("cache")]
 
 

@@ -97,7 +97,7 @@ class DeltaOperands:
         int, rules.scratch("batch", "v_heads*value", dtype="T").writes("sequence", "out_columns")
     ]
     batch: Annotated[int, rules.COUNT]
-    sequence_rows: Annotated[int, rules.COUNT]
+    sequence_rows: Annotated[int, rules.ALIKE]
     k_heads: Annotated[int, rules.COUNT]
     v_heads: Annotated[int, rules.COUNT]
     key: Annotated[int, rules.COUNT]

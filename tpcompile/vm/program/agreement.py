@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +48,8 @@ class Buffers:
     ranks: int
     roles: dict[tuple[Role, int], list[int]]
     """Buffer numbers by role and rank."""
+    alike: dict[str, int] = field(default_factory=dict)
+    """The numbers found so far of operands that are alike in all instructions."""
 
     @classmethod
     def of(cls, buffers: Sequence[Buffer], ranks: int) -> Buffers:
@@ -109,6 +111,10 @@ class Agreement:
         value = self.names[path]
         if isinstance(rule, Number) and value < rule.least:
             self._refuse(path, value, f"at least {rule.least}")
+        elif isinstance(rule, Number) and rule.alike:
+            first = self._buffers.alike.setdefault(path, value)
+            if value != first:
+                self._refuse(path, value, f"{first}, as in the instructions before")
         elif isinstance(rule, Missing) and value != NONE:
             self._refuse(path, value, "none, because the instruction does not use it")
         elif isinstance(rule, Real) and not (math.isfinite(value) and value >= rule.least):

@@ -36,6 +36,7 @@ class _Kind(IntEnum):
     EXACTLY = 4
     RANGE = 5
     FORMAT = 6
+    ALIKE = 7
 
 
 class _Row(NamedTuple):
@@ -138,6 +139,8 @@ class _Table:
         self, word: int, prefix: str, rule: rules.Number, when: tuple[int, int, int]
     ) -> Iterator[_Row]:
         yield _Row(*when, _Kind.LEAST, word, rule.least, rule.optional)
+        if rule.alike:
+            yield _Row(*when, _Kind.ALIKE, word)
         if rule.most:
             most = self._terms(rule.most, prefix)
             yield _Row(*when, _Kind.MOST, word, optional=rule.optional, products=most)

@@ -44,7 +44,6 @@ def disagreements(program: Program) -> Iterator[Disagreement]:
     """The own operands known to be valid, by the kind of instruction and their limits."""
     last: tuple[object, object] = None, None
     own: _Own | None = None
-    sequence_rows: int | None = None
     for number, one in enumerate(program.instructions):
         if not isinstance(one, StepInstruction):
             continue
@@ -55,11 +54,6 @@ def disagreements(program: Program) -> Iterator[Disagreement]:
                 shared = Agreement(buffers, kind, at)
                 yield from (Disagreement(number, wrong, True) for wrong in shared.wrong)
                 known[key] = None if shared.broken else _Own(kind, shared, good)
-                rows = getattr(at, "sequence_rows", None)
-                sequence_rows = rows if sequence_rows is None else sequence_rows
-                if rows not in (None, sequence_rows):
-                    expected = f"{sequence_rows}, as in the instructions before"
-                    yield Disagreement(number, Wrong("sequence_rows", str(rows), expected), True)
             own = known[key]
         if own is not None and not own.within(one):
             yield from (Disagreement(number, wrong, False) for wrong in own.wrong(one))

@@ -141,6 +141,8 @@ class Number:
     optional: bool = False
     exactly: tuple[str, ...] = ()
     """Expressions, one of which is the number."""
+    alike: bool = False
+    """Whether all instructions of a program that have the operand have the same number."""
     fits: Held | None = None
     """A rule for the rank's buffer of this role. The buffer is not an operand of this instruction,
     but other instructions use it with the same number."""
@@ -180,6 +182,7 @@ class Chosen:
 Rule = Held | Missing | Number | Real | FormatOf | Within | Chosen
 
 COUNT = Number(1)
+ALIKE = Number(1, alike=True)
 RANKS = Number(1, exactly=(PROGRAM_RANKS,))
 """The number of ranks in a sum, which is always over all ranks."""
 RANK = Number(0, f"{PROGRAM_RANKS} - 1")

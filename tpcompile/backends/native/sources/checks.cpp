@@ -6,6 +6,9 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string_view>
 
 #include "tpc_rules.h"
 
@@ -137,6 +140,11 @@ class Checker {
       case TPC_RULE_FORMAT: {
         const int64_t wanted = program_.buffers[values_[rule.other]].format;
         return expect(rule, value == wanted, "equal to", wanted);
+      }
+      case TPC_RULE_ALIKE: {
+        const char* operand = std::strchr(rule.name, '.');
+        const int64_t first = alike_.try_emplace(operand, value).first->second;
+        return expect(rule, value == first, "equal to", first);
       }
     }
   }
@@ -306,6 +314,7 @@ class Checker {
   int32_t number_ = 0;                                // of the instruction
   Dtypes dtypes_{};                                   // of its buffers
   int64_t ranks_ = 0;                                 // of the program
+  std::map<std::string_view, int64_t> alike_;         // by operand, of the program
   int64_t values_[TPC_ROW_WORDS + TPC_FREE_NAMES]{};  // of words and of free names
 };
 
