@@ -80,6 +80,7 @@ def compile(
     activations: str = "16",
     kv: str | None = None,
     experts: str = "auto",
+    adapter: str | Path | None = None,
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
@@ -124,6 +125,9 @@ def compile(
     `experts` says how ranks share a mixture of experts: with "tp" each rank has a part of every
     expert, with "ep" it has whole experts. "auto" chooses the plan whose busiest rank is expected
     to read fewer bytes of experts for a token.
+
+    `adapter` is the directory of a LoRA adapter of peft. Each rank merges its part of it into its
+    part of the weights while they are loaded, before `weights` quantizes them.
     """
     asked = dict(locals())
     load_plugins()
@@ -145,7 +149,7 @@ def compile(
     inside = simulate or (tp == 1 and not isolate)
     with starting(tp, group, place, inside=inside, timeout=rank_timeout, threads=share) as load:
         captured = captured_of(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds)
-        source = weights_of(captured, model, random_weights)
+        source = weights_of(captured, model, random_weights, adapter)
         fork = DecodeFork(passes, write_reproducer)
         graph, stages = run_passes(captured.graph, passes, [fork], on_failure=write_reproducer)
         longest = max_seq_len or captured.config.max_position_embeddings

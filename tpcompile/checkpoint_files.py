@@ -16,6 +16,7 @@ from tpcompile.json_files import JsonError, read_object, shortened
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ADAPTER = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 _TEXT_MODEL, _OF_TEXT_MODEL = "model.", "model.language_model."
 """The prefix of a text model's names in its own checkpoint, and in one with a vision model."""
@@ -33,6 +34,18 @@ def files_of(directory: Path, chosen: Any = None) -> dict[str, Path]:
     if weights.name.endswith(_INDEX_END):
         return _files_of_index(directory, weights)
     return dict.fromkeys(_names_in(weights), weights)
+
+
+def adapter_files(directory: Path) -> dict[str, Path]:
+    """Map every tensor of an adapter to its file."""
+    path = directory / ADAPTER_WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(
+            f"The adapter lacks the file {ADAPTER_WEIGHTS}",
+            where=str(directory),
+            hint="Save it again with peft, which writes safetensors files",
+        )
+    return dict.fromkeys(_names_in(path), path)
 
 
 def text_names(stored: Iterable[str]) -> dict[str, str]:
@@ -157,7 +170,8 @@ def _refuse_other_kinds(directory: Path) -> None:
             "The directory holds an adapter, which is not merged into the weights",
             where=str(directory),
             got=ADAPTER,
-            hint="Merge it first: load it with peft, call merge_and_unload() and save the result",
+            hint="Pass the base model, and this directory as adapter=DIR; or load both with peft, "
+            "call merge_and_unload() and save the result",
         )
     names = (path.name for path in directory.glob("shard-*.safetensors"))
     shards = [name for name in names if _DISTRIBUTED.fullmatch(name)]

@@ -35,6 +35,7 @@ from tpcompile.rewriting.manager import Stats
 from tpcompile.rewriting.reproducer import versions, write_reproducer
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.ranks.rank import rank_modules
+from tpcompile.runtime.weights import adapter_for
 from tpcompile.scheduling import DEFAULT_TARGET, Choices, ScheduledStep, choose
 from tpcompile.vm.schedule.measured import MeasuredSteps
 from tpcompile.vm.schedule.scheduled import scheduled
@@ -112,6 +113,7 @@ def explore(
     activations: str = "16",
     kv: str | None = None,
     experts: str = "auto",
+    adapter: str | Path | None = None,
     say: Say = lambda text: None,
 ) -> Exploration:
     """Collect everything about a compilation of MODEL for `tp` ranks, as the data of a page.
@@ -120,7 +122,7 @@ def explore(
     decode step is scheduled on `target` with a `policy`, as by `schedule`; with `measured`, steps
     also run on this machine. With `compare`, every value is compared with Hugging Face eager in
     fp32 and in bf16, which needs weights; torch then has `threads` threads on each rank. `weights`,
-    `head`, `activations`, `kv` and `experts` are those of `compile`.
+    `head`, `activations`, `kv`, `experts` and `adapter` are those of `compile`.
     """
     load_plugins()
     scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
@@ -140,7 +142,10 @@ def explore(
         experts=experts,
     )
     say(f"capturing {model}")
-    captured = capture(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds).graph
+    with_weights = capture(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds)
+    if adapter is not None:
+        adapter_for(with_weights, adapter)  # raises unless it fits
+    captured = with_weights.graph
     name = model if isinstance(model, str) else info_of(captured).name
     found = _explored(captured, name, passes, choices, measured, say)
     for other, own in others:
@@ -155,6 +160,7 @@ def explore(
             scheme=scheme,
             rounds=rounds,
             random_weights=random_weights,
+            adapter=adapter,
             simulate=True,
             threads=threads,
         )

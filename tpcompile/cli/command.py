@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from tpcompile.dtypes import (
@@ -208,6 +209,12 @@ def add_model_arguments(
     add_quantization_arguments(parser)
     add_kv_argument(parser)
     add_experts_argument(parser)
+    parser.add_argument(
+        "--adapter",
+        metavar="DIR",
+        type=Path,
+        help="a LoRA adapter of peft, which is merged into the weights while they are loaded",
+    )
     if weights:
         parser.add_argument(
             "--random-weights",

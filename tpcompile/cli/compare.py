@@ -149,6 +149,7 @@ def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
         scheme=scheme_of(args.weights, args.head),
         rounds=rounds_inputs(args.activations),
         random_weights=args.random_weights,
+        adapter=args.adapter,
         lengths=args.lengths,
         seed=args.seed,
         tolerance=args.tolerance,
@@ -172,6 +173,7 @@ def _program(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
         scheme=scheme_of(args.weights, args.head),
         rounds=rounds_inputs(args.activations),
         random_weights=args.random_weights,
+        adapter=args.adapter,
         tolerance=args.tolerance,
     )
 

@@ -90,6 +90,7 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
             activations=args.activations,
             kv=args.kv,
             experts=args.experts,
+            adapter=args.adapter,
             **more,
         )
 
@@ -147,6 +148,10 @@ def capture_model(args: argparse.Namespace, say: Say) -> Captured:
     if args.alone:
         import_without_extras()
     captured = capture(args.model, dtype=dtype_of(args.dtype), scheme=scheme, rounds=rounds)
+    if args.adapter is not None:
+        from tpcompile.runtime.weights import adapter_for
+
+        adapter_for(captured, args.adapter)  # raises unless it fits
     if args.timing or sys.stderr.isatty():
         sys.stderr.write(f"captured in {time.perf_counter() - started:.1f} s\n")
     return captured

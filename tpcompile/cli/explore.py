@@ -123,6 +123,7 @@ def _run(args: argparse.Namespace) -> Result:
             activations=args.activations,
             kv=args.kv,
             experts=args.experts,
+            adapter=args.adapter,
             threads=args.threads,
             say=say,
         )

@@ -37,6 +37,7 @@ _EXAMPLES = """\
   tpcompile generate ./my-checkpoint --prompt "Why?" --chat --sample --seed 1
   echo "Once upon a time" | tpcompile generate ./my-checkpoint
   tpcompile generate preset:tiny-qwen3 --random-weights 0 --prompt-ids 1,2,3
+  tpcompile generate ./my-checkpoint --adapter ./my-adapter --prompt Hi
   tpcompile generate ./my-checkpoint --backend native --prompt Hi --trace a.json
   tpcompile generate ./my-checkpoint --tp 2 --threads 3 --prompt Hi    6 cores
   torchrun --nproc-per-node 2 -m tpcompile generate ./my-checkpoint --prompt Hi

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ def compare_with_eager(
     scheme: Scheme | None = None,
     rounds: bool = False,
     random_weights: int | None = None,
+    adapter: str | Path | None = None,
     lengths: Sequence[int] = (9, 17, 1),
     seed: int = 0,
     tolerance: float | None = None,
@@ -64,7 +66,7 @@ def compare_with_eager(
     threads on each rank, by default an equal share of the cores.
     """
     captured = capture(model, dtype=dtype, scheme=scheme, rounds=rounds)
-    weights = weights_of(captured, model, random_weights)
+    weights = weights_of(captured, model, random_weights, adapter)
     graph, stages = run_passes(captured.graph, passes, on_failure=write_reproducer)
     packed, ids, mask = _tokens(captured, lengths, seed)
     tp = info_of(graph).tp
@@ -77,7 +79,7 @@ def compare_with_eager(
         threads=threads,
     )
     with ranks as load, opened(weights) as read:
-        side = Source(captured, read, stored_format(graph))
+        side = Source(captured, read, stored_format(graph), adapter is not None)
         exact = in_fp32(side) if tolerance is None else None
         modules = rank_modules(graph)
         loaded = load(modules, weights, captured.rotary.fresh)

@@ -26,6 +26,8 @@ class Source:
     read: Read
     kv: Format | None = None
     """The format of the KV cache, None for one in the model's dtype."""
+    adapted: bool = False
+    """Whether an adapter is merged into the weights of `read`."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,10 +76,11 @@ def in_fp32(source: Source) -> Source | None:
 def eager_model(source: Source) -> Any:
     """Return the user's own model, or a Hugging Face model with the same weights.
 
-    A model that is quantized while it is loaded has other weights than the user's. Linears round
-    their inputs as the formats of their weights say.
+    A model whose weights are quantized or adapted while it is loaded has other weights than the
+    user's. Linears round their inputs as the formats of their weights say.
     """
-    if source.captured.model is not None and not source.captured.quantized:
+    changed = source.captured.quantized or source.adapted
+    if source.captured.model is not None and not changed:
         return source.captured.model
     make: Any = AutoModelForCausalLM.from_config
     model = make(source.captured.config, dtype=source.dtype).eval()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tpcompile.checkpoint_files import INDEX as INDEX
+from tpcompile.checkpoint_files import files_of
 from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
 from tpcompile.gguf import is_gguf
@@ -20,6 +21,7 @@ from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import Component
 from tpcompile.ir.recipe import Tensor, stored_tensors
 from tpcompile.ir.stacked import StackedPart, parts_of, stored_name
+from tpcompile.runtime.adapter import Adapter
 from tpcompile.runtime.quantizing import ToQuantize
 from tpcompile.runtime.tensor_files import GgufFiles, SafetensorsFiles
 
@@ -95,6 +97,8 @@ class CheckpointFiles:
     """The weights that are quantized while they are read, by name."""
     ignored: tuple[str, ...] = ()
     """Regular expressions of the names of stored tensors that the model does not need."""
+    adapter: Adapter | None = None
+    """The adapter that is merged into weights while they are read, before they are quantized."""
 
     def open(self) -> Checkpoint:
         """Open the files; the caller closes them."""
@@ -121,7 +125,9 @@ class Checkpoint(Closing):
     ) -> None:
         self._directory, self._encodings, self._ignored = directory, encodings, ignored
         self._files = (
-            GgufFiles(directory) if is_gguf(directory) else SafetensorsFiles(directory, chosen)
+            GgufFiles(directory)
+            if is_gguf(directory)
+            else SafetensorsFiles(files_of(directory, chosen))
         )
         self._where, self._shapes = self._files.where, self._files.shapes
         self._twins: dict[str, list[_Stored]] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tpcompile.checkpoint_files import changed, files_of, size_of, text_names, unreadable
+from tpcompile.checkpoint_files import changed, size_of, text_names, unreadable
 from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
 from tpcompile.gguf import GgufTensor, open_gguf
@@ -40,13 +40,12 @@ class TensorFiles(Closing):
 
 
 class SafetensorsFiles(TensorFiles):
-    """The safetensors files of a directory."""
+    """Safetensors files, given the file of each tensor."""
 
-    def __init__(self, directory: Path, chosen: Any = None) -> None:
+    def __init__(self, files: Mapping[str, Path]) -> None:
         self._open = ExitStack()
         self._files: dict[Path, Any] = {}
         self._sizes: dict[Path, int] = {}
-        files = files_of(directory, chosen)
         self._names = text_names(files)
         self.where = {name: files[stored] for name, stored in self._names.items()}
         try:

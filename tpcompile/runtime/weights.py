@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,8 @@ from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.recipe import Tensor, component_of, shape_of, tensors_of
 from tpcompile.ir.stacked import is_stacked
+from tpcompile.runtime.adapter import Adapter, Merging
+from tpcompile.runtime.adapter_config import adapter_of
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.quantizing import Quantizing, ToQuantize
 
@@ -227,18 +229,23 @@ Weights = CheckpointFiles | Read
 @contextmanager
 def opened(weights: Weights) -> Iterator[Read]:
     """Yield a source to read from; the files of a checkpoint are closed afterwards."""
-    if isinstance(weights, CheckpointFiles):
-        with weights.open() as read:
-            yield Quantizing(read, weights.quantized) if weights.quantized else read
-    else:
+    if not isinstance(weights, CheckpointFiles):
         yield weights
+        return
+    with ExitStack() as files:
+        read: Read = files.enter_context(weights.open())
+        if weights.adapter is not None:
+            read = Merging(read, weights.adapter, files.enter_context(weights.adapter.open()))
+        yield Quantizing(read, weights.quantized) if weights.quantized else read
 
 
-def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
+def weights_of(
+    captured: Captured, model: Any, seed: int | None, adapter: str | Path | None = None
+) -> Weights:
     """Return the source of weights for `model`: a seed, its checkpoint, or the model in memory.
 
-    The weights of a seed are random in the format that they have; others may be quantized on the
-    way.
+    The weights of a seed are random in the format that they have. Others may be changed on the way:
+    an `adapter` is merged into them, and then they may be quantized.
     """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError("random_weights must be an integer seed", got=repr(seed))
@@ -247,14 +254,21 @@ def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
             "random_weights must only be given for a model without weights",
             got=f"{type(captured.model).__name__} in memory, which has weights",
         )
+    if seed is not None and adapter is not None:
+        raise UsageError(
+            "An adapter changes the weights of a checkpoint, but random_weights makes others",
+            got=f"adapter={str(adapter)!r} and random_weights={seed}",
+            hint="Omit one of them",
+        )
     if seed is not None:
         return RandomWeights(captured, seed)
+    tensors, aliases = _before_quantization(captured)
+    merged = None if adapter is None else adapter_for(captured, adapter)
     if isinstance(model, str | Path) and not str(model).startswith("preset:"):
         chosen = getattr(captured.config, "transformers_weights", None)
-        tensors, aliases = _before_quantization(captured)
         quantized = _to_quantize(captured)
         encodings = NO_ENCODINGS if quantized else captured.encodings
-        named = tensors, aliases, chosen, encodings, quantized, captured.ignored
+        named = tensors, aliases, chosen, encodings, quantized, captured.ignored, merged
         return CheckpointFiles(directory_of(model), *named)
     if captured.model is None:
         raise CheckpointError(
@@ -267,8 +281,16 @@ def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
             "The weights of the model must not be on the meta device",
             expected="a model with loaded weights",
         )
-    own, quantized = ModelWeights(captured.model), _to_quantize(captured)
+    own: Read = ModelWeights(captured.model)
+    if merged is not None:
+        own = Merging(own, merged, merged.open())
+    quantized = _to_quantize(captured)
     return Quantizing(own, quantized) if quantized else own
+
+
+def adapter_for(captured: Captured, directory: str | Path) -> Adapter:
+    """Return the adapter of a directory; raise unless all of it can be merged into the model."""
+    return adapter_of(directory, captured, *_before_quantization(captured))
 
 
 def _to_quantize(captured: Captured) -> dict[str, ToQuantize]:

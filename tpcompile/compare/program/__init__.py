@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ def compare_program(
     scheme: Scheme | None = None,
     rounds: bool = False,
     random_weights: int | None = None,
+    adapter: str | Path | None = None,
     tolerance: float | None = None,
 ) -> Comparison:
     """Decode some steps on prefilled caches with all three sides.
@@ -49,6 +51,7 @@ def compare_program(
         scheme=scheme,
         rounds=rounds,
         random_weights=random_weights,
+        adapter=adapter,
         tolerance=tolerance,
     )
     plan = plan_for(case, workers, lowering)

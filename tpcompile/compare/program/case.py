@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -148,17 +149,18 @@ def prepare(
     scheme: Scheme | None = None,
     rounds: bool = False,
     random_weights: int | None = None,
+    adapter: str | Path | None = None,
     tolerance: float | None = None,
 ) -> Case:
     """Capture the model, run the passes, prefill the caches, and decode on eager and the module."""
     captured = capture(model, dtype=dtype, scheme=scheme, rounds=rounds)
     _check_room(batch, captured.config.max_position_embeddings)
-    weights = weights_of(captured, model, random_weights)
+    weights = weights_of(captured, model, random_weights, adapter)
     graph, stages = run_passes(captured.graph, passes, on_failure=write_reproducer)
     sharded = _before_fusion(stages)
     structure = structure_of(sharded, _spans(graph))
     with opened(weights) as read:
-        source = Source(captured, read, stored_format(graph))
+        source = Source(captured, read, stored_format(graph), adapter is not None)
         exact = in_fp32(source) if tolerance is None else None
         vocabulary = captured.config.vocab_size
         texts = random_texts(batch.lengths, batch.steps, vocabulary, structure.block, batch.seed)
