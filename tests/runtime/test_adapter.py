@@ -102,14 +102,12 @@ def test_every_family_and_dtype(made: Any, name: str, dtype: torch.dtype) -> Non
     with tpcompile.compile(
         str(subject.base), 3, simulate=True, adapter=subject.adapter("all linears"), backend="torch"
     ) as model:
-        for key, weight, merged in differing(model, expected):
-            unlike = weight != merged
-            steps = torch.nextafter(merged, weight)[unlike] == weight[unlike]
-            if dtype.itemsize == 2:
-                assert unlike.sum() <= 2 + merged.numel() // 10_000, key
-                assert bool(steps.all()), key
-            else:
-                assert (weight - merged).abs().max() <= 2**-22 * merged.abs().max(), key
+        for name, weight, merged in differing(model, expected):
+            apart, size = (weight - merged).abs().float(), merged.abs().float()
+            step = torch.finfo(dtype).eps * size  # one rounding
+            cancelled = 2**-21 * size.max()  # of sums in fp32 whose terms cancel
+            assert bool((apart <= step + cancelled).all()), name
+            assert dtype == torch.float32 or (apart > 0).float().mean() < 1e-3, name
 
 
 def _weights(directory: Path, tp: int, **options: Any) -> Mapping[str, torch.Tensor]:

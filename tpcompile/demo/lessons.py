@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tpcompile.demo.chats import Sample, samples
@@ -28,7 +28,7 @@ MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 THINKING = ("<think>", "</think>")
 """Tokens that a decoded text shows, as those of Qwen3."""
 
-TOKENS = 2048
+TOKENS = 1100
 """The tokens of a batch, at most, unless it is a single chat."""
 POOL = 100
 """Chats that are drawn at once and then sorted by length, so that rows need little padding."""
@@ -45,11 +45,15 @@ class Batch(NamedTuple):
 
 
 def tools_tokenizer() -> PreTrainedTokenizerFast:
-    """Train a byte-pair tokenizer on stories and chats, with Qwen3's tokens of chats."""
+    """Train a byte-pair tokenizer on stories and chats, with Qwen3's tokens of chats.
+
+    A name is the same token after a space and after a quote, so that it is easy to copy.
+    """
     pairs = Tokenizer(models.BPE())
     pairs.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(Regex(r"\p{Lu}\p{Ll}+"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )

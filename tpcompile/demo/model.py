@@ -37,8 +37,11 @@ PEAK_RATE, WARM_STEPS = 4e-3, 20
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 
-STEPS_WITH_TOOLS, STORIES = 900, 5
-"""With tools: the steps, and how often one of them is a batch of stories."""
+STEPS_WITH_TOOLS, SHORT, STORIES = 1000, 0.35, 8
+"""With tools: the steps, the share of the first ones that have short chats, and how often a step is
+one of stories.
+
+In short chats a model soon learns to copy from a question, and then where else to look."""
 
 Follow = Callable[[int, float], None]
 """Callback that receives the number of finished steps and the loss of the last one."""
@@ -111,14 +114,13 @@ def make_demo(
         raise UsageError(f"steps must be at least 1, got {steps!r}")
     check_new_directory(directory)  # now, not after a minute of training
     tokenizer = tools_tokenizer() if tools else demo_tokenizer()
-    stories = _batches(tokenizer, seed)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         make: Any = AutoModelForCausalLM.from_config
         model = make(demo_config(tokenizer, arch))
         if tools:  # as Qwen3: either token ends a text
             model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(list(ENDS))
-        batches = _mixed(chat_batches(tokenizer, seed), stories) if tools else stories
+        batches = _mixed(tokenizer, seed, steps) if tools else _batches(tokenizer, seed)
         loss = _train(model, batches, steps, follow)
     try:
         with new_directory(directory) as made, _no_bars():
@@ -187,10 +189,15 @@ def demo_config(tokenizer: PreTrainedTokenizerFast, arch: str = DEFAULT) -> Any:
     )
 
 
-def _mixed(chats: Iterator[Batch], stories: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield batches of chats, and of stories in every step of a number of them."""
-    for step in count(1):
-        yield next(chats if step % STORIES else stories)
+def _mixed(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> Iterator[Batch]:
+    """Yield batches of short chats, then of long ones, and of stories in between."""
+    short, long = (chat_batches(tokenizer, seed, short) for short in (True, False))
+    stories = _batches(tokenizer, seed)
+    for step in count():
+        if step % STORIES == STORIES - 1:
+            yield next(stories)
+        else:
+            yield next(short if step < SHORT * steps else long)
 
 
 def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
