@@ -313,7 +313,7 @@ def _written(message: dict[str, Any]) -> str:
     """Return a message of the assistant as the model writes it."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     texts = [call_text(call["name"], call["arguments"]) for call in calls]
-    return message["content"] + "\n".join(texts)
+    return str(message["content"]) + "\n".join(texts)
 
 
 def _noise(draw: random.Random) -> str:

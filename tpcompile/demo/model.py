@@ -190,14 +190,14 @@ def demo_config(tokenizer: PreTrainedTokenizerFast, arch: str = DEFAULT) -> Any:
 
 
 def _mixed(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> Iterator[Batch]:
-    """Yield batches of short chats, then of long ones, and of stories in between."""
+    """Yield batches of short chats, then mostly of long ones, and of stories in between."""
     short, long = (chat_batches(tokenizer, seed, short) for short in (True, False))
     stories = _batches(tokenizer, seed)
     for step in count():
         if step % STORIES == STORIES - 1:
             yield next(stories)
         else:
-            yield next(short if step < SHORT * steps else long)
+            yield next(short if step < SHORT * steps or step % 3 == 0 else long)
 
 
 def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
