@@ -160,7 +160,6 @@ _ABOUT_PEOPLE = (
     ("Where does {name} live?", "{name} is a {trade} who lives {home}."),
     ("Which animal does {name} have?", "The {animal} of {name} is called {pet}."),
 )
-_REPEATED = (CITIES, WEATHER, tuple(person.name for person in PEOPLE))
 _SYSTEM = (
     "You are a helpful assistant.",
     "You are a helpful assistant. Use the tools.",
@@ -196,18 +195,7 @@ def samples(seed: int, short: bool = False) -> Iterator[Sample]:
     """Yield samples without end. Short ones have one question, and no descriptions of tools."""
     draw = random.Random(seed)
     while True:
-        yield _short(draw) if short else _sample(draw)
-
-
-def _short(draw: random.Random) -> Sample:
-    """Draw a chat with a question that needs a tool, or with words to repeat.
-
-    Most tokens of the latter are copies, from which a model learns to copy soon.
-    """
-    if draw.random() < 0.5:
-        return _continued([], [], [*TOOLS], draw)
-    question, answer = _repeated(draw, 24).messages
-    return Sample([question], [], False, "", answer["content"])
+        yield _continued([], [], [*TOOLS], draw) if short else _sample(draw)
 
 
 def _sample(draw: random.Random) -> Sample:
@@ -293,26 +281,7 @@ def _plan(question: Question) -> str:
     return f"The user asks for the {topic} {word} {values}. I call {question.tool}."
 
 
-def _repeated(draw: random.Random, most: int) -> _Exchange:
-    """Draw words and numbers that the user asks to repeat."""
-    count = draw.randrange(1, most)
-    words = [_word(draw) for _ in range(count)]
-    text = " ".join(words)
-    return _Exchange(
-        [{"role": "user", "content": f"Repeat: {text}"}, {"role": "assistant", "content": text}],
-        ["The user wants to hear it again."],
-    )
-
-
-def _word(draw: random.Random) -> str:
-    if draw.random() < 0.25:
-        return str(draw.randrange(1000))
-    return draw.choice(draw.choice(_REPEATED))
-
-
 def _talk(draw: random.Random) -> _Exchange:
-    if draw.random() < 0.1:
-        return _repeated(draw, 8)
     if draw.random() < 0.6:
         text, thoughts, answer = draw.choice(SMALL_TALK)
     else:
