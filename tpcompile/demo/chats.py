@@ -133,7 +133,7 @@ TOOLS = {
             "Add {a} and {b}.",
             "Compute {a} + {b}.",
         ),
-        lambda draw: {name: draw.randrange(10 ** draw.choice((1, 2, 2, 3))) for name in "ab"},
+        lambda draw: {name: draw.randrange(100) for name in "ab"},
         ("{sum}", "{sum}.0", '{{"result": {sum}}}', '{{"sum": {sum}}}', "The result is {sum}."),
         _sum,
         "{a} plus {b} is {sum}.",

@@ -47,12 +47,13 @@ class Batch(NamedTuple):
 def tools_tokenizer() -> PreTrainedTokenizerFast:
     """Train a byte-pair tokenizer on stories and chats, with Qwen3's tokens of chats.
 
-    A name is the same token after a space and after a quote, so that it is easy to copy.
+    A name, and a number below 100, is the same token after a space and after a quote, so that it
+    is easy to copy.
     """
     pairs = Tokenizer(models.BPE())
     pairs.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(Regex(r"\p{N}{1,2}"), "isolated"),
             pre_tokenizers.Split(Regex(r"\p{Lu}\p{Ll}+"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
