@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -141,7 +141,7 @@ def _row(tokenizer: PreTrainedTokenizerFast, chat: Sample, draw: random.Random) 
     return row
 
 
-def _prompt(tokenizer: PreTrainedTokenizerFast, chat: Sample) -> str:
+def _prompt(tokenizer: Any, chat: Sample) -> str:
     return str(
         tokenizer.apply_chat_template(
             chat.messages,

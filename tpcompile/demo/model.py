@@ -253,7 +253,7 @@ def _train(
     return loss
 
 
-def _loss(model: Any, batch: Batch) -> torch.Tensor:
+def _loss(model: Any, batch: Batch) -> Any:
     """Return the loss. Logits are computed only where a token is learned."""
     states = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state[:, :-1]
     labels = batch.labels[:, 1:]
