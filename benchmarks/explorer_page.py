@@ -57,7 +57,7 @@ def use_in(browser: Any, path: Path, frames: int) -> Used:
     """Open a page, choose every pass, and move through the timeline."""
     page = browser.new_page(viewport={"width": 1500, "height": 1000})
     page.set_default_timeout(120_000)
-    page.goto(path.as_uri(), wait_until="commit")
+    page.goto(f"{path.as_uri()}#view=pipeline", wait_until="commit")
     view = page.evaluate(_READY)
     choices = _choices(page)
     schedule = page.evaluate(_SCHEDULE)

@@ -60,9 +60,14 @@ result, and that each step writes `logits` and `scratch` before it reads them.
   reads and writes follow from its operands. All dependencies are derived from the regions, so no
   signal count is written by hand.
 - Regions of the **cache** have five dimensions: layer, key or value, sequence, KV head, and age.
-  Age `0:1` is the tokens before the step, and `1:2` is the new token. So the spans of attention
-  without the new token need not wait for it. In memory (`storage`) the cache is indexed by slot, in
-  blocks.
+  Age `0:1` is the tokens before the step, and `1:2` is the new token. In memory (`storage`) the
+  cache is indexed by slot, in blocks.
+- A **row** of a batch is one new token. In most programs each row is a sequence. If `sequence_rows`
+  is greater than 1, so many adjacent rows may also be the next tokens of one sequence: they have
+  its blocks, each is one token longer than the row before it, and resumes from the state that this
+  one writes. A row has the bits of a step with this row alone. Which rows belong together is known
+  only within a step, so every span of attention reads the new tokens of all rows that may. With
+  one row per sequence, the spans before the last one need not wait for its new token.
 - A **counter** only increases. `signal c4` increments it when the instruction is done. An
   instruction with `wait c4>=6` starts when the counter has reached 6.
 - One launch runs several **steps** (`repeats=true`), and counters are never cleared. In step s, the

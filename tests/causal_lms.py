@@ -145,7 +145,28 @@ SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 _PARTIAL = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 
 
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.3,
+    "logits_scaling": 4.0,
+}
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("cohere", {"use_qk_norm": True}),
+    ("cohere", {"attention_bias": True, "logit_scale": 0.5}),
+    ("cohere2", {"num_hidden_layers": 3, "layer_types": SLIDING}),
+    ("ernie4_5", {"use_bias": True}),
+    ("exaone4", {"num_hidden_layers": 3, "layer_types": SLIDING}),
+    ("glm4", {"attention_bias": True, "rope_parameters": {**_PARTIAL, "partial_rotary_factor": 1}}),
+    ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    ("gpt_neox", {"rope_parameters": {**_PARTIAL, "partial_rotary_factor": 1.0}}),
+    ("granite", {**_GRANITE, "tie_word_embeddings": True}),
+    ("granite", {**_GRANITE, "attention_bias": True, "mlp_bias": True}),
+    ("phi", {"qk_layernorm": True}),
+    ("phi3", {"sliding_window": None, "num_key_value_heads": 1}),
+    ("phi3", {"head_dim": 16, "hidden_size": 64, "rope_parameters": _PARTIAL}),
+    ("starcoder2", {"use_bias": False, "sliding_window": None, "num_key_value_heads": 1}),
     ("cwm", {"num_hidden_layers": 5}),
     ("cwm", {"layer_types": SLIDING, "num_hidden_layers": 3}),
     ("hyperclovax", {"attention_multiplier": 0.3, "residual_multiplier": 0.5}),
@@ -171,7 +192,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 EQUAL = frozenset(
     {
-        *("llama", "mistral", "seed_oss", "smollm3"),
+        *("llama", "mistral", "seed_oss", "smollm3", "arcee", "ministral"),
+        *("phi", "phi3", "granite", "starcoder2", "olmo", "gpt_neox"),
+        *("glm", "glm4", "cohere", "cohere2", "helium", "ernie4_5"),
+        "exaone4",
         *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
         *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     }
@@ -203,10 +227,14 @@ REASONS: dict[str, str] = {
     "between layers": r"computes something between its layers",
     "buffer": r"reads the buffer",
     "fused heads": r"the projection of its heads must be a separate linear",
-    "op without a rule": r"uses an op that tpcompile cannot type "
-    r"\(rule (known-op|slice|repeat-heads)\)",
+    "operation without a rule": r"computes \S+, which tpcompile cannot shard",
+    "another form of an operation": r"in a form that tpcompile cannot shard "
+    r"\(rule (slice|repeat-heads|floating)\)",
+    "keywords not passed on": r"gets no keyword arguments from its layer",
     "another MLP": r"There is no SwiGLU in the graph",
-    "transposed norm": r"transposes heads before it normalises them",
+    "norm after rotation": r"normalises heads after it rotates them",
+    "another norm": r"There is no RMS norm in the graph",
+    "another split of heads": r"There is no attention in token-major form",
     "norm of all heads": r"normalises all heads together",
 }
 """Regular expressions of known refusals; the first match is the reason."""

@@ -76,6 +76,11 @@ def scaled_config(name: str, **changes: Any) -> Any:
     return AutoConfig.for_model(**{**values, **small, **changes})
 
 
+def long_config() -> Any:
+    """Return the configuration of `tiny-qwen3`, with positions for 2,048 tokens."""
+    return AutoConfig.for_model(**{**preset("tiny-qwen3"), "max_position_embeddings": 2048})
+
+
 @dataclass(frozen=True, eq=False)
 class Pair:
     """A captured model, and Hugging Face's eager model with the same weights.

@@ -22,6 +22,7 @@ from tpcompile.errors import UnsupportedError
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     return tmp_path
 
@@ -120,6 +121,7 @@ def test_a_user_without_a_home(library: CppLibrary, monkeypatch: pytest.MonkeyPa
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     with pytest.raises(UnsupportedError, match=r"no directory for its cache.*home directory"):
         library.load()
 
@@ -287,3 +289,16 @@ def test_clang_builds_the_libraries(home: Path, monkeypatch: pytest.MonkeyPatch)
 
     _only(monkeypatch, shutil.which("clang++"))
     assert whole().load().tpc_path(0) and LIBRARY.load().tpc_sum
+
+
+def test_the_cache_of_the_xdg_specification(
+    home: Path, library: CppLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XDG_CACHE_HOME is where the user keeps caches, unless it is empty or relative."""
+    for value, directory in (
+        (str(tmp_path / "caches"), tmp_path / "caches"),
+        ("", home / ".cache"),
+        ("caches", home / ".cache"),
+    ):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert library.built().parent == directory / "tpcompile" / "native"

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,28 @@ def test_the_worked_pass_of_the_page_works() -> None:
     assert "%normed" in str(caught.value)
 
 
+def test_the_check_of_regions_of_the_page_works() -> None:
+    """The block runs as it is printed; with an undeclared read it names the instruction."""
+    from tpcompile.errors import CompileError
+    from tpcompile.vm.groups.embed import Embed
+
+    (block,) = _python_blocks("extending.md")
+    code = compile(block, "extending.md", "exec")
+    exec(code, {"__name__": __name__})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Embed, "reads", property(lambda instruction: ()))
+        with pytest.raises(CompileError, match=r"regions of embed are wrong"):
+            exec(code, {"__name__": __name__})
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_code_of_a_page_is_in_blocks(page: str) -> None:
+    """Python in an indented block is not found by the tests that run the blocks of pages."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^ {4}(?:from|import) \w.*", prose, re.MULTILINE) == []
+
+
 EXAMPLES = {path.name for path in (ROOT / "examples").glob("*.py")}
 NEED_A_CHECKPOINT = {"03_generate_tp2.py", "04_torchrun.py"}
 
@@ -104,6 +127,33 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("demo") / "demo"
     make_demo(directory, steps=8)
     return str(directory)
+
+
+BLOCKS = {"README.md": "build/demo", "docs/running.md": "path/to/checkpoint"}
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+def test_the_first_block_of_a_page_works(
+    page: str, demo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script has the block of the page, with the directory of a checkpoint that exists."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    block = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
+    assert f'"{BLOCKS[page]}"' in block
+    script = tmp_path / "block.py"
+    body = block.replace(BLOCKS[page], demo)
+    script.write_text(f"{body}\nprint(model.steps.program, 'steps by the program')\n")
+    assert re.search(r"^[1-9]\d* steps by the program$", _run(str(script)), re.MULTILINE)
+
+
+def test_the_engine_of_the_page_works(demo: str) -> None:
+    from transformers import AutoTokenizer
+
+    block = _python_blocks("serving.md")[0].replace("./my-checkpoint", demo)
+    space: dict[str, Any] = {"tokenizer": AutoTokenizer.from_pretrained(demo)}
+    exec(compile(block, "serving.md", "exec"), space)
+    space["engine"].close()
+    space["model"].close()
 
 
 def test_generating_on_two_ranks(demo: str) -> None:

@@ -77,7 +77,7 @@ def test_programs_continue_prompts_of_qwen3_next(tp: int, backend: str) -> None:
     with tpcompile.compile(eager, tp=tp, simulate=True, backend=backend) as compiled:
         for found, wanted in zip(answers(compiled, *given), expected, strict=True):
             assert relative_error(found, wanted) < TOLERANCE
-        assert compiled.steps == (3, 1)
+        assert compiled.steps[:2] == (3, 1)
 
 
 def test_more_ranks_than_heads_are_refused() -> None:

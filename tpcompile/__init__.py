@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tpcompile.rewriting.manager import Stage
     from tpcompile.runtime.model import CompiledModel
     from tpcompile.scheduling import ScheduledStep, schedule
-    from tpcompile.serving import Engine, SamplingParams
+    from tpcompile.serving import Engine, SamplingParams, Structure
 
 __version__ = "0.1.0"
 
@@ -46,6 +46,7 @@ _LAZY = {
     "SamplingParams": "tpcompile.serving",
     "ScheduledStep": "tpcompile.scheduling",
     "Stage": "tpcompile.rewriting.manager",
+    "Structure": "tpcompile.serving",
     "quantize": "tpcompile.quantizing",
     "schedule": "tpcompile.scheduling",
 }
@@ -65,6 +66,7 @@ __all__ = [
     "ScheduledStep",
     "ShardingError",
     "Stage",
+    "Structure",
     "UnsupportedError",
     "UsageError",
     "VerifyError",

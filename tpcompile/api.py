@@ -12,7 +12,9 @@ import torch
 from torch import fx, nn
 
 from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.foreign import refuse_foreign
 from tpcompile.frontend import capture as captured_of
+from tpcompile.frontend.positions import longest_of
 from tpcompile.libraries import library_errors
 from tpcompile.options import (
     check_limit,
@@ -42,6 +44,7 @@ _LONGEST_S = 7 * 24 * 3600
 
 
 @library_errors()
+@refuse_foreign
 def capture(
     model: Any,
     *,
@@ -56,6 +59,7 @@ def capture(
 
 
 @library_errors()
+@refuse_foreign
 def compile(
     model: Any,
     tp: int | None = None,
@@ -97,7 +101,8 @@ def compile(
     "auto" selects "native" on the CPU and "triton" on a GPU, or "torch" with a warning if that
     backend cannot run the model.
 
-    `max_seq_len` (default: the configuration's) and `max_batch` limit the size of the KV cache.
+    `max_seq_len` (default: the configuration's) and `max_batch` limit the size of the KV cache. A
+    `max_seq_len` above what the positions of the configuration allow is refused.
     `pipeline` is a pass pipeline as text or as a sequence of passes (default: the standard
     pipeline). `random_weights` is a seed for the weights of a model that has none. A rank that
     does not respond for `rank_timeout` seconds is considered dead.
@@ -149,10 +154,10 @@ def compile(
     inside = simulate or (tp == 1 and not isolate)
     with starting(tp, group, place, inside=inside, timeout=rank_timeout, threads=share) as load:
         captured = captured_of(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds)
+        longest = longest_of(captured.config, max_seq_len)
         source = weights_of(captured, model, random_weights, adapter)
         fork = DecodeFork(passes, write_reproducer)
         graph, stages = run_passes(captured.graph, passes, [fork], on_failure=write_reproducer)
-        longest = max_seq_len or captured.config.max_position_embeddings
         workers = share if target is None else threads
         steps = chosen.decide(fork, longest, max_batch or 1, workers)
         described = rank_modules(graph, steps.executor)

@@ -39,6 +39,15 @@ _LAST_LINES = 12
 """The number of lines of a compiler's output in an error."""
 
 
+def _user_cache() -> Path:
+    """Return the user's directory of caches: XDG_CACHE_HOME, or ~/.cache.
+
+    As the XDG specification says, a relative path in the variable is ignored.
+    """
+    directory = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return directory if directory.is_absolute() else Path.home() / ".cache"
+
+
 @dataclass(frozen=True)
 class CppLibrary:
     """A shared library, named by the hash of everything that it is made from."""
@@ -126,7 +135,7 @@ class CppLibrary:
     def _cache_directory(self) -> Path:
         """Return the directory of built libraries, which only its owner may write to."""
         try:
-            directory = Path.home() / ".cache" / "tpcompile" / "native"
+            directory = _user_cache() / "tpcompile" / "native"
         except RuntimeError as error:
             raise self._refused("has no directory for its cache", got=str(error)) from error
         try:

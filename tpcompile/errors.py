@@ -65,6 +65,10 @@ class RankError(CompileError):
     """A rank that failed to start, raised, died or hung."""
 
 
+class EndedError(CompileError):
+    """A request that is not finished, because the engine ends."""
+
+
 class RequestError(CompileError):
     """A request that an engine could not continue. Other requests are not affected."""
 

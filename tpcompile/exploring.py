@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tpcompile.backends.devices import machine_of, this_device
 from tpcompile.backends.rotation import CPU
 from tpcompile.compare.comparison import Comparison
 from tpcompile.compare.model import compare_with_eager
@@ -36,7 +37,7 @@ from tpcompile.rewriting.reproducer import versions, write_reproducer
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.ranks.rank import rank_modules
 from tpcompile.runtime.weights import adapter_for
-from tpcompile.scheduling import DEFAULT_TARGET, Choices, ScheduledStep, choose
+from tpcompile.scheduling import Choices, ScheduledStep, choose
 from tpcompile.vm.schedule.measured import MeasuredSteps
 from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import Target
@@ -119,10 +120,11 @@ def explore(
     """Collect everything about a compilation of MODEL for `tp` ranks, as the data of a page.
 
     `beside` are further compilations to look at side by side: pairs of a tp and a pipeline. The
-    decode step is scheduled on `target` with a `policy`, as by `schedule`; with `measured`, steps
-    also run on this machine. With `compare`, every value is compared with Hugging Face eager in
-    fp32 and in bf16, which needs weights; torch then has `threads` threads on each rank. `weights`,
-    `head`, `activations`, `kv`, `experts` and `adapter` are those of `compile`.
+    decode step is scheduled on `target`, by default this machine, with a `policy`, as by
+    `schedule`; with `measured`, steps also run on this machine. With `compare`, every value is
+    compared with Hugging Face eager in fp32 and in bf16, which needs weights; torch then has
+    `threads` threads on each rank. `weights`, `head`, `activations`, `kv`, `experts`
+    and `adapter` are those of `compile`.
     """
     load_plugins()
     scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
@@ -131,7 +133,7 @@ def explore(
     others = [(other, passes_for(text, other, kv, experts)) for other, text in beside]
     choices = choose(
         tp=tp,
-        target=DEFAULT_TARGET if target is None else target,
+        target=machine_of(CPU if measured else this_device(), tp) if target is None else target,
         policy=policy,
         workers=workers,
         batch=batch,
@@ -174,9 +176,9 @@ def explore_compiled(
     """Write the page of a compiled model. The options are those of the schedule in `explore`."""
     captured, *stages = model.stages
     graph = captured.graph
-    machine = model.device.type if target is None and model.device.type == "cpu" else target
     passes = parse_pipeline(",".join(stage.text_form for stage in stages)) if stages else []
-    choices = choose(tp=model.tp, target=machine or DEFAULT_TARGET, **options)
+    machine = machine_of(model.device, model.tp) if target is None else target
+    choices = choose(tp=model.tp, target=machine, **options)
     name = info_of(graph).name
     _explored(graph, name, passes, choices, False, lambda text: None).write(path)
 

@@ -22,7 +22,7 @@ from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.ir.format import Kind
 from tpcompile.ir.scheme import Integers, Scheme
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline
-from tpcompile.passes.pipeline import with_experts, with_kv
+from tpcompile.passes.pipeline import check_names, with_experts, with_kv
 from tpcompile.passes.plan_sharding import PlanSharding, check_experts
 
 
@@ -44,6 +44,7 @@ def passes_for(
             f"pipeline must be text or a sequence of passes, got {type(pipeline).__name__}"
         )
     named = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+    check_names(named)
     passes = with_choices(for_ranks(named, tp), kv, experts)
     for current in passes:
         if isinstance(current, PlanSharding) and current.tp != tp:

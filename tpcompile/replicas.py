@@ -16,9 +16,11 @@ from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.text import tokenizer_of
 from tpcompile.serving.engine import Engine
 from tpcompile.serving.server.answers import error_of
-from tpcompile.serving.server.app import Options, Server, read_body
+from tpcompile.serving.server.app import application
 from tpcompile.serving.server.bodies import BadRequestError
 from tpcompile.serving.server.guard import ANY, Hosts
+from tpcompile.serving.server.options import Options
+from tpcompile.serving.server.requests import read_body
 
 _ATTEMPTS = 3
 """The replicas that a request is sent to, one after another, before it fails."""
@@ -101,7 +103,7 @@ class Replica:
         except CheckpointError:  # the replica takes token ids only
             tokenizer = None
         self._engine = Engine(compile(model, **compiled), tokenizer=tokenizer, **engine).start()
-        self._app = Server(self._engine, Options(**server)).app()
+        self._app = application(self._engine, Options(**server))
 
     def check_health(self) -> None:
         """Raise if the engine cannot go on: Ray then replaces the replica."""

@@ -17,9 +17,12 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Start the browser of this machine."""
+    """Start the browser of this machine.
+
+    Its event loop runs as long as the browser, so tests of other packages could start none.
+    """
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
@@ -30,7 +33,7 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def exploration(browser: Any, session_captures: None) -> Exploration:
     """Collect the data of the page, if there is a browser to look at it."""
     return explored()
@@ -49,7 +52,7 @@ def session_captures() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def report(exploration: Exploration, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("explorer") / "report.html"
     exploration.write(path)
@@ -61,7 +64,7 @@ def truth(session_captures: None) -> Truth:
     return Truth()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def opened(browser: Any, report: Path) -> Iterator[Reader]:
     page = browser.new_page(viewport={"width": 1500, "height": 1000})
     page.set_default_timeout(10_000)

@@ -28,7 +28,7 @@ class Reader:
         self.page.wait_for_selector("body[data-ready]")
 
     def reset(self) -> None:
-        """Return to the start of the page, with all of its data."""
+        """Return to the Pipeline view of the page, with all of its data."""
         self.page.evaluate(
             """() => {
               document.getElementById("keys").close();
@@ -40,7 +40,7 @@ class Reader:
             }"""
         )
         self.problems.clear()
-        self.go()
+        self.go(view="pipeline")
 
     def go(self, **place: object) -> None:
         self.page.evaluate(_GO, {key: str(value) for key, value in place.items()})

@@ -29,14 +29,14 @@ def test_shares_of_experts(
     extent, title, held = HELD[experts]
     for compilation in (0, 1):
         reader.go(view="ranks", c=compilation)
-        columns, *ranks = reader.rows("#view > table:nth-of-type(1)")
+        columns, *ranks = reader.rows("table.shares")
         assert columns[-2:] == ["experts × features", "weights of experts"]
         assert "ffn" not in columns, "the model has no MLP without experts"
         assert ranks[1][-2] == extent
         sizes = [float(row[-1].removesuffix(" KB")) * 1000 for row in ranks]
         wanted = [share["expert_bytes"] for share in plan["ranks"]]
         assert sizes == pytest.approx(wanted, abs=5)
-        ways = [row for row in reader.rows("#view > table:nth-of-type(2)") if "p: " in row[0]]
+        ways = [row for row in reader.rows("table.ways") if "p: " in row[0]]
         assert [row[0].endswith("(chosen)") for row in ways] == [experts == "tp", experts == "ep"]
         assert title in reader.text("#view")
         strips = reader.page.locator('svg[role="img"]')

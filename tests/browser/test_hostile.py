@@ -103,7 +103,7 @@ def test_a_hostile_configuration(browser: Any, tmp_path: Path, exploration: Expl
     reader: Reader = watch(page)
     reader.open(path.as_uri())
     assert reader.text("h1") == page.title() == f"{name}, tp=2"
-    assert ["model", name] in reader.rows("#details")
-    assert reader.texts("#tabs button") == ["Pipeline", "Graph", "Ranks"]
+    assert name in dict(reader.rows("table.overview-facts"))["Model"]
+    assert reader.texts("#tabs button") == ["Overview", "Pipeline", "Graph", "Ranks"]
     reader.check_quiet()
     page.close()

@@ -16,7 +16,7 @@ def test_heads_and_states(browser: Any, session_captures: None, tmp_path: Path) 
     reader = watch(browser.new_page())
     reader.open((tmp_path / "report.html").as_uri())
     reader.go(view="ranks", c=0)
-    heads, *ranks = reader.rows("#view > table")
+    heads, *ranks = reader.rows("table.shares")
     assert heads[-1] == "states per sequence"
     states = found.compilations[0]["plan"]["ranks"][0]["state_bytes_per_sequence"]
     assert [row[-1] for row in ranks] == [f"{states / 1e3:.2f} KB"] * 2

@@ -12,7 +12,7 @@ from tests.browser.checks.texts import names
 from tests.browser.reader import Reader, watch
 from tests.browser.subject import TP, Truth
 
-VIEWS = ["pipeline", "graph", "ranks", "schedule", "compare"]
+VIEWS = ["overview", "pipeline", "graph", "ranks", "schedule", "compare"]
 
 
 def selected(reader: Reader) -> str:
@@ -48,7 +48,7 @@ def test_an_address_leads_to_a_place(reader: Reader, report: Path) -> None:
 def test_a_wrong_address_is_no_error(reader: Reader) -> None:
     for place in ({"view": "x"}, {"c": "99"}, {"pass": "x"}, {"node": "x"}, {"left": "9:9"}):
         reader.go(**place)
-        assert selected(reader) in ("Pipeline", "Graph")
+        assert selected(reader) in ("Overview", "Pipeline", "Graph")
     reader.go(view="pipeline", node="<b>x</b>")
     assert "No stage has this value" in reader.text("#details")
 
@@ -56,7 +56,7 @@ def test_a_wrong_address_is_no_error(reader: Reader) -> None:
 def test_back_and_forward(reader: Reader) -> None:
     reader.click("button.pass b", "fuse-qkv")
     reader.click("button.pass b", "fuse-gate-up")
-    reader.page.keyboard.press("3")
+    reader.page.keyboard.press("4")
     assert selected(reader) == "Ranks"
     reader.page.go_back()
     assert (selected(reader), pressed(reader)) == ("Pipeline", "fuse-gate-up")
@@ -76,7 +76,7 @@ def test_keys_step_through_the_passes(reader: Reader, truth: Truth) -> None:
     assert seen == [*passes[1:], passes[-1]]
     reader.page.keyboard.press("k")
     assert pressed(reader) == passes[-2]
-    reader.page.keyboard.press("2")
+    reader.page.keyboard.press("3")
     reader.page.keyboard.press("k")
     assert reader.place == {"view": "graph", "c": "0", "pass": passes[-3]}
 

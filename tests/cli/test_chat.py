@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import GenerationConfig
 
 from tests.cli.conftest import Cli
 from tests.runtime.talker import TEMPLATE, talker
@@ -138,3 +139,17 @@ def test_torchrun_is_refused(cli: Cli, checkpoint: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("tpcompile.runtime.ranks.launched.has_launcher", lambda: True)
     ran = cli(f"chat {checkpoint}")
     assert ran.status == 2 and "start tpcompile serve under torchrun" in ran.err
+
+
+def test_the_checkpoints_generation_config_and_without_it(
+    cli: Cli, checkpoint: Path, says: Callable[..., None], tmp_path: Path
+) -> None:
+    """It sets the length of answers, unless the command ignores it."""
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    GenerationConfig(max_new_tokens=5).save_pretrained(tmp_path)
+    line = f"chat {tmp_path} --backend torch --max-seq-len 40"
+    for option, tokens in (("auto", 5), ("none", 33)):
+        says("Anna is")
+        ran = cli(f"{line} --generation-config {option}")
+        assert (ran.status, ran.err) == (0, f"(stopped after {tokens} tokens)\n")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests import scripts
 from tests.cli.conftest import Cli
@@ -197,6 +197,18 @@ def directories(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> Path:
     return root
 
 
+SMALL_STARCODER = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
 BAD = {
     "{0}/nowhere --prompt x": "There is no directory",
     "{0}/empty --prompt x": "contains no model",
@@ -220,7 +232,8 @@ BAD = {
     f"{TINY} --prompt-ids 1 --top-p 1.5": "must be more than 0 and at most 1, got '1.5'",
     f"{TINY} --prompt-ids 1 --beams 0": "the number of beams must be an integer of at least 1",
     f"{TINY} --prompt-ids 1 --tp 7": "6 query heads",
-    f"{TINY} --prompt-ids 1 --trace a.json": "Found --backend auto. Expected --backend native",
+    f"{TINY} --prompt-ids 1 --backend torch --trace a.json": "Found --backend torch. Expected "
+    "--backend native or --backend triton",
     f"{TINY} --prompt-ids 1 --backend native --trace none/a.json": "There is no directory none",
     f"{TINY} --prompt-ids 1 --backend tourch": "Did you mean torch",
     f"{TINY} --prompt-ids 1 --device tpu9": "--device must be cpu or cuda, got 'tpu9'",
@@ -240,10 +253,10 @@ def test_bad_input(cli: Cli, directories: Path, demo: Path, line: str) -> None:
     assert BAD[line] in ran.err
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_a_trace_of_the_last_step(cli: Cli, tmp_path: Path, tp: int) -> None:
+@pytest.mark.parametrize(("backend", "tp"), [("native", 1), ("native", 2), ("auto", 1)])
+def test_a_trace_of_the_last_step(cli: Cli, tmp_path: Path, backend: str, tp: int) -> None:
     trace = tmp_path / "a.json"
-    line = f"generate {TINY} --prompt-ids 1,2,3 --max-seq-len 64 --backend native --tp {tp}"
+    line = f"generate {TINY} --prompt-ids 1,2,3 --max-seq-len 64 --backend {backend} --tp {tp}"
     plain = cli(f"{line} --max-new-tokens 4")
     ran = cli(f"{line} --max-new-tokens 4 --trace", str(trace))
     assert (ran.status, ran.out) == (0, plain.out)
@@ -260,6 +273,19 @@ def test_a_trace_of_the_triton_kernel(cli: Cli, tmp_path: Path) -> None:
     assert ran.status == 0 and "µs, predicted and measured" in ran.err
     events = read_trace(trace.read_text(encoding="utf-8"))
     check_both(events, len({e["args"]["instruction"] for e in events if e["ph"] == "X"}))
+
+
+@pytest.mark.filterwarnings("always:Torch modules run decode steps")
+def test_no_trace_of_modules(cli: Cli, tmp_path: Path) -> None:
+    """If the automatic backend cannot run a model, the text is there, and the reason in full."""
+    config = AutoConfig.for_model("starcoder2", **SMALL_STARCODER)
+    config.save_pretrained(tmp_path / "model")
+    trace = tmp_path / "a.json"
+    line = f"generate {tmp_path / 'model'} --random-weights 0 --prompt-ids 1,2 --max-new-tokens 2"
+    ran = cli(f"{line} --trace", str(trace))
+    assert (ran.status, trace.exists()) == (0, False)
+    assert ran.err.startswith("warning: Torch modules run decode steps")
+    assert ran.err.endswith(f"warning: {trace} is not written: torch modules run all steps\n")
 
 
 def test_no_trace_without_a_decode_step(cli: Cli, tmp_path: Path) -> None:

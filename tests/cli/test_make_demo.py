@@ -63,6 +63,7 @@ def test_a_bar_on_a_terminal(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     ran = cli(f"make-demo {tmp_path}/demo --steps 2")
     assert (ran.status, ran.out.count("\n")) == (0, 1)
     assert "2/2 steps, loss" in terminal.getvalue()
+    assert "nan" not in terminal.getvalue()
 
 
 @pytest.mark.parametrize(

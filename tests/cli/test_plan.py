@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.cli.conftest import Cli
+from tests.models import scaled_config
 
 RANK_KEYS = {
     "rank",
@@ -178,3 +180,21 @@ def test_quantized_weights(cli: Cli) -> None:
     assert rounding == {
         name + ":a8" * (":" in name): size for name, size in plan["formats"].items()
     }
+
+
+def test_weights_that_are_not_read(cli: Cli, tmp_path: Path) -> None:
+    """The plan needs no weights: it is that of the same model without quantization."""
+    plans = []
+    for scheme in ({"quant_method": "bitsandbytes", "load_in_4bit": True}, None):
+        config = scaled_config("qwen3-0.6b", dtype="bfloat16")
+        if scheme is not None:
+            config.quantization_config = scheme
+        config.save_pretrained(tmp_path / "model")
+        ran = cli(f"plan {tmp_path / 'model'} --tp 2 --json")
+        assert ran.status == 0
+        assert ("quantized with bitsandbytes" in ran.err) is (scheme is not None)
+        assert ("--weights int4" in ran.err) is (scheme is not None)
+        plans.append(json.loads(ran.out))
+    assert plans[0] == plans[1]
+    assert plans[0]["model"] == "model"
+    assert set(plans[0]["formats"]) == {"bf16"}

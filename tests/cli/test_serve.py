@@ -105,6 +105,32 @@ def test_a_plain_script(expected: list[list[int]]) -> None:
         assert "Traceback" not in server.said
 
 
+def test_requests_end_with_the_server_and_late_ones_are_cut_off() -> None:
+    """After SIGTERM, running requests have a time to end. Each request has a line in the log."""
+    names = ["--name", "tiny", "--name", "alias", "--generation-config", "none"]
+    with started([*SERVE, *names, "--drain-seconds", "1", "--threads", "1"]) as server:
+        url, body = server.url(), {"prompt": [1], "ignore_eos": True, "stream": True}
+        short = httpx.post(f"{url}/v1/completions", json=body | {"model": "alias"}, timeout=LIMIT_S)
+        assert "[DONE]" in short.text
+        slow = body | {"prompt": [[1]] * 200, "max_tokens": 120}
+        line = httpx.stream("POST", f"{url}/v1/completions", timeout=LIMIT_S, json=slow)
+        with line as answer:
+            chunks = answer.iter_lines()
+            next(chunks)
+            os.kill(server.process.pid, signal.SIGTERM)
+            text = "".join(chunks)
+        assert "The server ends, and gives its requests 1 s" in text and "[DONE]" not in text
+        assert server.process.wait(LIMIT_S) == 0, server.said
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+        statuses = re.findall(
+            r"^\d{4}-.* id=\w+ path=/v1/completions status=(\d+)", server.said, re.M
+        )
+        assert statuses == ["200", "503"]
+        assert "ending: 1 connections, at most 1 s" in server.said
+        assert "Traceback" not in server.said
+
+
 def test_a_port_that_is_in_use_is_noticed_before_the_model_is_loaded() -> None:
     with started(SERVE) as server:
         port = server.url().rpartition(":")[2]

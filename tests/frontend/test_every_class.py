@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,13 @@ def test_equal_or_refused_by_name(kind: str, capfd: pytest.CaptureFixture[str]) 
             return  # other versions may build it: then it is checked as all others
     reason = _check(tiny_config(kind), capfd)
     assert reason is None or kind not in EQUAL, reason
+
+
+def test_the_table_of_the_page_has_the_classes_that_must_compile() -> None:
+    page = Path(__file__).parents[2] / "docs" / "running.md"
+    section = page.read_text(encoding="utf-8").partition("## Other models")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert {kind for row in rows for kind in re.findall(r"`(\w+)`", row)} == EQUAL
 
 
 @pytest.mark.slow  # two compilations each

@@ -63,14 +63,11 @@ REFUSED: dict[str, tuple[str, str]] = {
         r"DeepseekV3ForCausalLM has heads of two widths \(16 for queries and keys, 8 for values\)",
         "heads of one width",
     ),
-    "exaone4": (
-        "Exaone4ForCausalLM transposes heads before it normalises them",
-        "before the transpose",
-    ),
     "hunyuan_v1_dense": (
-        "HunYuanDenseV1ForCausalLM transposes heads before it normalises them",
-        "before the transpose",
+        "HunYuanDenseV1ForCausalLM normalises heads after it rotates them",
+        "a norm before the rotation",
     ),
+    "stablelm": ("StableLmAttention gets no keyword arguments from its layer", "pass"),
     "olmo2": ("Olmo2ForCausalLM normalises all heads together", "per head"),
     "falcon_h1": ("FalconH1ForCausalLM has layers of kind hybrid", "full_attention"),
     "minimax": (
@@ -80,10 +77,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "gpt2": ("GPT2LMHeadModel has no rotary position embedding", "rotates its heads by position"),
     "bart": ("BartForCausalLM has .*attention that is not causal", "to earlier tokens only"),
     "gemma": ("GemmaForCausalLM reads the buffer", "parameters only"),
-    "jais2": (
-        "Jais2ForCausalLM uses an op that tpcompile cannot type .*layer_norm",
-        "an op of the dialect",
-    ),
 }
 
 

@@ -15,7 +15,7 @@ import tpcompile
 from tests.models import scaled_config
 from tests.remote_code import add_code, answer_yes
 from tpcompile.errors import CompileError
-from tpcompile.frontend import capture, config_of
+from tpcompile.frontend import UnreadWeightsError, capture, config_of
 from tpcompile.frontend.source import module_of
 from tpcompile.ir.info import info_of
 from tpcompile.presets import DENSE, PRESETS
@@ -65,6 +65,36 @@ def test_configurations_of_other_kinds_are_refused(name: str, tmp_path: Path) ->
     with pytest.raises(error, match=said) as caught:
         capture(str(tmp_path))
     assert "\n\n" not in str(caught.value)
+
+
+METHODS: dict[str, tuple[dict[str, Any], str]] = {
+    **{
+        name: ({"quant_method": name}, f"quantized with {name}, which tpcompile does not read")
+        for name in (
+            *("bitsandbytes", "hqq", "quanto", "torchao", "mxfp4", "exl2", "aqlm"),
+            *("bitnet", "higgs", "modelopt", "auto-round"),
+        )
+    },
+    "bitsandbytes without a method": ({"load_in_8bit": True}, "quantized with bitsandbytes"),
+    "MLX": ({"group_size": 64, "bits": 4}, "quantized with MLX"),
+    "no method": ({}, "an unnamed method"),
+    "a method that is no name": ({"quant_method": 3}, "quantized with 3"),
+    "another property": (
+        {"quant_method": "gptq", "bits": 3},
+        r"At quantization_config\.bits of a checkpoint quantized with gptq. Found 3.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_method_of_a_quantized_checkpoint_is_named(name: str, tmp_path: Path) -> None:
+    scheme, said = METHODS[name]
+    config = scaled_config("qwen3-0.6b")
+    config.quantization_config = scheme
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnreadWeightsError, match=said) as caught:
+        capture(str(tmp_path))
+    assert 'weights="int4"' in str(caught.value)
 
 
 def test_a_broken_configuration(tmp_path: Path) -> None:

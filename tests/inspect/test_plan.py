@@ -78,3 +78,9 @@ def test_a_graph_not_yet_planned_is_one_rank() -> None:
     assert (share.q_heads, share.kv_heads, share.vocab) == (6, 2, 1013)
     assert report.collectives == ()
     assert "around a ring" not in report.table()
+
+
+def test_one_line_at_a_prompt() -> None:
+    said = repr(plan_report(graph(5)))
+    assert said.startswith("<plan of qwen3, tp=5: at most ")
+    assert "\n" not in said and len(said) < 160

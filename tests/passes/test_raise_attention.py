@@ -9,6 +9,7 @@ import torch
 
 from tests.passes.graphs import GraphBuilder, attention_graph, refusal
 from tests.passes.steps import step
+from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import ATTENTION, RMS_NORM, ROPE
 from tpcompile.passes.raise_attention import RaiseAttention
@@ -92,3 +93,31 @@ def test_a_graph_without_attention_is_refused() -> None:
 
 def test_attention_without_rotation_is_token_major_already() -> None:
     assert RaiseAttention().apply(attention_graph()).matches == 1
+
+
+def test_norms_of_transposed_heads_are_moved() -> None:
+    """EXAONE 4 normalises heads after it has put them before the tokens."""
+    made = GraphBuilder()
+    x = made.input("x", "T", 16)
+    q, k, v = (made.heads(made.linear(x, name, 32, 16), 8) for name in "qkv")
+    turned = made.call(aten.transpose.int, q, 0, 1)
+    normed = made.call(RMS_NORM, turned, made.parameter("scale", 8), 1e-6)
+    back = made.call(aten.transpose.int, normed, 0, 1)
+    gm = made.done(made.attention(back, k, v))
+    assert RaiseAttention().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    assert not calls(gm, aten.transpose.int)
+    (norm,) = calls(gm, RMS_NORM)
+    assert operand(norm) is q
+
+
+def test_norms_over_other_axes_stay() -> None:
+    """A norm over the heads of each element is not the norm of a head."""
+    made = GraphBuilder()
+    x = made.input("x", "T", 16)
+    q, k, v = (made.heads(made.linear(x, name, 64, 16), 8) for name in "qkv")
+    turned = made.call(aten.transpose.int, q, 1, 2)
+    normed = made.call(RMS_NORM, turned, made.parameter("scale", 8), 1e-6)
+    back = made.call(aten.transpose.int, normed, 1, 2)
+    gm = made.done(made.attention(back, k, v))
+    assert "heads come from aten.transpose" in refusal(RaiseAttention(), gm)

@@ -123,3 +123,48 @@ def test_nothing_like_it() -> None:
     made = GraphBuilder()
     gm = made.done(made.call(aten.neg.default, made.input("x", "T", 4)))
     assert "no candidate" in refusal(RaiseNorm(), gm)
+
+
+def layer_norm_graph(
+    dtype: torch.dtype, *, power: int = 2, own_mean: bool = True
+) -> fx.GraphModule:
+    """Return a layer norm as Cohere's models spell it out."""
+    made = GraphBuilder()
+    x = made.input("x", "T", WIDTH, dtype=dtype)
+    weight = made.parameter("weight", WIDTH, dtype=dtype)
+    wide = made.call(aten.to.dtype, x, torch.float32)
+    mean = made.call(
+        aten.mean.dim, wide if own_mean else made.call(aten.neg.default, wide), [-1], True
+    )
+    squares = made.call(aten.pow.Tensor_Scalar, made.call(aten.sub.Tensor, wide, mean), power)
+    variance = made.call(aten.mean.dim, squares, [-1], True)
+    rsqrt = made.call(aten.rsqrt.default, made.call(aten.add.Tensor, variance, 1e-5))
+    product = made.call(aten.mul.Tensor, made.call(aten.sub.Tensor, wide, mean), rsqrt)
+    scale = made.call(aten.to.dtype, weight, torch.float32)
+    return made.done(made.call(aten.to.dtype, made.call(aten.mul.Tensor, scale, product), dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norms_that_are_spelled_out(dtype: torch.dtype) -> None:
+    gm = layer_norm_graph(dtype)
+    x = torch.randn(3, WIDTH).to(dtype) + 2
+    gm.weight = torch.nn.Parameter(torch.randn(WIDTH).to(dtype), requires_grad=False)
+    before = gm(x)
+    assert RaiseNorm().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    assert len(calls(gm, aten.layer_norm.default)) == 1
+    gm.recompile()
+    torch.testing.assert_close(gm(x), before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"power": 3}, "expected 2, got 3"),
+        ({"own_mean": False}, "wide is already bound to"),
+    ],
+)
+def test_near_misses_of_layer_norms(changes: dict[str, Any], reason: str) -> None:
+    gm = layer_norm_graph(torch.float32, **changes)
+    assert reason in refusal(RaiseNorm(), gm)
+    assert not calls(gm, aten.layer_norm.default)

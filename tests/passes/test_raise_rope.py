@@ -12,7 +12,7 @@ from torch import fx
 from tests.passes.graphs import GraphBuilder, refusal
 from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
-from tpcompile.ir.ops import ROPE
+from tpcompile.ir.ops import ROPE, ROPE_PAIRS
 from tpcompile.ir.ops.parts import END
 from tpcompile.passes.raise_rope import RaiseRope
 from tpcompile.rewriting.rewrite import calls
@@ -157,3 +157,77 @@ def test_a_model_without_rotation_is_refused() -> None:
     x = made.input("x", "T", WIDTH)
     gm = made.done(made.call(aten.add.Tensor, x, x))
     assert "expected aten.mul, got" in refusal(RaiseRope(), gm)
+
+
+def pairs_graph(
+    dtype: torch.dtype = torch.float32,
+    *,
+    halves: bool = False,
+    wide: bool = False,
+    late: bool = False,
+    first: int = 0,
+    cut: int = HALF,
+    cos_first: bool = True,
+) -> fx.GraphModule:
+    """Return a rotation of adjacent elements as GLM, Cohere and Ernie write it.
+
+    With `wide` it is in fp32; `late` casts the turned elements after they are turned. With `cut`,
+    fewer columns of the tables are repeated.
+    """
+    made = GraphBuilder()
+    x = made.input("x", HEADS, "T", WIDTH, dtype=dtype)
+    tables = [made.call(aten.unsqueeze.default, t, 0) for t in made.tables(WIDTH)]
+    tables = tables if cos_first else tables[::-1]
+    if halves:
+        columns = [made.call(aten.slice.Tensor, t, 2, 0, cut) for t in tables]
+        tables = [made.call(aten.repeat_interleave.self_int, t, WIDTH // cut, -1) for t in columns]
+    straight = made.call(aten.to.dtype, x, torch.float32) if wide else x
+    turning = x if late else straight
+    even = made.call(aten.slice.Tensor, turning, 2, first, END, 2)
+    odd = made.call(aten.slice.Tensor, turning, 2, 1 - first, END, 2)
+    both = [made.call(aten.neg.default, odd), even]
+    turned = made.call(aten.flatten.using_ints, made.call(aten.stack.default, both, -1), -2)
+    turned = made.call(aten.to.dtype, turned, torch.float32) if late else turned
+    terms = [
+        made.call(aten.mul.Tensor, *pair) for pair in zip((straight, turned), tables, strict=True)
+    ]
+    total = made.call(aten.add.Tensor, *terms)
+    return made.done(made.call(aten.to.dtype, total, dtype) if wide else total)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        (torch.float32, {}),
+        (torch.float32, {"halves": True}),
+        (torch.bfloat16, {"wide": True}),
+        (torch.bfloat16, {"wide": True, "late": True, "halves": True}),
+    ],
+    ids=str,
+)
+def test_rotations_of_adjacent_elements(dtype: torch.dtype, changes: dict[str, Any]) -> None:
+    gm = pairs_graph(dtype, **changes)
+    x, tables = torch.randn(HEADS, 3, WIDTH).to(dtype), torch.randn(2, 3, WIDTH).unbind()
+    gm.rotary = _Given(*tables)
+    before = gm(x, torch.arange(3))
+    assert RaiseRope().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    (rotation,) = calls(gm, ROPE_PAIRS)
+    assert rotation.args[3:] == (bool(changes.get("halves")), dtype != torch.float32)
+    gm.recompile()
+    assert torch.equal(gm(x, torch.arange(3)), before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"first": 1}, "argument start: expected"),
+        ({"halves": True, "cut": 2}, "expected 2, got 4"),
+        ({"cos_first": False}, "cos and sin must be the two tables of one rotary module"),
+    ],
+    ids=str,
+)
+def test_near_misses_of_adjacent_elements(changes: dict[str, Any], reason: str) -> None:
+    gm = pairs_graph(**changes)
+    assert reason in refusal(RaiseRope(), gm)
+    assert not calls(gm, ROPE_PAIRS)

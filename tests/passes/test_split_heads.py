@@ -14,7 +14,7 @@ from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import parameter_of, set_parameter
 from tpcompile.ir.ops import LINEAR
-from tpcompile.ir.recipe import Concat
+from tpcompile.ir.recipe import Concat, Slice, Tensor
 from tpcompile.ir.roles import HeadParts
 from tpcompile.ir.simulate import materialise
 from tpcompile.passes.split_heads import SplitHeads
@@ -166,3 +166,66 @@ def test_parts_that_are_concatenated(read: str, dim: int, said: str | None) -> N
     assert check_graph(gm) == []
     assert len(calls(gm, LINEAR)) == (1 if read == "once" else 2)
     assert (said is None and report.nearest is None) or said in str(report.nearest)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("sliced", [False, True])
+def test_fused_projections_are_linears_of_their_own(bias: bool, sliced: bool) -> None:
+    """Phi-3 slices queries, keys and values; its gate and up are the halves of one linear."""
+    made = GraphBuilder()
+    features = made.linear(made.input("x", 4, 8), "w", 24, 8, bias)
+    if sliced:
+        pair = [made.call(aten.slice.Tensor, features, -1, *ends) for ends in ((0, 12), (12, 24))]
+    else:
+        halves = made.call(aten.split_with_sizes.default, features, [12, 12], 1)
+        pair = [made.part(halves, place) for place in range(2)]
+    gm = made.done(made.call(aten.sub.Tensor, *pair))
+    parameters = {"weight": torch.randn(24, 8), "bias": torch.randn(24)}
+    x = torch.randn(4, 8)
+    whole = x @ parameters["weight"].T + (parameters["bias"] if bias else 0)
+    assert SplitHeads().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    assert len(calls(gm, LINEAR)) == 2
+    for node in gm.graph.find_nodes(op="get_attr"):
+        recipe = parameter_of(node).whole
+        assert isinstance(recipe, Slice) and isinstance(recipe.source, Tensor)
+        rows = parameters[recipe.source.name.removeprefix("w.")][recipe.start : recipe.stop]
+        setattr(gm, str(node.target), torch.nn.Parameter(rows, requires_grad=False))
+    gm.recompile()
+    torch.testing.assert_close(gm(x), whole[:, :12] - whole[:, 12:])
+
+
+@pytest.mark.parametrize("reader", ["whole", "tokens", "every other feature"])
+def test_linears_that_are_not_fused_stay(reader: str) -> None:
+    made = GraphBuilder()
+    features = made.linear(made.input("x", 4, 8), "w", 24, 8)
+    part = made.call(aten.slice.Tensor, features, 1, 0, 12)
+    other = {
+        "whole": lambda: made.call(aten.neg.default, features),
+        "tokens": lambda: made.call(aten.slice.Tensor, features, 0, 0, 4),
+        "every other feature": lambda: made.call(aten.slice.Tensor, features, 1, 0, 24, 2),
+    }[reader]()
+    gm = made.done(made.call(aten.cat.default, [part, other], 1))
+    assert SplitHeads().apply(gm).matches == 0
+    assert len(calls(gm, LINEAR)) == 1
+
+
+def test_transposed_heads_are_split() -> None:
+    """GPT-NeoX puts heads before the tokens, then splits each into its query, key and value."""
+    made = GraphBuilder()
+    features = made.linear(made.input("x", 4, 8), "w", 36, 8)
+    heads = made.call(aten.transpose.int, made.call(aten.unflatten.int, features, 1, [-1, 9]), 0, 1)
+    parts = made.call(aten.split_with_sizes.default, heads, [3, 3, 3], -1)
+    query, key, value = (made.part(parts, place) for place in range(3))
+    total = made.call(aten.mul.Tensor, made.call(aten.mul.Tensor, query, key), value)
+    gm = made.done(total)
+    weight, x = torch.randn(36, 8), torch.randn(4, 8)
+    expected = (x @ weight.T).view(4, 4, 3, 3).transpose(0, 1).prod(2)
+    assert SplitHeads().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    assert len(calls(gm, LINEAR)) == 3
+    for place, node in enumerate(map(weight_of, calls(gm, LINEAR))):
+        rows = weight.view(4, 3, 3, 8)[:, place].flatten(0, 1)
+        setattr(gm, str(node.target), torch.nn.Parameter(rows, requires_grad=False))
+    gm.recompile()
+    torch.testing.assert_close(gm(x), expected)

@@ -10,7 +10,8 @@ from torch import fx
 
 from tests.captures import captured_once
 from tpcompile.errors import UsageError
-from tpcompile.passes import Pass, parse_pipeline, run_passes
+from tpcompile.options import passes_for
+from tpcompile.passes import Pass, default_pipeline, parse_pipeline, run_passes
 from tpcompile.rewriting.order import check_order
 from tpcompile.rewriting.rewrite import Report
 
@@ -43,6 +44,20 @@ def passes(text: str) -> list[Pass]:
 def test_another_order_than_declared_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"^{said}.*Found {text}"):
         run_passes(captured_once("preset:tiny-qwen3").graph, passes(text))
+
+
+@dataclass(frozen=True)
+class Misspelt(Own):
+    """A pass whose place names no pass."""
+
+    name: ClassVar[str] = "misspelt"
+    after: ClassVar[tuple[str, ...]] = ("canonicalise",)
+
+
+@pytest.mark.parametrize("given", [[Misspelt()], [*default_pipeline(2), Misspelt()]])
+def test_a_place_after_no_pass_is_refused(given: list[Pass]) -> None:
+    with pytest.raises(UsageError, match=r"after 'canonicalise', which is no pass.*canonicalize"):
+        passes_for(given, 2)
 
 
 @pytest.mark.parametrize(

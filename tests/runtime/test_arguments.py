@@ -12,6 +12,7 @@ from transformers import DynamicCache
 import tpcompile
 from tests.models import TOLERANCE, relative_error
 from tests.runtime.eager_pair import PAD, Both, tiny_both
+from tpcompile.errors import UsageError
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 MASK = torch.ones_like(IDS)
@@ -201,3 +202,19 @@ def test_what_generate_is_not_given(both: Both, given: dict[str, Any], said: str
     with pytest.raises((tpcompile.UsageError, tpcompile.UnsupportedError), match=said):
         both.compiled.generate(**given, max_new_tokens=2, pad_token_id=PAD)
     both.same(IDS, max_new_tokens=2, do_sample=False)
+
+
+CACHELESS = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention"
+
+
+@pytest.mark.parametrize("pipeline", [None, CACHELESS])
+def test_a_sequence_that_is_too_long(pipeline: str | None) -> None:
+    """With a KV cache and without one, also as one of several rows."""
+    eager = tiny_both().eager
+    options = {"backend": "torch", "simulate": True, "pipeline": pipeline}
+    with tpcompile.compile(eager, 1, max_seq_len=8, **options) as model:
+        mask = torch.tensor([[0] + [1] * 8, [1] * 9])
+        assert model(torch.ones(1, 8, dtype=torch.long)).logits.shape[1] == 8
+        for ids, padding in ((torch.ones(1, 9), None), (torch.ones(2, 9), mask)):
+            with pytest.raises(UsageError, match=r"at most max_seq_len=8 tokens.*Found 9 tokens"):
+                model(ids.long(), attention_mask=padding, use_cache=False)

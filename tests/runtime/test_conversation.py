@@ -99,7 +99,7 @@ def test_refusals_leave_the_conversation_as_it_was(parts: tuple[CompiledModel, A
         talk.answer("Anna is " * 100, lambda text: None)
     template, tokenizer.chat_template = tokenizer.chat_template, "{{ raise_exception('no') }}"
     try:
-        with pytest.raises(UsageError, match=r"template refuses.*TemplateError: no"):
+        with pytest.raises(UsageError, match=r"template refuses the messages.*TemplateError: no"):
             talk.answer("x", lambda text: None)
     finally:
         tokenizer.chat_template = template

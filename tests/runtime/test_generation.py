@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 import tpcompile
 from tests.models import pair_of, preset_pair
@@ -16,7 +16,7 @@ from tests.runtime.eager_pair import PAD, Both, lively, prompt, steps
 from tpcompile.passes import default_pipeline
 from tpcompile.presets import preset
 from tpcompile.runtime.checkpoint import CheckpointFiles
-from tpcompile.runtime.generation import generation_config_of
+from tpcompile.runtime.generation import generation_config_of, without_sampling
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +195,9 @@ def test_a_broken_generation_config_is_named(tmp_path: Any, broken: str) -> None
     captured = preset_pair("tiny-qwen3").captured
     with pytest.raises(tpcompile.CheckpointError, match=r"generation_config\.json.*remove it"):
         generation_config_of(captured, CheckpointFiles(tmp_path, {}, {}))
+
+
+def test_a_configuration_without_sampling_has_the_special_tokens() -> None:
+    stated = GenerationConfig(eos_token_id=[3, 4], pad_token_id=1, temperature=0.5, top_k=3)
+    kept = without_sampling(stated).to_diff_dict()
+    assert kept == GenerationConfig(eos_token_id=[3, 4], pad_token_id=1).to_diff_dict()

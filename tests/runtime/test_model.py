@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -201,6 +202,15 @@ def test_a_compiled_model_stays_where_it_is(both: Both, move: str) -> None:
         MOVES[move](both.compiled)
     assert both.compiled.to("cpu") is both.compiled
     assert both.compiled.float().eval() is both.compiled
+
+
+def test_its_stages_are_one_line_each(both: Both) -> None:
+    lines = repr(both.compiled.stages).splitlines()
+    assert len(lines) == len(both.compiled.stages)
+    assert re.fullmatch(r"  0  <stage capture: 0 matches, 0 → \d+ nodes>", lines[0])
+    assert any("<stage plan-sharding{tp=3}: " in line for line in lines)
+    assert max(map(len, lines)) < 80
+    assert "\n" not in repr(both.compiled.plan)
 
 
 def test_its_name(both: Both) -> None:

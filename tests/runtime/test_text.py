@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tpcompile.demo.model import demo_tokenizer
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 from tpcompile.runtime.text import (
     TextWriter,
+    check_template_options,
     encode_prompt,
     generate_timed,
     is_first_process,
@@ -122,3 +124,25 @@ def test_text_is_handed_on(tokenizer: Any, skip: bool, text: str) -> None:
 
 def test_without_a_launcher_this_is_the_one_that_prints() -> None:
     assert is_first_process()
+
+
+def test_variables_of_a_chat_template(tokenizer: Any) -> None:
+    chat = copy.deepcopy(tokenizer)
+    chat.chat_template = "{{ messages[0]['content'] }}{% if loud %} and Felix{% endif %}"
+    plain = encode_prompt(chat, "Anna is", chat=True)
+    assert chat.decode(plain) == "Anna is"
+    assert chat.decode(encode_prompt(chat, "Anna is", chat=True, loud=True)) == "Anna is and Felix"
+
+
+@pytest.mark.parametrize("name", ["tokenize", "return_dict", "chat_template", "messages", "self"])
+def test_variables_that_clash_with_arguments(name: str) -> None:
+    check_template_options("kwargs", {"enable_thinking": False, "date_string": "today"})
+    with pytest.raises(UsageError, match=rf"^kwargs must be variables .* got '{name}'"):
+        check_template_options("kwargs", {"enable_thinking": False, name: 1})
+
+
+def test_a_template_that_refuses_the_messages(tokenizer: Any) -> None:
+    chat = copy.deepcopy(tokenizer)
+    chat.chat_template = "{{ raise_exception('no system') }}"
+    with pytest.raises(UsageError, match=r"refuses the messages.*TemplateError: no system"):
+        encode_prompt(chat, "Anna is", chat=True)

@@ -47,7 +47,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
         "__init__",
         lambda own, params, count, index, ends: params is BAD and index == 1,
     ),
-    "stop texts": (Words, "__init__", lambda own, tokenizer, stop: bool(stop)),
+    "stop texts": (Words, "__init__", lambda own, tokenizer, stop, shown: bool(stop)),
     "log-probabilities of the prompt": (
         continuations,
         "described",

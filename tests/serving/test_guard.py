@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from tests.serving.conftest import Served
 from tests.serving.test_server import PROMPT, post
 from tpcompile.errors import UsageError
+from tpcompile.serving.server.app import application
 from tpcompile.serving.server.guard import Hosts, host_of, hosts_of
+from tpcompile.serving.server.options import Options
 
 
 def raw(served: Served, *pieces: bytes) -> bytes:
@@ -170,3 +173,57 @@ HOSTS: dict[str, Any] = {
 @pytest.mark.parametrize("value", HOSTS)
 def test_the_host_of_a_header(value: str) -> None:
     assert host_of(value) == HOSTS[value]
+
+
+SITE = "https://app.example"
+
+
+def asked(served: Served, hosts: Hosts, method: str, **headers: str) -> httpx.Response:
+    """Ask another application on the same engine, in this process, for what is not there."""
+    options = Options("demo", hosts=hosts)
+    transport = httpx.ASGITransport(application(served.engine, options))
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return await http.request(method, "/v1/nothing", headers=headers)
+
+    return asyncio.run(send())
+
+
+@pytest.mark.parametrize("origin", [SITE, "*"])
+def test_pages_of_an_allowed_site_may_read_answers(served: Served, origin: str) -> None:
+    hosts = hosts_of("127.0.0.1", "127.0.0.1", [], [origin])
+    answer = asked(served, hosts, "GET", Origin=SITE)
+    assert answer.status_code == 404
+    assert answer.headers["access-control-allow-origin"] == origin
+    preflight = asked(
+        served, hosts, "OPTIONS", Origin=SITE, **{
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
+        },
+    )  # fmt: skip
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == origin
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
+
+
+def test_other_sites_are_still_refused(served: Served) -> None:
+    hosts = hosts_of("127.0.0.1", "127.0.0.1", [], [SITE])
+    for origin in ("https://evil.example", "http://app.example", f"{SITE}:8443", "null"):
+        answer = asked(served, hosts, "GET", Origin=origin)
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+    assert asked(served, hosts, "GET", Origin=SITE, Host="evil.example").status_code == 403
+    everyone = hosts_of("127.0.0.1", "127.0.0.1", [], ["*"])
+    assert asked(served, everyone, "GET", Origin=SITE, Host="evil.example").status_code == 403
+    plain = asked(
+        served, hosts_of("127.0.0.1", "127.0.0.1", []), "GET", Origin="http://localhost:3000"
+    )
+    assert plain.status_code == 404 and "access-control-allow-origin" not in plain.headers
+
+
+@pytest.mark.parametrize("origin", ["app.example", "https://", "https://app.example/", ""])
+def test_origins_that_browsers_do_not_send(origin: str) -> None:
+    with pytest.raises(UsageError, match="An origin of CORS must be a scheme, a host"):
+        hosts_of("127.0.0.1", "127.0.0.1", [], [origin])

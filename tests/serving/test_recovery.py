@@ -14,6 +14,7 @@ import pytest
 
 import tpcompile
 from tests.runtime.eager_pair import lively
+from tests.serving.conftest import Log
 from tests.serving.hybrids import remembering
 from tests.serving.test_engine import greedy, prompt
 from tpcompile import api
@@ -135,8 +136,8 @@ def test_weights_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "weights are gone" in engine.failure
 
 
-def test_ranks_that_always_die(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few new starts, the requests end with the error."""
+def test_ranks_that_always_die(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+    """After a few new starts, the requests end with the error. The log has each of them."""
     eager = lively("tiny-qwen3")
     with made(eager, 1) as model, Engine(model, **OPTIONS) as engine:
 
@@ -148,6 +149,9 @@ def test_ranks_that_always_die(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(tpcompile.RankError, match="died again"):
             handle.result()
         assert engine.restarts == 3
+        starts = [text for text in log.texts if text.startswith("the ranks are started again")]
+        assert starts == [f"the ranks are started again ({n})" for n in (1, 2, 3)]
+        assert log.texts[-1] == "the engine cannot go on: rank 0 died again."
         with pytest.raises(tpcompile.RankError, match=r"cannot go on: rank 0 died again"):
             engine.add(ASKED[0], PARAMS[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
 )
 
+from tpcompile.errors import UsageError
 from tpcompile.serving import SamplingParams
 from tpcompile.serving import sampling as module
 from tpcompile.serving.drawing import kept
@@ -118,3 +120,38 @@ def test_log_probabilities_are_those_of_torch(dtype: torch.dtype) -> None:
     assert [value for _, value in chosen.top] == pytest.approx(wanted.topk(20).values.tolist())
     assert all(value == pytest.approx(float(wanted[token])) for token, value in chosen.top)
     assert described(11, row, 0).top == ()
+
+
+def test_biases_come_before_penalties_and_change_no_log_probability() -> None:
+    row = torch.tensor([3.0, 2.5, -1.0, 0.0])
+    plain = sampler(logprobs=2).choose(row, [0])
+    assert sampler(logit_bias={3: 100, 1: -100.0}).choose(row, [0]).token == 3
+    banned = sampler(logprobs=2, logit_bias={0: -100}).choose(row, [0])
+    assert banned.token == 1 and banned.top == plain.top
+    assert banned.logprob == pytest.approx(float(torch.log_softmax(row, 0)[1]))
+    # -1 + 5 is positive, so the penalty divides it; a bias after the penalty would give -9 + 5.
+    assert sampler(logit_bias={2: 5}, repetition_penalty=9.0).choose(row, [0, 1, 2]).token == 2
+
+
+def test_biases_are_pairs_by_token() -> None:
+    params = SamplingParams(logit_bias={7: 1, 2: -1})
+    assert params.logit_bias == params.biases == ((2, -1.0), (7, 1.0))
+    assert params == SamplingParams(logit_bias=((7, 1.0), (2, -1.0))) and not params.plain
+    params.check_vocabulary(8)
+    with pytest.raises(UsageError, match="logit_bias must be from 0 to 6, got 7"):
+        params.check_vocabulary(7)
+
+
+BAD_BIASES: dict[str, Any] = {
+    "must be a number from -100 to 100, got 100.5 for token 1": {1: 100.5},
+    "must be a number from -100 to 100, got nan": {1: float("nan")},
+    "must be a number from -100 to 100, got True": {1: True},
+    "Tokens of logit_bias must be token ids, got '1'": {"1": 1.0},
+    "must be a mapping of tokens to numbers, got 3": 3,
+}
+
+
+@pytest.mark.parametrize("message", BAD_BIASES)
+def test_bad_biases(message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        SamplingParams(logit_bias=BAD_BIASES[message])

@@ -14,23 +14,16 @@ import openai
 import pytest
 import torch
 
-from tests.serving.conftest import KEY, Served
+from tests.serving.conftest import KEY, Served, post
 from tpcompile.serving.sampling import Chosen, Sampler
-from tpcompile.serving.server.app import Options, Server
+from tpcompile.serving.server.app import application
+from tpcompile.serving.server.options import Options
 
 PROMPT = "Anna is a baker . Felix"
 
 
 def client(served: Served, **options: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0, **options)
-
-
-def post(served: Served, path: str, body: Any, **options: Any) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    content = body if isinstance(body, str | bytes) else json.dumps(body)
-    return httpx.post(
-        f"{served.url}/v1/{path}", content=content, headers=headers, timeout=60, **options
-    )
 
 
 def measured(served: Served) -> str:
@@ -218,7 +211,7 @@ def test_the_scheme_of_a_key_in_any_case(served: Served, scheme: str) -> None:
 
 
 def test_a_key_that_is_not_ascii(served: Served) -> None:
-    app = Server(served.engine, Options("demo", "clé")).app()
+    app = application(served.engine, Options("demo", "clé"))
     transport = httpx.ASGITransport(app)
 
     async def status(key: str) -> int:

@@ -156,7 +156,7 @@ SAID: dict[str, str] = {
     ),
     "partial_does_not_wait_for_the_new_token": (
         r"norm_qkv_\w+ [kv] layer (\d) .* writes( a block of)? cache\[.*1:2\] and "
-        rf"partial_attention layer \1 .* reads cache\[.*0:2\]; {_RACE}"
+        rf"partial_attention layer \1 .* reads cache\[.*1:2\]; {_RACE}"
     ),
     "residual_added_to_while_it_is_read": (
         rf"norm_gate_up_swiglu layer (\d) .* reads (x\d)\[.*linear_terms mlp layer \1 .* writes \2"

@@ -14,6 +14,11 @@ FASTEST: dict[str, type[Executor]] = {"cpu": Native, "cuda": Triton}
 """The executor that is fastest, by type of device: what `backend="auto"` selects."""
 
 
+def this_device() -> torch.device:
+    """Return the device of this machine that runs models fastest: its first GPU, or its CPU."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
 def machine_of(device: torch.device, ranks: int = 1, threads: int | None = None) -> Target:
     """Return the machine of a device as a target. All ranks share its cores or SMs.
 

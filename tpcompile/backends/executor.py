@@ -115,9 +115,10 @@ class Executor(ABC):
         ended: torch.Tensor | None = None,
         read: torch.Tensor | None = None,
         write: torch.Tensor | None = None,
+        starts: Sequence[int] | None = None,
     ) -> None:
         """Write the inputs of the next step: see `StepMemory.place`."""
-        self.memory.place(tokens, lengths, tables, positions, stops, ended, read, write)
+        self.memory.place(tokens, lengths, tables, positions, stops, ended, read, write, starts)
 
     def run(self, steps: int = 1, *options: Any, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps as `advance` does; return their tokens, `[steps, batch]`.

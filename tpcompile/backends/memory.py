@@ -10,7 +10,13 @@ import torch
 from tpcompile.backends.host_copies import HostCopies
 from tpcompile.backends.rotation import CPU, Rotation
 from tpcompile.backends.share import RankShare
-from tpcompile.backends.step_checks import check_clocks, check_launch, check_states, check_step
+from tpcompile.backends.step_checks import (
+    check_clocks,
+    check_launch,
+    check_states,
+    check_step,
+    sequence_rows_of,
+)
 from tpcompile.errors import UsageError
 from tpcompile.ir.format import Format
 from tpcompile.ir.kv import nan_element
@@ -76,6 +82,10 @@ class StepMemory:
         self.ranks = range(program.ranks) if share is None else (share.rank,)
         """The ranks whose buffers are here."""
         self._own_caches, self._poisons = caches is None, poison
+        self.sequence_rows = sequence_rows_of(program)
+        """The number of rows, from each of its multiples on, that may belong to a sequence."""
+        self.starts: Sequence[int] = (0,)
+        """The first row of each sequence, and the number of rows."""
         shapes = {
             number: buffer.extents
             for number, buffer in enumerate(program.buffers)
@@ -181,17 +191,20 @@ class StepMemory:
         ended: torch.Tensor | None = None,
         read: torch.Tensor | None = None,
         write: torch.Tensor | None = None,
+        starts: Sequence[int] | None = None,
     ) -> None:
-        """Set the inputs of the next step: one new token per sequence, which `lengths` includes.
+        """Set the inputs of the next step: one new token per row, which `lengths` includes.
 
         The tokens before it are in the cache, in the blocks of `tables`. Its position is
-        `lengths - 1` unless `positions` is given. A sequence ends when it gets one of `stops`;
+        `lengths - 1` unless `positions` is given. Rows from each of `starts` up to the next are of
+        one sequence; by default, each row is one. A sequence ends when it gets one of `stops`;
         sequences with a true `ended` have ended before. If the program has states, a sequence
         resumes from state `read`, and the state after its new token is `write`; without them, each
         sequence keeps a state of its own.
         """
         positions = lengths - 1 if positions is None else positions
-        check_step(self, tokens, lengths, tables, positions, stops)
+        self.starts = range(len(tokens) + 1) if starts is None else starts
+        check_step(self, tokens, lengths, tables, positions, self.starts, stops)
         given = {Role.TOKENS: tokens, Role.LENGTHS: lengths, Role.POSITIONS: positions}
         for role, value in given.items():
             self._set(role, value, NONE if role == Role.TOKENS else 0)
@@ -201,7 +214,7 @@ class StepMemory:
         if not self.program.roles.isdisjoint(LINEAR_STATES):
             own = torch.arange(len(tokens))
             read, write = (own if states is None else states for states in (read, write))
-            check_states(self, lengths, read, write)
+            check_states(self, self.starts, lengths, read, write)
             self._set(Role.READ, read, 0)
             self._set(Role.WRITE, write, 0)
         if self._own_caches and self._poisons:
@@ -209,7 +222,7 @@ class StepMemory:
 
     def begin(self, steps: int) -> None:
         """Raise unless there is room for `steps` steps, and reset the clock."""
-        check_launch(self, steps)
+        check_launch(self, self.starts, steps)
         self._set(Role.CLOCK, None, 0)
 
     def upload(self) -> None:
@@ -286,6 +299,9 @@ class StepMemory:
             for length, table in zip(lengths.tolist(), tables.tolist(), strict=True):
                 for place in range(length - 1):
                     free[table[place // block] * block + place % block] = False
+            for length, table in zip(lengths.tolist(), tables.tolist(), strict=True):
+                held, place = divmod(length - 1, block)
+                free[table[held] * block + place] = True
             cache[:, :, free.to(cache.device)] = nan_element(cache)
 
     def _poison(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from tpcompile.errors import UsageError
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
+from tpcompile.vm.program.instruction import StepInstruction
 
 if TYPE_CHECKING:
     from tpcompile.backends.memory import StepMemory
@@ -41,17 +43,18 @@ def check_step(
     lengths: torch.Tensor,
     tables: torch.Tensor,
     positions: torch.Tensor,
+    starts: Sequence[int],
     stops: Sequence[int],
 ) -> None:
     """Raise unless the inputs of a step fit the program and its caches."""
     if not len(tokens) == len(lengths) == len(positions) == len(tables) >= 1:
         raise UsageError(
-            "A step must have one token, position, length and table per sequence",
+            "A step must have one token, position, length and table per row",
             got=f"{len(tokens)} tokens, {len(positions)} positions, {len(lengths)} lengths, "
             f"{len(tables)} tables",
         )
     ids, ends, places = tokens.tolist(), lengths.tolist(), positions.tolist()
-    _at_most("number of sequences", len(ids), memory.batch, "batch")
+    _at_most("number of rows", len(ids), memory.batch, "batch")
     _at_most("length of a sequence", max(ends), memory.longest, "max_seq_len")
     _at_most("position of a token", max(places), memory.longest - 1, "max_seq_len - 1")
     _at_most(
@@ -74,15 +77,29 @@ def check_step(
             got=str(ids),
             expected=f"tokens from 0 to {vocabulary - 1}",
         )
-    _check_blocks(memory, ends, ends, tables.tolist())
+    held = tables.tolist()
+    check_rows(memory, starts, ends, held)
+    _check_blocks(memory, sequences_of(starts), ends, ends, held)
+
+
+def sequence_rows_of(program: Program) -> int:
+    """Return the number of rows, from each of its multiples on, that may belong to a sequence."""
+    steps = (one for one in program.instructions if isinstance(one, StepInstruction))
+    limits = (getattr(one.at, "sequence_rows", None) for one in steps)
+    return min((limit for limit in limits if limit is not None), default=1)
 
 
 def check_states(
-    memory: StepMemory, lengths: torch.Tensor, read: torch.Tensor, write: torch.Tensor
+    memory: StepMemory,
+    starts: Sequence[int],
+    lengths: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
 ) -> None:
-    """Raise unless each sequence has states to read and to write, and writes no other's state.
+    """Raise unless each row has states to read and to write, and writes no state of another one.
 
-    A sequence of one token is new: it does not use the state that it is said to read.
+    A row after another one of its sequence must read what that one writes. A sequence of one token
+    is new: it does not use the state that it is said to read.
     """
     sequences = len(lengths)
     held = min(memory.values(role)[0].shape[1] for role in LINEAR_STATES)
@@ -94,8 +111,20 @@ def check_states(
                 got=f"states {states} for {sequences} sequences",
                 expected=f"{sequences} numbers from 0 to {held - 1}",
             )
+    firsts = set(starts)
+    for row in range(1, sequences):
+        if row not in firsts and reads[row] != writes[row - 1]:
+            raise UsageError(
+                f"Row {row} must read the state that the row before it writes",
+                got=f"state {reads[row]}",
+                expected=f"state {writes[row - 1]}",
+            )
     writers = {state: row for row, state in reversed([*enumerate(writes)])}
-    used = [(row, reads[row]) for row, length in enumerate(lengths.tolist()) if length > 1]
+    used = [
+        (row, reads[row])
+        for row, length in enumerate(lengths.tolist())
+        if length > 1 and row in firsts
+    ]
     for row, state in (*enumerate(writes), *used):
         writer = writers.get(state, row)
         if writer != row:
@@ -106,14 +135,24 @@ def check_states(
             )
 
 
-def check_launch(memory: StepMemory, steps: int) -> None:
-    """Raise unless there is room for `steps` more steps."""
+def sequences_of(starts: Sequence[int]) -> list[int]:
+    """Return the number of the sequence of each row."""
+    return [number for number, rows in enumerate(pairwise(starts)) for _ in range(*rows)]
+
+
+def check_launch(memory: StepMemory, starts: Sequence[int], steps: int) -> None:
+    """Raise unless there is room for `steps` more steps of the sequences of these rows."""
     if steps < 1:
         raise UsageError(f"steps must be at least 1, got {steps}")
     if steps > 1 and not memory.program.repeats:
         raise UsageError(
             "The program must run one step per launch: its steps do not wait for each other",
             got=f"{steps} steps",
+        )
+    if steps > 1 and len(starts) <= starts[-1]:
+        raise UsageError(
+            "Only one step may run in a launch if a sequence has several rows",
+            got=f"{steps} steps of {starts[-1]} rows of {len(starts) - 1} sequences",
         )
     _at_most("number of steps in one launch", steps, memory.extent(Role.HISTORY, 0), "steps")
     roles = (Role.FINISHED, Role.LENGTHS, Role.POSITIONS)
@@ -127,44 +166,86 @@ def check_launch(memory: StepMemory, steps: int) -> None:
     places = [place + added for place, added in zip(positions, more, strict=True)]
     _at_most("final position", max(places), memory.longest - 1, "max_seq_len - 1")
     used = -(-max(last) // memory.block)
-    _check_blocks(memory, lengths, last, memory.values(Role.TABLES)[0][:, :used].tolist())
+    empty = len(lengths) - starts[-1]
+    sequences = [*sequences_of(starts), *range(len(starts) - 1, len(starts) - 1 + empty)]
+    tables = memory.values(Role.TABLES)[0][:, :used].tolist()
+    _check_blocks(memory, sequences, lengths, last, tables)
 
 
 def _check_blocks(
     memory: StepMemory,
+    sequences: Sequence[int],
     firsts: Sequence[int],
     lengths: Sequence[int],
     tables: Sequence[list[int]],
 ) -> None:
     """Raise if a token has no valid block, or a new one the slot of a token of another sequence.
 
-    Sequences are `firsts` tokens long after the first step, and `lengths` after the last one. They
-    may share past tokens.
+    Each row is of one of `sequences`. It is `firsts` tokens long after the first step, and
+    `lengths` after the last one. Sequences may share past tokens.
     """
     block = memory.block
     blocks = memory.values(Role.CACHE)[0].shape[2] // block
     held: list[list[int]] = []
-    for row, (length, table) in enumerate(zip(lengths, tables, strict=True)):
+    written: dict[int, dict[int, int]] = {}
+    for row, (first, length, table) in enumerate(zip(firsts, lengths, tables, strict=True)):
         held.append(table[: -(-length // block)])
         if len(held[row]) * block < length or not all(0 <= one < blocks for one in held[row]):
             raise UsageError(
-                f"Sequence {row} lacks blocks for its {length} tokens",
+                f"Sequence {sequences[row]} lacks blocks for its {length} tokens",
                 got=f"blocks {held[row]} of {block} tokens each",
                 expected=f"enough blocks, with numbers from 0 to {blocks - 1}",
             )
-    written = {
-        held[row][place]: (row, max(0, first - 1 - place * block))
-        for row, first in enumerate(firsts)
-        for place in range(max(0, first - 1) // block, len(held[row]))
-    }
-    for row, length in enumerate(lengths):
-        for place, number in enumerate(held[row]):
-            writer, first = written.get(number, (row, 0))
-            if writer != row and length - place * block > first:
+        new = max(0, first - 1)
+        for place in range(new // block, len(held[row])):
+            offset = max(0, new - place * block)
+            written.setdefault(held[row][place], {}).setdefault(sequences[row], offset)
+    for sequence, length, numbers in zip(sequences, lengths, held, strict=True):
+        for place, number in enumerate(numbers):
+            for writer, offset in written.get(number, {}).items():
+                if writer != sequence and length - place * block > offset:
+                    raise UsageError(
+                        f"Sequences {writer} and {sequence} must not share the slots of new tokens",
+                        got=f"block {number} in both",
+                        expected="a block of its own for the new tokens of each sequence",
+                    )
+
+
+def check_rows(
+    memory: StepMemory,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    tables: Sequence[list[int]],
+) -> None:
+    """Raise unless rows from each of `starts` up to the next are the next tokens of one sequence.
+
+    Each row must be one token longer than the row before it, and in the same blocks. The program
+    must order rows that belong together.
+    """
+    together, block = memory.sequence_rows, memory.block
+    if list(starts) != sorted({0, *starts}) or starts[-1] != len(lengths):
+        raise UsageError(
+            "The starts of sequences must increase from 0 to the number of rows",
+            got=f"{list(starts)} for {len(lengths)} rows",
+        )
+    for first, end in pairwise(starts):
+        if first // together != (end - 1) // together:
+            raise UsageError(
+                "The rows of a sequence must be rows that may belong together in the program",
+                got=f"rows {first} to {end - 1}",
+                expected="one row per sequence"
+                if together == 1
+                else f"rows between multiples of {together}",
+            )
+        for row in range(first + 1, end):
+            held = -(-lengths[row - 1] // block)
+            if lengths[row] != lengths[row - 1] + 1 or tables[row][:held] != tables[row - 1][:held]:
                 raise UsageError(
-                    f"Sequences {writer} and {row} must not share the slots of new tokens",
-                    got=f"block {number} in both",
-                    expected="a block of its own for the new tokens of each sequence",
+                    "A row must continue the sequence of the row before it",
+                    where=f"row {row}",
+                    got=f"length {lengths[row]} after {lengths[row - 1]}, and "
+                    f"blocks {tables[row]} after {tables[row - 1]}",
+                    expected="one more token in the same blocks",
                 )
 
 

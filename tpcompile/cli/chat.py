@@ -8,8 +8,7 @@ import importlib
 import re
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tpcompile.cli.command import (
@@ -24,7 +23,13 @@ from tpcompile.cli.command import (
     refuse_unknown,
 )
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
-from tpcompile.cli.sampling import add_sampling_arguments, sampling_of
+from tpcompile.cli.sampling import (
+    add_generation_config_argument,
+    add_sampling_arguments,
+    answer_options,
+)
+from tpcompile.cli.speculation import add_speculate_argument, assistance_of
+from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +40,7 @@ _EXAMPLES = """\
   tpcompile chat ./my-checkpoint --tp 2 --system "Answer in one sentence."
   tpcompile chat ./my-checkpoint --temperature 0
   tpcompile chat ./my-checkpoint --threads 2
+  tpcompile chat ./Qwen3-0.6B --chat-template-kwargs '{"enable_thinking": false}'
   echo "Why is the sky blue?" | tpcompile chat ./my-checkpoint
 
 Each line is a message. /reset starts a new conversation, and /exit or Ctrl-D
@@ -55,13 +61,14 @@ def _add_arguments(parser: Parser) -> None:
     add("--device", metavar="D", help="cpu or cuda; default: cpu")
     add_threads_argument(parser)
     add("--system", metavar="TEXT", help="the system's message at the beginning")
-    add("--chat-template", metavar="FILE", type=Path,
-        help="a Jinja template instead of the checkpoint's")  # fmt: skip
+    add_template_arguments(parser)
     add("--max-new-tokens", metavar="K", type=number(1, "the number of tokens"),
-        help="most tokens of an answer; default: as many as fit")  # fmt: skip
+        help="most tokens of an answer; default: the checkpoint's, or as many as fit")  # fmt: skip
     add("--max-seq-len", metavar="L", type=number(1, "the number of tokens"),
         help="most tokens of the conversation; default: the configuration's")  # fmt: skip
     add_sampling_arguments(parser)
+    add_generation_config_argument(parser)
+    add_speculate_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> Result:
@@ -72,6 +79,7 @@ def _run(args: argparse.Namespace) -> Result:
 
         from tpcompile.runtime.conversation import Conversation
         from tpcompile.runtime.ranks.launched import has_launcher
+        from tpcompile.serving.defaults import sampling_defaults
 
         if has_launcher():
             raise UsageError(
@@ -79,9 +87,11 @@ def _run(args: argparse.Namespace) -> Result:
                 hint="Leave out torchrun and give --tp, or start tpcompile serve under torchrun",
             )
         model = compile_model(args, say, max_batch=1)
-    with model, own_threads(args):
+    with model, own_threads(args), assistance_of(args, model) as assistance:
         torch.manual_seed(args.seed)
-        _talk(args, Conversation(model, tokenizer, args.system))
+        options = answer_options(args, sampling_defaults(model.generation_config)) | assistance
+        conversation = Conversation(model, tokenizer, args.system, args.chat_template_kwargs)
+        _talk(args, conversation, options)
     return Result("")
 
 
@@ -92,27 +102,21 @@ def _tokenizer(args: argparse.Namespace) -> Any:
 
     config_of(args.model)  # report a missing model before a missing tokenizer
     try:
-        found = tokenizer_of(args.model)
+        tokenizer = tokenizer_of(args.model)
     except (CheckpointError, UnsupportedError) as error:
         error.hint = "Use a checkpoint with a tokenizer and a chat template"
         raise error.at(error.where) from error
-    if args.chat_template is not None:
-        try:
-            found.chat_template = args.chat_template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"The chat template {args.chat_template} cannot be read", got=str(error)
-            ) from error
-    if not found.chat_template:
+    set_template(args, tokenizer)
+    if not tokenizer.chat_template:
         raise UsageError(
             f"The tokenizer of {args.model} has no chat template",
             expected="a model trained to chat",
             hint="Continue text with tpcompile generate, or give a template: --chat-template FILE",
         )
-    return found
+    return tokenizer
 
 
-def _talk(args: argparse.Namespace, conversation: Conversation) -> None:
+def _talk(args: argparse.Namespace, conversation: Conversation, options: Mapping[str, Any]) -> None:
     terminal = sys.stdin.isatty()
     if terminal:
         sys.stderr.write("/reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops an answer.\n")
@@ -124,30 +128,26 @@ def _talk(args: argparse.Namespace, conversation: Conversation) -> None:
                     return
                 conversation.reset()
             elif line:
-                _answer(args, conversation, line)
+                _answer(args, conversation, line, options)
         except UsageError as error:
             if not terminal:
                 raise
             sys.stderr.write(f"error: {error}\n")
 
 
-def _answer(args: argparse.Namespace, conversation: Conversation, message: str) -> None:
+def _answer(
+    args: argparse.Namespace, conversation: Conversation, message: str, options: Mapping[str, Any]
+) -> None:
     def write(text: str) -> None:
         args.stdout.write(printable(text, args.stdout))
         args.stdout.flush()
 
     with _interrupts() as interrupts:
-        found = conversation.answer(
-            message,
-            write,
-            lambda: bool(interrupts),
-            max_new_tokens=args.max_new_tokens,
-            **sampling_of(args),
-        )
+        answer = conversation.answer(message, write, lambda: bool(interrupts), **options)
     if interrupts:
         sys.stderr.write("(stopped)\n")
-    elif found.tokens == found.room:
-        sys.stderr.write(f"(stopped after {found.tokens} tokens)\n")
+    elif answer.tokens == answer.room:
+        sys.stderr.write(f"(stopped after {answer.tokens} tokens)\n")
 
 
 @contextlib.contextmanager

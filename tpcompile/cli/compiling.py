@@ -72,10 +72,11 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
     """Compile the model for a command that runs it; `more` are further options of `compile`."""
     say(f"compiling {args.model}")
     from tpcompile.api import compile
+    from tpcompile.runtime.generation import without_sampling
 
     _refuse_gpus_without_torchrun(args)
     with plain_warnings(args):
-        return compile(
+        model = compile(
             args.model,
             tp=args.tp,
             backend=args.backend,
@@ -93,6 +94,9 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
             adapter=args.adapter,
             **more,
         )
+    if args.generation_config == "none":
+        model.generation_config = without_sampling(model.generation_config)
+    return model
 
 
 @contextlib.contextmanager
@@ -133,9 +137,10 @@ def lower_model(
     return run_pipeline(args, capture_model(args, say).graph, passes, instruments, say)
 
 
-def capture_model(args: argparse.Namespace, say: Say) -> Captured:
+def capture_model(args: argparse.Namespace, say: Say, config: Any = None) -> Captured:
     """Capture the model, and report the time with `--timing` or on a terminal.
 
+    A `config` is captured instead of the configuration of the model.
     In a process of its own, the command does without transformers' extras.
     """
     started = time.perf_counter()
@@ -147,7 +152,8 @@ def capture_model(args: argparse.Namespace, say: Say) -> Captured:
     scheme, rounds = scheme_of(args.weights, args.head), rounds_inputs(args.activations)
     if args.alone:
         import_without_extras()
-    captured = capture(args.model, dtype=dtype_of(args.dtype), scheme=scheme, rounds=rounds)
+    model = config or args.model
+    captured = capture(model, dtype=dtype_of(args.dtype), scheme=scheme, rounds=rounds)
     if args.adapter is not None:
         from tpcompile.runtime.weights import adapter_for
 

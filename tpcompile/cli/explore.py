@@ -56,7 +56,7 @@ def _add_arguments(parser: Parser) -> None:
     group.add_argument(
         "--target",
         metavar="T",
-        help="cpu, a100, h100, h200, b200, or a file; default: h200, or cpu with --measured",
+        help="cpu, a100, h100, h200, b200, or a file; default: this machine, its GPU if it has one",
     )
     group.add_argument("--policy", metavar="P", help="scheduling policy; default: by target")
     group.add_argument("--lowering", metavar="L", help="heads, rows or auto; default: auto")
@@ -109,7 +109,7 @@ def _run(args: argparse.Namespace) -> Result:
             dtype=args.dtype,
             pipeline=args.pipeline,
             beside=args.beside,
-            target=args.target or ("cpu" if args.measured else None),
+            target=args.target,
             policy=args.policy,
             workers=workers,
             batch=args.batch or 1,

@@ -20,7 +20,14 @@ from tpcompile.cli.command import (
 )
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
 from tpcompile.cli.prompts import add_prompt_arguments, prompt_of
-from tpcompile.cli.sampling import GREEDY, add_sampling_arguments, sampling_of
+from tpcompile.cli.sampling import (
+    GREEDY,
+    add_generation_config_argument,
+    add_sampling_arguments,
+    sampling_of,
+)
+from tpcompile.cli.speculation import add_speculate_argument, assistance_of
+from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +42,8 @@ _TIMED = ("native", "triton")
 _EXAMPLES = """\
   tpcompile generate ./my-checkpoint --tp 2 --prompt "Once upon a time"
   tpcompile generate ./my-checkpoint --prompt "Why?" --chat --sample --seed 1
+  tpcompile generate ./Qwen3-0.6B --prompt "Why?" --chat \\
+      --chat-template-kwargs '{"enable_thinking": false}'
   echo "Once upon a time" | tpcompile generate ./my-checkpoint
   tpcompile generate preset:tiny-qwen3 --random-weights 0 --prompt-ids 1,2,3
   tpcompile generate ./my-checkpoint --adapter ./my-adapter --prompt Hi
@@ -67,6 +76,7 @@ def _add_arguments(parser: Parser) -> None:
         action="store_true",
         help="treat the prompt as a user's turn and apply the chat template",
     )
+    add_template_arguments(parser)
     parser.add_argument(
         "--max-new-tokens",
         metavar="K",
@@ -87,7 +97,7 @@ def _add_arguments(parser: Parser) -> None:
         metavar="F.json",
         type=Path,
         help="write a Perfetto trace of the last decode step, measured and simulated; needs "
-        "--backend native or triton",
+        "a program: --backend native, triton, or auto if it chooses one of them",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
@@ -101,6 +111,8 @@ def _add_choosing(parser: Parser) -> None:
         "unless the temperature is 0",
     )
     add_sampling_arguments(parser)
+    add_generation_config_argument(parser)
+    add_speculate_argument(parser)
     parser.add_argument(
         "--beams",
         metavar="N",
@@ -116,27 +128,32 @@ def _run(args: argparse.Namespace) -> Result:
         from tpcompile.runtime import text
 
         tokenizer = _tokenizer(args)
-        ids = args.prompt_ids or text.encode_prompt(tokenizer, prompt or "", args.chat)
+        ids = args.prompt_ids or _encoded(args, tokenizer, prompt or "")
         room = _room(args, len(ids))
         import torch
 
         model = compile_model(args, say)
-    with model, own_threads(args):
+    with model, own_threads(args), assistance_of(args, model) as assistance:
         prints = text.is_first_process()
         streamed = prints and tokenizer is not None and args.beams == 1 and _streams(args)
         writer = text.TextWriter(tokenizer, _writer(args), args.chat) if streamed else None
         torch.manual_seed(args.seed)
-        if args.trace:
+        timed = bool(args.trace) and model.backend in _TIMED
+        if timed:
             model.time_steps()
-        found = text.generate_timed(model, ids, writer, max_new_tokens=room, **_choosing(args))
-        trace = model.trace() if args.trace and model.steps.program else None
+        found = text.generate_timed(
+            model, ids, writer, max_new_tokens=room, **_choosing(args), **assistance
+        )
+        trace = model.trace() if timed and model.steps.program else None
     if not prints:
         return Result("")
     sys.stderr.write(_times(found, model.steps))
     if args.trace:
-        sys.stderr.write(_written(args.trace, trace))
+        sys.stderr.write(_written(args.trace, trace, timed))
     said = _said(args, tokenizer, found)
-    return Result(_json(found, said) if args.json else "" if streamed else said + "\n")
+    counts = {"drafted": model.steps.drafted, "accepted": model.steps.accepted}
+    guesses = counts if args.speculate else {}
+    return Result(_json(found, said, guesses) if args.json else "" if streamed else said + "\n")
 
 
 def _check(args: argparse.Namespace) -> str | None:
@@ -148,10 +165,19 @@ def _check(args: argparse.Namespace) -> str | None:
             got="--prompt-ids",
             hint="Leave out --chat, or use --prompt",
         )
+    if not args.chat and (args.chat_template or args.chat_template_kwargs):
+        raise UsageError(
+            "A chat template is applied with --chat only",
+            hint="Add --chat, or leave out --chat-template and --chat-template-kwargs",
+        )
+    if args.speculate and args.beams > 1:
+        raise UsageError(
+            "A beam search takes no guesses", got=f"--beams {args.beams} and --speculate"
+        )
     if args.trace:
         from tpcompile.inspect.files import check_file
 
-        if args.backend not in _TIMED:
+        if args.backend not in (*_TIMED, "auto"):
             raise UsageError(
                 "--trace requires a backend that records the times of instructions",
                 got=f"--backend {args.backend}",
@@ -161,12 +187,13 @@ def _check(args: argparse.Namespace) -> str | None:
     return prompt_of(args)
 
 
-def _written(path: Path, trace: StepTrace | None) -> str:
-    """Write the trace; return a message with its times."""
+def _written(path: Path, trace: StepTrace | None, timed: bool) -> str:
+    """Write the trace; return a message with its times, or the reason why there is none."""
     from tpcompile.inspect.files import write_file
 
     if trace is None:
-        return f"warning: {path} is not written: no step was run by the program\n"
+        reason = "no step was run by the program" if timed else "torch modules run all steps"
+        return f"warning: {path} is not written: {reason}\n"
     write_file(path, trace.write)
     return f"{trace.table()}wrote {path}\n"
 
@@ -186,11 +213,22 @@ def _tokenizer(args: argparse.Namespace) -> Any | None:
         raise
 
 
+def _encoded(args: argparse.Namespace, tokenizer: Any, prompt: str) -> list[int]:
+    """Return the ids of the prompt, by the chat template with `--chat`."""
+    from tpcompile.runtime.text import encode_prompt
+
+    if not args.chat:
+        return encode_prompt(tokenizer, prompt)
+    set_template(args, tokenizer)
+    return encode_prompt(tokenizer, prompt, chat=True, **args.chat_template_kwargs)
+
+
 def _room(args: argparse.Namespace, prompt: int) -> int:
     """Return the number of tokens to generate. Refuse it if the sequence would not fit."""
     from tpcompile.frontend import config_of
+    from tpcompile.frontend.positions import longest_of
 
-    limit: int = args.max_seq_len or config_of(args.model).max_position_embeddings
+    limit = longest_of(config_of(args.model), args.max_seq_len)
     wanted = args.max_new_tokens or 1
     if prompt + wanted > limit:
         least = limit - prompt
@@ -230,14 +268,20 @@ def _said(args: argparse.Namespace, tokenizer: Any | None, found: Generated) -> 
 def _times(found: Generated, steps: StepCounts) -> str:
     rate = found.decode_tokens_per_s
     then = "" if rate is None else f", then {rate:.1f} tokens per second"
-    by = f"; {steps.program} of {sum(steps)} steps by the program" if steps.program else ""
+    by = (
+        f"; {steps.program} of {steps.program + steps.modules} steps by the program"
+        if steps.program
+        else ""
+    )
+    if steps.drafted:
+        by += f"; {steps.accepted} of {steps.drafted} guesses accepted"
     return (
         f"{found.prompt_tokens} prompt tokens, first token after {found.prefill_s:.2f} s, "
         f"{found.new_tokens} new tokens{then}{by}\n"
     )
 
 
-def _json(found: Generated, said: str) -> str:
+def _json(found: Generated, said: str, guesses: dict[str, int]) -> str:
     return json_text(
         {
             "text": said,
@@ -246,6 +290,7 @@ def _json(found: Generated, said: str) -> str:
             "new_tokens": found.new_tokens,
             "prefill_s": found.prefill_s,
             "decode_tokens_per_s": found.decode_tokens_per_s,
+            **guesses,
         }
     )
 

@@ -25,13 +25,34 @@ def logged(verbosity: int) -> Iterator[None]:
     if not verbosity:
         yield
         return
-    root, handler = logging.getLogger("tpcompile"), _ToStderr()
-    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
+    level = _LEVELS[min(verbosity, len(_LEVELS) - 1)]
+    with _written("tpcompile", level, "%(name)s: %(message)s"):
+        yield
+
+
+@contextmanager
+def logged_requests(verbosity: int) -> Iterator[None]:
+    """Write a line to stderr for each request of a server, and for each restart of its ranks.
+
+    With a verbosity, `logged` writes them. On a terminal, a line replaces that of the state.
+    """
+    if verbosity:
+        yield
+        return
+    start = "\r\x1b[K" if sys.stderr.isatty() else ""
+    with _written("tpcompile.serving", logging.INFO, start + "%(asctime)s %(message)s"):
+        yield
+
+
+@contextmanager
+def _written(name: str, level: int, form: str) -> Iterator[None]:
+    logger, handler = logging.getLogger(name), _ToStderr()
+    handler.setFormatter(logging.Formatter(form))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
     try:
         yield
     finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
+        logger.removeHandler(handler)
+        logger.setLevel(before)

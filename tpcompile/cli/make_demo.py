@@ -82,14 +82,14 @@ def _bar(steps: int) -> Iterator[Callable[[int, float], None] | None]:
     columns = (
         TextColumn("training"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} steps, loss {task.fields[loss]:.3f}"),
+        TextColumn("{task.completed}/{task.total} steps{task.fields[loss]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeLeftColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("training", total=steps, loss=float("nan"))
-        yield lambda done, loss: progress.update(task, completed=done, loss=loss)
+        task = progress.add_task("training", total=steps, loss="")
+        yield lambda done, loss: progress.update(task, completed=done, loss=f", loss {loss:.3f}")
 
 
 COMMAND = Command(

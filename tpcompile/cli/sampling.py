@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
-from tpcompile.cli.command import Parser, number
+from tpcompile.cli.command import Parser, choice, number
 from tpcompile.cli.numbers import fraction, temperature
 
 GREEDY = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
@@ -30,9 +31,37 @@ def add_sampling_arguments(parser: Parser) -> None:
                         help="seed of the sampling; default: 0")  # fmt: skip
 
 
+def add_generation_config_argument(parser: Parser) -> None:
+    """Add whether the checkpoint's generation configuration chooses tokens."""
+    parser.add_argument(
+        "--generation-config",
+        metavar="C",
+        type=choice("auto", "none"),
+        default="auto",
+        help="where the sampling options that are not given come from: auto, the checkpoint's "
+        "generation_config.json, or none, which uses its special tokens only; default: auto",
+    )
+
+
 def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options for Hugging Face's `generate`: greedy, sampling, or none."""
     if args.temperature == 0:
         return dict(GREEDY)
     given = {name: getattr(args, name) for name in _NAMES if getattr(args, name) is not None}
     return {"do_sample": True, **given} if given else {}
+
+
+def answer_options(args: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of answers for Hugging Face's `generate`, as a server chooses tokens.
+
+    `defaults` are those of requests, by the generation configuration. Unlike Hugging Face, top-k is
+    off unless somebody sets it. Without any option answers are greedy.
+    """
+    given = sampling_of(args)
+    values = {**defaults, **given}
+    temperature = values.get("temperature") or (1.0 if given.get("do_sample") else 0.0)
+    options: dict[str, Any] = dict(GREEDY)
+    if temperature and args.temperature != 0:
+        top_k, top_p = values.get("top_k") or 0, values.get("top_p", 1.0)
+        options = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    return options | {"max_new_tokens": args.max_new_tokens or defaults.get("max_tokens")}

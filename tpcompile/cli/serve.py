@@ -23,6 +23,10 @@ from tpcompile.cli.command import (
     number,
 )
 from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
+from tpcompile.cli.logs import logged_requests
+from tpcompile.cli.sampling import add_generation_config_argument
+from tpcompile.cli.speculation import add_speculate_argument, draft_of
+from tpcompile.cli.templates import add_template_arguments, set_template
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -36,20 +40,29 @@ _EXAMPLES = """\
   tpcompile serve ./my-checkpoint
   tpcompile serve ./my-checkpoint --tp 2 --port 9000 --api-key secret
   tpcompile serve ./my-checkpoint --threads 4
+  tpcompile serve ./my-checkpoint --speculate prompt:8
+  tpcompile serve ./Qwen3-0.6B --name qwen --name gpt-4o \\
+      --chat-template-kwargs '{"enable_thinking": false}'
+  tpcompile serve ./my-checkpoint --host 0.0.0.0 --api-key secret \\
+      --ssl-certfile cert.pem --ssl-keyfile key.pem
+  tpcompile serve ./my-checkpoint --cors-origin https://app.example
   torchrun --nproc-per-node 2 -m tpcompile serve ./my-checkpoint
   curl http://127.0.0.1:8000/v1/completions \\
       -d '{"prompt": "Once upon a time", "max_tokens": 32}'
 
 The server speaks OpenAI's API: /v1/models, /v1/completions (with text or token
-ids) and /v1/chat/completions, with streams. /health says whether it lives,
-/metrics has measurements for Prometheus, and / is a page to try it by hand. It
-listens on this machine only unless --host says otherwise, and answers only
-requests for a host that it knows: localhost, the value of --host, or one that
---allowed-host names. With --host 0.0.0.0, these are all IP addresses and the
-name of the machine. Texts of requests are never logged.
-Ctrl-C ends it after the running requests, or after 10 seconds.
+ids) and /v1/chat/completions, with streams; and vLLM's /tokenize, /detokenize
+and /version. /health says whether it lives, /metrics has measurements for
+Prometheus, and / is a chat in the browser. It listens on this machine only
+unless --host says otherwise, and answers only requests for a host that it
+knows: localhost, the value of --host, or one that --allowed-host names. With
+--host 0.0.0.0, these are all IP addresses and the name of the machine.
+Options that a request leaves out come from the checkpoint's generation config.
+Each request, and each restart of ranks, is a line on stderr without any text.
+SIGTERM and Ctrl-C end it after the running requests, at most --drain-seconds
+later; requests that run longer end with an error.
 The exit status is 0, 1 if a rank failed, or 2 for bad input."""
-_GRACE_S = 10
+_DRAIN_S = 10
 _BACKLOG = 2048
 """The connections that may wait to be accepted."""
 _LOCAL = "127.0.0.1"
@@ -73,7 +86,27 @@ def _add_arguments(parser: Parser) -> None:
         "given several times; * allows all; default: localhost and --host")  # fmt: skip
     add("--api-key", metavar="K",
         help="key that clients must send, except for /health and /; default: none")  # fmt: skip
-    add("--name", metavar="N", help="name of the model in answers; default: MODEL")
+    add("--name", metavar="N", action="append", default=[],
+        help="name of the model: requests that name another one are refused, and answers have the "
+        "first one; may be given several times; default: the last part of MODEL")  # fmt: skip
+    add("--cors-origin", metavar="ORIGIN", action="append", default=[],
+        help="a site whose pages may read answers in browsers, such as https://app.example; may be "
+        "given several times; * allows all sites; default: none")  # fmt: skip
+    add("--ssl-certfile", metavar="FILE", type=Path,
+        help="speak TLS with this certificate, in PEM; default: plain HTTP")  # fmt: skip
+    add("--ssl-keyfile", metavar="FILE", type=Path,
+        help="the key of the certificate; default: in the same file")  # fmt: skip
+    add("--drain-seconds", metavar="S", type=number(0, "the time"), default=_DRAIN_S,
+        help="time in which running requests may end after SIGTERM or Ctrl-C; "
+        f"default: {_DRAIN_S}")  # fmt: skip
+    add_template_arguments(parser)
+    add_generation_config_argument(parser)
+    add_speculate_argument(parser)
+    add("--tool-parser", metavar="NAME", default="auto",
+        help="how the model writes calls of tools: hermes (Qwen2.5, Qwen3), qwen3-coder (also "
+        "Qwen3.5), the name of a plugin's, or none; default: by the chat template")  # fmt: skip
+    add("--reasoning-parser", metavar="NAME", choices=["auto", "none"], default="auto",
+        help="auto separates thinking from the text, none does not; default: auto")  # fmt: skip
     add("--max-batch", metavar="B", type=number(1, "the batch"), default=16,
         help="requests that run at the same time; default: 16")  # fmt: skip
     add("--max-tokens-per-step", metavar="T", type=number(1, "the number of tokens"),
@@ -95,14 +128,24 @@ def _run(args: argparse.Namespace) -> Result:
         raise UsageError("The port must be at most 65535", got=str(args.port))
     _check_installed()
     from tpcompile.runtime.ranks.launched import launched_rank
+    from tpcompile.serving.chats.forms import form_of
     from tpcompile.serving.server.guard import hosts_of
-    from tpcompile.serving.server.listening import bound
+    from tpcompile.serving.server.listening import bound, check_certificate
 
     if launched_rank() > 0:
         return _follow(args)
-    with bound(args.host, args.port) as listening:  # the port first
-        hosts = hosts_of(args.host, listening.getsockname()[0], args.allowed_host)
-        with own_threads(args), _model(args) as model, _engine(args, model) as engine:
+    form_of(args.tool_parser, "")  # refuses an unknown name
+    check_certificate(args.ssl_certfile, args.ssl_keyfile)
+    with logged_requests(args.verbose), bound(args.host, args.port) as listening:  # the port first
+        address = listening.getsockname()[0]
+        hosts = hosts_of(args.host, address, args.allowed_host, args.cors_origin)
+        tokenizer = _tokenizer(args)
+        with (
+            own_threads(args),
+            _model(args) as model,
+            draft_of(args, model) as draft,
+            _engine(args, model, tokenizer, draft) as engine,
+        ):
             _serve(args, engine, listening, hosts)
             if engine.failure:
                 sys.stderr.write(f"error: {engine.failure}\n")
@@ -124,30 +167,49 @@ def _model(args: argparse.Namespace) -> CompiledModel:
         return compile_model(args, say, max_batch=args.max_batch, isolate=args.isolate)
 
 
-def _engine(args: argparse.Namespace, model: CompiledModel) -> Engine:
+def _engine(
+    args: argparse.Namespace,
+    model: CompiledModel,
+    tokenizer: Any,
+    draft: str | CompiledModel | None,
+) -> Engine:
     from tpcompile.serving import Engine
 
     return Engine(
         model,
-        tokenizer=_tokenizer(args),
+        tokenizer=tokenizer,
         max_tokens_per_step=args.max_tokens_per_step,
         kv_tokens=args.kv_tokens,
         snapshots=args.snapshots,
+        speculate=draft,
     ).start()
 
 
 def _serve(args: argparse.Namespace, engine: Engine, listening: socket, hosts: Hosts) -> None:
     """Serve until the process is asked to end."""
-    from tpcompile.serving.server.app import Options, Server
+    from tpcompile.serving.server.app import application
     from tpcompile.serving.server.listening import QuietServer, config_of
+    from tpcompile.serving.server.options import Options
 
-    name = args.name or _short(args.model)
-    app = Server(engine, Options(name, args.api_key, hosts=hosts)).app()
-    server = QuietServer(config_of(app, _GRACE_S))
+    name, *aliases = args.name or [_short(args.model)]
+    variables = args.chat_template_kwargs
+    options = Options(
+        name,
+        args.api_key,
+        hosts=hosts,
+        template_options=variables,
+        tool_parser=args.tool_parser,
+        reasoning_parser=args.reasoning_parser,
+        aliases=tuple(aliases),
+    )
+    drain_s = args.drain_seconds
+    config = config_of(application(engine, options), drain_s, args.ssl_certfile, args.ssl_keyfile)
+    server = QuietServer(config, drain_s, engine.end_requests)
     listening.listen(_BACKLOG)
     address, port = listening.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
-    sys.stderr.write(f"serving {name} on http://{shown}:{port}\n")
+    scheme = "http" if args.ssl_certfile is None else "https"
+    sys.stderr.write(f"serving {name} on {scheme}://{shown}:{port}\n")
     sys.stderr.flush()
     with _watched(engine, server):
         server.run(sockets=[listening])
@@ -179,13 +241,17 @@ def _watched(engine: Engine, server: uvicorn.Server) -> Iterator[None]:
 
 def _tokenizer(args: argparse.Namespace) -> Any:
     """Return the tokenizer; without one, the server takes token ids only."""
+    from tpcompile.frontend import config_of
     from tpcompile.runtime.text import tokenizer_of
 
+    config_of(args.model)  # report a missing model before a missing tokenizer
     try:
-        return tokenizer_of(args.model)
+        tokenizer = tokenizer_of(args.model)
     except CheckpointError as error:
         sys.stderr.write(f"warning: {error.message}. Requests must consist of token ids\n")
         return None
+    set_template(args, tokenizer)
+    return tokenizer
 
 
 def _short(model: str) -> str:

@@ -20,6 +20,7 @@ from tpcompile.frontend.scales import scale_dtypes
 from tpcompile.frontend.shell import INPUTS, export, make_shell
 from tpcompile.frontend.source import config_of, module_of, name_of
 from tpcompile.frontend.stored import encodings_of, stored_weights
+from tpcompile.frontend.stored.layout import UnreadWeightsError
 from tpcompile.frontend.watch import watch_layers
 from tpcompile.ir import parse
 from tpcompile.ir.check_biases import captured_biases
@@ -32,7 +33,7 @@ from tpcompile.ir.recipe import Tensor
 from tpcompile.ir.scheme import Scheme
 from tpcompile.pause import paused_collector
 
-__all__ = ["INPUTS", "Captured", "capture", "config_of", "parse_graph"]
+__all__ = ["INPUTS", "Captured", "UnreadWeightsError", "capture", "config_of", "parse_graph"]
 
 log = logging.getLogger(__name__)
 

@@ -218,6 +218,12 @@ def _attention(
             expected="plain scaled dot-product attention",
         )
     _refuse_two_widths(name, query, value)
+    if starts is None:
+        raise UnsupportedError(
+            f"{name} gets no keyword arguments from its layer, so it cannot tell the sequences of "
+            "a batch apart",
+            expected="layers that pass their keyword arguments on, such as those of Qwen3",
+        )
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx

@@ -14,6 +14,7 @@ from torch import nn
 from tpcompile.errors import CaptureError, CompileError, UnsupportedError, UsageError
 from tpcompile.frontend.features import refuse_features
 from tpcompile.frontend.gguf_config import gguf_config
+from tpcompile.frontend.paths import no_model
 from tpcompile.gguf import is_gguf
 from tpcompile.hub import unreachable
 from tpcompile.json_files import read_object, shortened
@@ -77,7 +78,7 @@ def config_of(model: Any) -> Any:
         return AutoConfig.for_model(**preset(text.removeprefix("preset:")))
     file = Path(text) / "config.json"
     if os.path.exists(text) and not file.is_file():
-        raise UsageError(f"{text} contains no model", expected="a directory with a config.json")
+        raise no_model(Path(text))
     local = os.path.exists(text)
     offline = "" if local else unreachable(text)
     cached = {"local_files_only": bool(offline)}

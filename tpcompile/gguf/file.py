@@ -23,7 +23,8 @@ from tpcompile.gguf.kinds import GgufKind
 from tpcompile.json_files import shortened
 
 SUFFIX = ".gguf"
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
+"""The first bytes of a GGUF file."""
 _VERSIONS = (2, 3)
 _ALIGNMENT = "general.alignment"
 _DEFAULT_ALIGNMENT = 32
@@ -154,7 +155,7 @@ class _Parser:
 
     def file(self) -> GgufFile:
         """Parse the file up to its data, of which only the places are checked."""
-        if self._bytes(4) != _MAGIC:
+        if self._bytes(4) != MAGIC:
             raise self._refusal("other first bytes", "GGUF")
         version = self._number("I")
         if version not in _VERSIONS:

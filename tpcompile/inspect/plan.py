@@ -91,7 +91,7 @@ class Collective:
     bytes_per_token: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlanReport:
     """A plan as a table and as JSON."""
 
@@ -103,6 +103,14 @@ class PlanReport:
     """The bytes of the weights on all ranks, by the name of their format."""
     expert_plans: tuple[ExpertPlan, ...] = ()
     """The plans of a mixture of experts on several ranks."""
+
+    def __repr__(self) -> str:
+        """Return one line; `table()` has all of it."""
+        most = max(share.weight_bytes for share in self.ranks)
+        return (
+            f"<plan of {self.model}, tp={self.tp}: at most {_size(most)} of weights on a rank, "
+            f"{len(self.collectives)} collectives per step; print(plan.table()) shows it>"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {

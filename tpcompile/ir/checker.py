@@ -207,14 +207,27 @@ def infer_types(gm: fx.GraphModule, model: str = "The model") -> ValueType:
             try:
                 node.meta["type"] = checker.infer(node)
             except RuleError as error:
-                raise UnsupportedError(
-                    f"{model} uses an op that tpcompile cannot type (rule {error.rule})",
-                    where=f"%{node.name} {origin_of(node)}",
-                    got=error.got,
-                    expected=error.expected,
-                    hint=error.hint,
-                ) from error
+                raise _unsupported(node, error, model) from error
     raise AssertionError("a graph without an output")
+
+
+def _unsupported(node: fx.Node, error: RuleError, model: str) -> UnsupportedError:
+    """Return the refusal of a model for an operation without a rule, or whose rule refuses it."""
+    name, place = op_name(node), str(origin_of(node))
+    if spec_of(node) is None:
+        return UnsupportedError(
+            f"{model} computes {name}, which tpcompile cannot shard",
+            where=place,
+            expected="a decoder of one of the classes in docs/running.md",
+            hint="A plugin can add a rule for the operation: see docs/extending.md",
+        )
+    return UnsupportedError(
+        f"{model} computes {name} in a form that tpcompile cannot shard (rule {error.rule})",
+        where=place,
+        got=error.got,
+        expected=error.expected,
+        hint=error.hint,
+    )
 
 
 _MEANINGLESS = (

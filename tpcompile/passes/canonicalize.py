@@ -262,6 +262,8 @@ def _without_repeats(node: fx.Node, query: fx.Node) -> fx.Node | None:
 def _refuse_repeats(gm: fx.GraphModule) -> None:
     """Refuse repetitions of heads that another op than the delta rule reads."""
     for node in calls(gm, _REPEAT):
+        if arguments_of(node)["dim"] in (-1, value_type(node).dims - 1):
+            continue  # elements of a rotary table
         raise PassError(
             f"%{node.name} {op_name(node)} repeats heads of {model_of(gm.graph)}",
             where=str(origin_of(node)),

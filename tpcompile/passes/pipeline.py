@@ -264,6 +264,19 @@ def _replaced(passes: Sequence[Pass], kind: type[Any], **options: object) -> lis
     ]
 
 
+def check_names(passes: Sequence[Pass]) -> None:
+    """Raise if the declared order of a pass names a pass that does not exist."""
+    known = {*PASSES, *(current.name for current in passes)}
+    for current in passes:
+        for word in ("after", "before"):
+            for name in getattr(current, word, ()):
+                if name not in known:
+                    raise UsageError(
+                        f"The pass {current.name} must run {word} {name!r}, which is no pass",
+                        hint=did_you_mean(name, known),
+                    )
+
+
 def pipeline_text(passes: Sequence[Pass]) -> str:
     return ",".join(map(describe, passes))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -11,10 +12,10 @@ from torch import fx
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.info import model_of
 from tpcompile.ir.meta import operand, origin_of
-from tpcompile.ir.ops import ATTENTION, RMS_NORM, op_name
+from tpcompile.ir.ops import ATTENTION, RMS_NORM, ROPE, ROPE_PAIRS, op_name
 from tpcompile.passes.canonicalize import cancel_transposes
 from tpcompile.rewriting.pattern import MissError, check
-from tpcompile.rewriting.rewrite import Report, calls
+from tpcompile.rewriting.rewrite import Report, calls, drop_dead, insert, replace
 from tpcompile.rewriting.structure import head_ops
 
 aten = torch.ops.aten
@@ -30,6 +31,8 @@ class RaiseAttention:
     %c = transpose(%r, 0, 1)                %o = tpc.attention(%r, …)
     %d = transpose(%c, 0, 1)
     %o = tpc.attention(%d, …)
+
+    A norm of transposed heads is moved before the transpose.
     """
 
     name: ClassVar[str] = "raise-attention"
@@ -38,6 +41,7 @@ class RaiseAttention:
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()
+        _normalise_first(gm.graph)
         cancel_transposes(gm.graph)
         for node in calls(gm, ATTENTION):
             try:
@@ -53,8 +57,15 @@ class RaiseAttention:
 
 def _check_token_major(heads: fx.Node) -> None:
     """Check that the features of a projection are split into heads without other ops between."""
-    origin = head_ops(heads)[-1]
-    _refuse_transposed_norm(origin)
+    *ops, origin = head_ops(heads)
+    for reader, node in pairwise(ops):
+        if reader.target is RMS_NORM and node.target in (ROPE, ROPE_PAIRS):
+            raise UnsupportedError(
+                f"{model_of(origin.graph)} normalises heads after it rotates them, so its results "
+                "depend on where a prompt begins",
+                where=str(origin_of(reader)),
+                expected="a norm before the rotation, as in Qwen3",
+            )
     check(
         origin.target is aten.unflatten.int,
         origin,
@@ -62,12 +73,13 @@ def _check_token_major(heads: fx.Node) -> None:
     )
 
 
-def _refuse_transposed_norm(origin: fx.Node) -> None:
-    """Refuse a norm over heads between two transposes."""
-    norm = operand(origin) if origin.target is aten.transpose.int else origin
-    if norm.target is RMS_NORM and operand(norm).target is aten.transpose.int:
-        raise UnsupportedError(
-            f"{model_of(origin.graph)} transposes heads before it normalises them",
-            where=str(origin_of(norm)),
-            expected="a per-head norm before the transpose, as in Qwen3",
-        )
+def _normalise_first(graph: fx.Graph) -> None:
+    """Move norms of heads before the transposes that they follow, which changes no value."""
+    for norm in [node for node in graph.nodes if node.target is RMS_NORM]:
+        heads = operand(norm)
+        if heads.target is not aten.transpose.int or {*heads.args[1:]} != {0, 1}:
+            continue
+        with graph.inserting_before(norm):
+            normed = insert(norm, RMS_NORM, heads.args[0], *norm.args[1:])
+            replace(norm, insert(norm, aten.transpose.int, normed, 0, 1))
+    drop_dead(graph)

@@ -14,6 +14,7 @@ from tpcompile.ir.ops import LINEAR, arguments_of
 from tpcompile.ir.recipe import head_parts, shape_of
 from tpcompile.ir.roles import HeadParts, Run
 from tpcompile.ir.types import REPLICATE
+from tpcompile.rewriting.fused_linears import split_linear
 from tpcompile.rewriting.linears import join_linears
 from tpcompile.rewriting.pattern import MissError, check
 from tpcompile.rewriting.rewrite import (
@@ -35,6 +36,10 @@ _VIEWS = (aten.view.default, aten.reshape.default, aten.flatten.using_ints)
 class SplitHeads:
     """Compute parts of heads, such as queries and their gates, by linears of their own.
 
+    %f = linear(%n, %w)
+    %q = slice(%f, 1, 0, 32)              →    %q = linear(%n, %wq)    rows 0:32 of %w
+    %k = slice(%f, 1, 32, 48)                  %k = linear(%n, %wk)    rows 32:48 of %w
+
     %f = linear(%n, %w)                        %q = linear(%n, %wq)    rows 0:16, 32:48, … of %w
     %h = unflatten(%f, 1, [-1, 32])       →    %g = linear(%n, %wg)    rows 16:32, 48:64, … of %w
     %q, %g = split_with_sizes(%h, [16, 16])    %q = unflatten(%q, 1, [-1, 16])
@@ -51,6 +56,13 @@ class SplitHeads:
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()
+        for linear in calls(gm, LINEAR):
+            try:
+                split_linear(gm, linear)
+                report.matches += 1
+            except MissError:
+                continue  # most linears are not fused
+        drop_dead(gm.graph)
         for split in calls(gm, aten.split_with_sizes.default):
             try:
                 _split(gm, split)
@@ -69,25 +81,29 @@ class SplitHeads:
 
 
 def _split(gm: fx.GraphModule, split: fx.Node) -> None:
-    heads = operand(split)
-    given = arguments_of(split)
-    check(heads.target is aten.unflatten.int, split, "it splits no heads")
-    linear, last = operand(heads), value_type(heads).dims - 1
+    given, heads = arguments_of(split), operand(split)
+    transposed = heads.target is aten.transpose.int and {*heads.args[1:]} == {0, 1}
+    made = operand(heads) if transposed else heads
+    check(made.target is aten.unflatten.int, split, "it splits no heads")
+    linear, last = operand(made), value_type(made).dims - 1
     check(
         linear.target is LINEAR and given["dim"] % (last + 1) == last, split, "it splits no heads"
     )
-    for node in (linear, heads):
+    for node in (linear, made, heads):
         check(len(node.users) == 1, node, "another node reads the whole heads")
-    width, items = value_type(heads).shape[-1], list(split.users)
+    width, items = value_type(made).shape[-1], list(split.users)
     assert isinstance(width, int)
     first = 0
     for place, size in enumerate(given["split_sizes"]):
         own = [item for item in items if item.args[1] == place]
-        with gm.graph.inserting_before(heads):
+        with gm.graph.inserting_before(made):
             part = _part(gm, linear, Run(0, size, first, width), place)
-            whole = insert(heads, aten.unflatten.int, part, last - 1, [-1, size])
+            whole = insert(made, aten.unflatten.int, part, last - 1, [-1, size])
+            if transposed:
+                whole = insert(made, aten.transpose.int, whole, 0, 1)
         for item in own:
-            _view_again(item, part)
+            if not transposed:
+                _view_again(item, part)
             replace(item, whole)
         first += size
 

@@ -100,7 +100,7 @@ class Stats:
     """The closest candidate that did not match, and the reason; empty without candidates."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Stage:
     """A graph as it was after a pass.
 
@@ -113,6 +113,11 @@ class Stage:
     """The pass and its options as pipeline text; empty for the captured graph."""
     stats: Stats
     _replay: Callable[[], fx.GraphModule] = field(repr=False)
+
+    def __repr__(self) -> str:
+        made, stats = self.text_form or self.name, self.stats
+        nodes = f"{stats.nodes_before} → {stats.nodes_after} nodes"
+        return f"<stage {made}: {stats.matches} matches, {nodes}>"
 
     @cached_property
     def graph(self) -> fx.GraphModule:
@@ -138,6 +143,13 @@ class Stage:
     def _repr_html_(self) -> str:
         """Show the graph in a notebook."""
         return graph_html(self.graph, f"{info_of(self.graph).name} after {self.name}")
+
+
+class Stages(list[Stage]):
+    """The stages of a compilation, of which a notebook or a prompt shows one per line."""
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{place:3}  {stage!r}" for place, stage in enumerate(self))
 
 
 Instrument = Callable[[str, fx.GraphModule, Stats], None]

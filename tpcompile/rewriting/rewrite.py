@@ -81,20 +81,24 @@ def rewrite_each(gm: fx.GraphModule, rules: Iterable[tuple[Call, Replacement]]) 
 
 
 def fuse_each(gm: fx.GraphModule, target: Any, fuse: Callable[[fx.Graph, fx.Node], None]) -> Report:
-    """Run `fuse` at every call of `target`; it may refuse with MissError."""
+    """Run `fuse` at every call of `target`; it may refuse with MissError.
+
+    As in `rewrite`, it inserts before that call.
+    """
     return fuse_at(gm, ((node, partial(fuse, gm.graph, node)) for node in calls(gm, target)))
 
 
 def fuse_at(gm: fx.GraphModule, sites: Iterable[tuple[fx.Node, Callable[[], None]]]) -> Report:
     """Run the fusion of every site, which may refuse with MissError.
 
-    The reason is stored on the node of the site. `sites` is consumed lazily, so later sites may
-    depend on earlier fusions.
+    It inserts before the node of the site, on which the reason is stored. `sites` is consumed
+    lazily, so later sites may depend on earlier fusions.
     """
     report = Report()
     for node, fuse in sites:
         try:
-            fuse()
+            with gm.graph.inserting_before(node):
+                fuse()
             report.matches += 1
         except MissError as miss:
             report.miss(miss, node)
@@ -141,7 +145,11 @@ def check_absorbed(inside: Collection[fx.Node], *readers: fx.Node) -> None:
 
 
 def insert(like: fx.Node, target: Any, *args: Any, name: str | None = None) -> fx.Node:
-    """Insert a call with the origin of `like`, named after its op unless `name` is given."""
+    """Insert a call with the origin of `like`, named after its op unless `name` is given.
+
+    Its place is that of the graph: in `rewrite`, `fuse_each` and `fuse_at` before the node that is
+    replaced, elsewhere that of `graph.inserting_before(…)`, which is required.
+    """
     name = name or SPECS[target].name.split(".")[1]
     node = like.graph.create_node("call_function", target, args, name=name)
     node.meta["origin"] = origin_of(like)

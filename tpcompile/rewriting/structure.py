@@ -24,18 +24,20 @@ from tpcompile.ir.ops import (
     LINEAR,
     RMS_NORM,
     ROPE,
+    ROPE_PAIRS,
     SIGMOID_GATE,
     SPECS,
     SWIGLU,
     TOP_EXPERTS,
     arguments_of,
     op_name,
+    package_of,
 )
 from tpcompile.ir.text import format_node
 
 aten = torch.ops.aten
 
-_PER_HEAD = (ROPE, RMS_NORM)
+_PER_HEAD = (ROPE, ROPE_PAIRS, RMS_NORM)
 
 
 @dataclass(frozen=True)
@@ -233,8 +235,21 @@ def _expect(source: object, target: object, reader: fx.Node, role: str) -> fx.No
             where=str(origin_of(source)),
             got=format_node(source),
             expected=f"{role} as {SPECS[target].name}",
+            hint=_of_plugin(source),
         )
     return source
+
+
+def _of_plugin(*nodes: fx.Node) -> str:
+    """Return a sentence that names the package of an op in the way, or an empty text."""
+    for node in nodes:
+        package = package_of(node)
+        if package:
+            return (
+                f"{op_name(node)} is an op of the package {package}: put the pass that makes it "
+                "after shard-linears"
+            )
+    return ""
 
 
 def _only_user(node: fx.Node, target: object) -> fx.Node:
@@ -247,6 +262,7 @@ def _only_user(node: fx.Node, target: object) -> fx.Node:
             where=str(origin_of(node)),
             got=", ".join(f"{op_name(user)} %{user.name}" for user in users),
             expected=f"one {reader}{'' if gated else ' that sums over the sharded axis'}",
+            hint=_of_plugin(*users),
         )
     return users[0]
 

@@ -147,6 +147,17 @@ def _check_positions(position_ids: Any, ids: torch.Tensor) -> torch.Tensor:
     return positions.long()
 
 
+def check_lengths(starts: torch.Tensor, most: int) -> None:
+    """Raise if a sequence of packed tokens is longer than `most`. A KV cache checks this itself."""
+    longest = int(starts.diff().max())
+    if longest > most:
+        raise UsageError(
+            f"A sequence must have at most max_seq_len={most} tokens",
+            got=f"{longest} tokens",
+            hint=f"Compile with max_seq_len={longest} or more",
+        )
+
+
 def _columns(logits_to_keep: Any, length: int) -> Sequence[int] | int:
     """Return the columns that Hugging Face's code picks: the last n, or the given indices."""
     chosen = logits_to_keep

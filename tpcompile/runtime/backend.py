@@ -12,6 +12,7 @@ from torch import nn
 
 from tpcompile.backends.devices import FASTEST
 from tpcompile.backends.executor import EXECUTORS, Executor
+from tpcompile.backends.triton.executor import Triton
 from tpcompile.errors import CompileError, UnsupportedError, UsageError, did_you_mean
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.pipeline import DecodeFork
@@ -22,6 +23,10 @@ from tpcompile.runtime.ranks.rank import ModuleRanks, Ranks
 AUTO = "auto"
 MODULES = "torch"
 """The backend without programs. All other backends are executors of programs."""
+_INTERPRETED = (
+    "Triton's interpreter runs the kernel, which is thousands of times slower than a GPU. "
+    'On a CPU, choose backend="native".'
+)
 
 
 class BackendChoice:
@@ -62,6 +67,8 @@ class BackendChoice:
         if self.name == MODULES or (self._falls_back and not cached):  # nothing can decode
             return StepBackend(self)
         executor = EXECUTORS[self.name]
+        if self.name == Triton.name and self.device.type == "cpu":
+            warnings.warn(_INTERPRETED, stacklevel=5)
         with self.or_modules():
             executor.prepare()
             programs = StepPrograms(fork, self._options, longest, batch, self.device, workers)
@@ -81,7 +88,7 @@ class BackendChoice:
                 "Torch modules run decode steps, because the "
                 f"{FASTEST[self.device.type].name} backend cannot. The reason: {error}\n"
                 'Pass backend="torch" to choose modules without this warning.',
-                stacklevel=6,
+                stacklevel=7,
             )
 
 

@@ -11,6 +11,7 @@ from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.arguments import code_error, refuse_padded_ends
 from tpcompile.runtime.cache_name import CACHE, renamed
 from tpcompile.runtime.generation import decode_greedily
+from tpcompile.runtime.kv.cache import PagedCache
 from tpcompile.runtime.refusals import NO_GRADIENTS, Refusals, refusal
 
 _NOT_FOR_FORWARD = ("tokenizer", "assistant_tokenizer")
@@ -73,6 +74,15 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
         return decode_greedily(
             self, input_ids, stopping_criteria, generation_config, streamer, **model_kwargs
         )
+
+    def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
+        """Run Hugging Face's loop on guessed tokens, each of which a program computes as a row."""
+        cache: PagedCache = kwargs[CACHE]
+        cache.guesses = self.guesses if self.computes_rows else None
+        try:
+            return super()._assisted_decoding(*args, **kwargs)
+        finally:
+            cache.guesses = None
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare inputs as Hugging Face does, without the tokenizers that `generate` passes on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from transformers import StoppingCriteria
 
 from tpcompile.errors import UsageError
-from tpcompile.json_files import shortened
 from tpcompile.runtime.cache_name import CACHE
 from tpcompile.runtime.text import TextWriter, encode_chat
 
@@ -29,8 +28,15 @@ class Answer:
 class Conversation:
     """Turns of a user and a model. Tokens that the KV cache holds are not computed again."""
 
-    def __init__(self, model: Any, tokenizer: Any, system: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        system: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._model, self._tokenizer, self._system = model, tokenizer, system
+        self._template_options = template_options or {}
         self.reset()
 
     def reset(self) -> None:
@@ -53,7 +59,7 @@ class Conversation:
         `generate`. If the call raises, the conversation is as before.
         """
         asked = [*self.messages, {"role": "user", "content": message}]
-        ids = self._encoded(asked)
+        ids = encode_chat(self._tokenizer, asked, **self._template_options)
         room = self._model.max_seq_len - len(ids)
         if room < 1:
             raise UsageError(
@@ -78,17 +84,6 @@ class Conversation:
         text = str(self._tokenizer.decode(new, skip_special_tokens=True))
         self.messages = [*asked, {"role": "assistant", "content": text}]
         return Answer(text, len(new), room)
-
-    def _encoded(self, messages: list[dict[str, str]]) -> list[int]:
-        try:
-            return encode_chat(self._tokenizer, messages)
-        except UsageError:
-            raise
-        except Exception as error:  # a template may raise anything
-            raise UsageError(
-                "The chat template refuses the conversation",
-                got=f"{type(error).__name__}: {shortened(str(error))}",
-            ) from error
 
     def _keep_common(self, ids: list[int]) -> None:
         """Crop the cache to what the new ids begin with: a template may change earlier turns."""

@@ -54,6 +54,14 @@ def _stored_config(directory: Path) -> GenerationConfig:
         ) from error
 
 
+def without_sampling(config: GenerationConfig) -> GenerationConfig:
+    """Return a generation configuration with the special tokens of another one, and no more."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    made: Any = GenerationConfig
+    kept: GenerationConfig = made(**{name: getattr(config, name) for name in names})
+    return kept
+
+
 def _put_in(streamer: Any, padding: torch.Tensor | None) -> OnTokens:
     """Return a callback that passes tokens to a streamer, with padding after the end."""
 

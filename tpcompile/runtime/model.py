@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from tpcompile.ir.ops.experts import Routed
 from tpcompile.ir.pieces import Read
 from tpcompile.libraries import library_errors
 from tpcompile.passes import Stage
+from tpcompile.rewriting.manager import Stages
 from tpcompile.runtime.arguments import (
     check_flag,
     check_ids,
+    check_lengths,
     check_mask,
     checked,
     refuse_code,
@@ -34,8 +37,9 @@ from tpcompile.runtime.backend import MODULES
 from tpcompile.runtime.cache_name import CACHE, given_cache, renamed
 from tpcompile.runtime.causal_lm import CausalLM
 from tpcompile.runtime.generation import GreedyOutput
+from tpcompile.runtime.guessed import run_guessed
 from tpcompile.runtime.kv.blocks import BlockPool, blocks_for
-from tpcompile.runtime.kv.cache import PagedCache
+from tpcompile.runtime.kv.cache import Guesses, PagedCache
 from tpcompile.runtime.kv.packing import Packed, pack, packs_sequences
 from tpcompile.runtime.launches import Launches
 from tpcompile.runtime.open_calls import OpenCalls
@@ -87,7 +91,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         self.generation_config = generation_config or GenerationConfig.from_model_config(
             captured.config
         )
-        self.stages = list(stages)
+        self.stages = Stages(stages)
         self._graph = (graph,)  # a tuple, since a submodule would add parameters without data
         self._rank_modules = modules or rank_modules(graph)
         self.tp = len(self._rank_modules)
@@ -99,6 +103,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         self._device = device or torch.device("cpu")
         self._programs = ranks.programs if isinstance(ranks, ProgramRanks) else None
         self._steps = 0
+        self.guesses = Guesses()
+        """The numbers of guessed tokens so far."""
         kept = self._rank_modules[0].cache
         self._is_stateful = bool(self._rank_modules[0].states)  # earlier states are gone
         states = BlockPool(1) if self._is_stateful else None
@@ -164,6 +170,11 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         return self._pool is not None
 
     @property
+    def computes_rows(self) -> bool:
+        """Whether a program computes several new tokens of a sequence in a step."""
+        return self._programs is not None
+
+    @property
     def plan(self) -> PlanReport:
         """The weights on each rank, and the communication between ranks."""
         return plan_report(self.graph)
@@ -180,12 +191,12 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
 
     @property
     def steps(self) -> StepCounts:
-        """The number of steps run so far by programs and by modules.
+        """The number of steps run so far by programs and by modules, and of guessed tokens.
 
         A program takes one new token per sequence. Modules run prompts, and steps that mix both.
         """
         ran = self._programs.steps if self._programs is not None else 0
-        return StepCounts(ran, self._steps - ran)
+        return StepCounts(ran, self._steps - ran, self.guesses.drafted, self.guesses.accepted)
 
     def source(self, rank: int = 0) -> str:
         """Return the generated Python module of a rank, and the Triton kernel if it decodes."""
@@ -230,17 +241,26 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             split = self._packs and packs_sequences(attention_mask, past, wanted)
             own = self._cache_for(past, use_cache)
             columns = given.columns
-            packed = pack(
-                given.input_ids,
-                given.attention_mask,
-                given.position_ids,
-                [columns] if isinstance(columns, int) else columns,
-                own.real if has_past and own is not None else None,
-                split,
-            )
-            result, choices = self._run(packed, own, "tokens" if greedy else "logits", routing)
+            if own is not None and own.guesses is not None and isinstance(columns, range):
+                found = run_guessed(
+                    given, len(columns), own, own.guesses, partial(self._run_rows, own)
+                )
+            else:
+                packed = pack(
+                    given.input_ids,
+                    given.attention_mask,
+                    given.position_ids,
+                    [columns] if isinstance(columns, int) else columns,
+                    own.real if has_past and own is not None else None,
+                    split,
+                )
+                if own is None:
+                    check_lengths(packed.starts, self.max_seq_len)
+                output = "tokens" if greedy else "logits"
+                result, choices = self._run(packed, own, output, routing)
+                found = packed.unpack(result)
         assert input_ids is not None
-        found = packed.unpack(result).to(input_ids.device)
+        found = found.to(input_ids.device)
         returned: Any = own if wanted else None
         if greedy:
             return GreedyOutput(tokens=found[:, -1], **{CACHE: returned})
@@ -253,8 +273,17 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         as_tuple = told is False or (told is None and not self.config.return_dict)
         return given_back.to_tuple() if as_tuple else given_back
 
+    def _run_rows(self, cache: PagedCache, packed: Packed, rows: bool) -> torch.Tensor:
+        """Run a step, with its tokens as rows if `rows` is true; return its logits."""
+        return self._run(packed, cache, "logits", None, rows)[0]
+
     def _run(
-        self, packed: Packed, cache: PagedCache | None, output: str, routing: Routing | None
+        self,
+        packed: Packed,
+        cache: PagedCache | None,
+        output: str,
+        routing: Routing | None,
+        rows: bool = False,
     ) -> tuple[torch.Tensor, list[Routed]]:
         """Run a step; return its result, and the choices of routers if they are requested."""
         self._steps += 1
@@ -262,7 +291,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             return self._result(Step(packed.inputs(), output, routing=routing))
         with cache.append(packed.sequences, batch=len(packed.real)) as placed:
             inputs = packed.inputs() | placed.inputs()
-            more: Any = {"states": placed.states, "routing": routing}
+            more: Any = {"states": placed.states, "routing": routing, "rows": rows}
             return self._result(Step(inputs, output, placed.blocks, placed.copies, **more))
 
     def _result(self, step: Step) -> tuple[torch.Tensor, list[Routed]]:

@@ -16,6 +16,7 @@ from tpcompile.ir.info import info_of
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.passes.plan_sharding import PlanSharding
+from tpcompile.runtime.ranks.step import ProgramSize
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
@@ -109,7 +110,7 @@ class StepPrograms:
         sizes = {"batch": self.batch, "max_seq_len": max_seq_len}
         self._choices = StepChoices.of(target, options, block, **sizes)
         self._graph = fork.run(self._choices.spans)
-        self._made: dict[int, StepProgram] = {}
+        self._made: dict[ProgramSize, StepProgram] = {}
         self.steps = 0
         """The number of steps that the programs have run."""
         self.for_batch(self.batch)
@@ -136,24 +137,29 @@ class StepPrograms:
 
     def for_batch(self, batch: int) -> StepProgram:
         """Return the verified program for `batch` sequences."""
-        if batch not in self._made:
-            self._made[batch] = self._make(batch)
-        return self._made[batch]
+        return self.of_size(ProgramSize(batch))
 
-    def trace(self, batch: int, context: int, times: torch.Tensor) -> StepTrace:
+    def of_size(self, size: ProgramSize) -> StepProgram:
+        """Return the verified program of this size."""
+        if size not in self._made:
+            self._made[size] = self._make(size)
+        return self._made[size]
+
+    def trace(self, size: ProgramSize, context: int, times: torch.Tensor) -> StepTrace:
         """Return a step beside its simulation, given its times, `[instructions, 3]` in ns."""
-        found = self.for_batch(batch)
+        found = self.of_size(size)
         steps = MeasuredSteps(found.program, [measured_step(found.program, times)])
         asked = found.schedule.asked
-        title = f"{asked['model']}, tp={asked['tp']}, batch {batch}, {context:,} tokens"
+        title = f"{asked['model']}, tp={asked['tp']}, batch {size.batch}, {context:,} tokens"
         return step_trace(f"{title}, on {asked['target']}", steps, self._choices.target, context)
 
-    def _make(self, batch: int) -> StepProgram:
+    def _make(self, size: ProgramSize) -> StepProgram:
         target, policy = self._choices.target, self._choices.policy
-        found = scheduled(self._graph, target, replace(self._choices.plan, batch=batch), policy)
+        plan = replace(self._choices.plan, **size._asdict())
+        found = scheduled(self._graph, target, plan, policy)
         log.info(
             "program for a batch of %d: %d instructions on %d workers per rank of %s, policy %s",
-            batch,
+            size.batch,
             len(found.program.instructions),
             target.workers,
             target.name,
@@ -165,6 +171,6 @@ class StepPrograms:
             "tp": info_of(self._graph).tp,
             "workers": target.workers,
             "policy": policy,
-            "batch": batch,
+            "batch": size.batch,
         }
         return StepProgram(found.proved, ScheduleReport(asked, found))

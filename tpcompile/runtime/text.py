@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import AutoTokenizer, StoppingCriteria, TextStreamer
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    TextStreamer,
+)
 
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 from tpcompile.gguf import is_gguf
@@ -64,8 +70,11 @@ def tokenizer_of(model: str) -> Any:
         ) from error
 
 
-def encode_prompt(tokenizer: Any, prompt: str, chat: bool = False) -> list[int]:
-    """Return the prompt's ids; with `chat`, as a user turn followed by the generation prompt."""
+def encode_prompt(tokenizer: Any, prompt: str, chat: bool = False, **options: Any) -> list[int]:
+    """Return the prompt's ids; with `chat`, as a user turn followed by the generation prompt.
+
+    `options` are those of `encode_chat`.
+    """
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
@@ -82,13 +91,51 @@ def encode_prompt(tokenizer: Any, prompt: str, chat: bool = False) -> list[int]:
             expected="the tokenizer of a model trained to chat",
             hint="Leave out --chat",
         )
-    return encode_chat(tokenizer, [{"role": "user", "content": prompt}])
+    return encode_chat(tokenizer, [{"role": "user", "content": prompt}], **options)
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return the ids of messages followed by the generation prompt."""
-    found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    return _some(found["input_ids"])
+def encode_chat(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    **options: Any,
+) -> list[int]:
+    """Return the ids of messages followed by the generation prompt.
+
+    `options` are variables of the chat template, such as `enable_thinking=False`.
+    """
+    try:
+        encoded = tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            return_dict=True,
+            **options,
+        )
+    except Exception as error:  # a template may raise anything
+        raise UsageError(
+            "The chat template refuses the messages",
+            got=f"{type(error).__name__}: {shortened(str(error))}",
+        ) from error
+    return _some(encoded["input_ids"])
+
+
+def check_template_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise if variables of a chat template, given as `name`, clash with arguments of its call."""
+    clashes = _SET_BY_CALLS & options.keys()
+    if clashes:
+        raise UsageError(
+            f"{name} must be variables of the chat template, got {min(clashes)!r}, which "
+            "tpcompile or its tokenizer sets",
+            hint="Leave it out",
+        )
+
+
+_SET_BY_CALLS = {
+    *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
+    *("messages", "conversations"),
+}
+"""The arguments that rendering a template has besides the template's variables."""
 
 
 def _some(ids: Any) -> list[int]:

@@ -5,5 +5,17 @@ from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Limits
 from tpcompile.serving.requests import Completion, Event, Handle
 from tpcompile.serving.scheduler import Scheduler
+from tpcompile.serving.structure import Structure
+from tpcompile.serving.thinking import ThinkingRules
 
-__all__ = ["Completion", "Engine", "Event", "Handle", "Limits", "SamplingParams", "Scheduler"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "Event",
+    "Handle",
+    "Limits",
+    "SamplingParams",
+    "Scheduler",
+    "Structure",
+    "ThinkingRules",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import torch
 
 from tpcompile.errors import CompileError, RankError, RequestError
+from tpcompile.serving.ending import closes_from
+from tpcompile.serving.grammars import Grammar
+from tpcompile.serving.matcher import Matcher
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Piece, Sequence
 from tpcompile.serving.requests import ABORT, LENGTH, STOP, Event, Handle
 from tpcompile.serving.sampling import Chosen, Sampler, described
 from tpcompile.serving.scheduler import Scheduler
+from tpcompile.serving.thinking import Thinking
 from tpcompile.serving.words import Words
 
 
@@ -30,6 +35,9 @@ class _Continuation:
     """The tokens that end it."""
     most: int
     """The number of tokens of the prompt and the continuation."""
+    grammar: Grammar | None
+    matcher: Matcher | None
+    thinking: Thinking | None
     forked: bool = False
     """Whether the other continuations of the request have begun."""
 
@@ -54,11 +62,13 @@ class Continuations:
         """Return the options of the request that a piece belongs to."""
         return self._all[piece.sequence].handle.params
 
-    def begin(self, handle: Handle, most: int, salt: Hashable) -> None:
+    def begin(
+        self, handle: Handle, most: int, salt: Hashable, grammar: Grammar | None = None
+    ) -> None:
         """Add the first continuation of a request; the others follow after the prompt."""
         whole = handle.params.prompt_logprobs is not None
         with self._isolated(handle):
-            own = self._made(handle, 0, most)
+            own = self._made(handle, 0, most, grammar)
             self._all[self._scheduler.add(handle.prompt, salt, whole)] = own
 
     def describe_prompt(self, piece: Piece, logits: torch.Tensor) -> None:
@@ -73,30 +83,50 @@ class Continuations:
                 if done < place < len(handle.prompt):
                     handle.prompt_chosen.append(described(handle.prompt[place], row, most))
 
-    def go_on(self, sequence: Sequence, found: torch.Tensor | Chosen) -> None:
-        """Append the token that logits give, or that was chosen; begin others after a prompt."""
+    def room(self, sequence: Sequence) -> int:
+        """Return the number of tokens after the next one that the sequence may have."""
+        return self._all[sequence].most - len(sequence.tokens) - 1
+
+    def go_on(self, piece: Piece, results: Many[torch.Tensor | Chosen]) -> int:
+        """Append the tokens that logits give, or that were chosen; begin others after a prompt.
+
+        The first result is that of the last known token, the others are those of guesses. Each of
+        them counts only if all guesses up to it are the tokens that were appended. Return the
+        number of these guesses.
+        """
+        sequence = piece.sequence
         own = self._all[sequence]
+        accepted = 0
         if own.handle in self._failed:
-            return
+            return accepted
         with self._isolated(own.handle):
-            self._go_on(sequence, own, found)
+            self._go_on(sequence, own, results[0])
+            for guess, result in zip(piece.guesses, results[1:], strict=True):
+                if sequence not in self._all or sequence.tokens[-1] != guess:
+                    break
+                accepted += 1
+                self._append(sequence, result)
+            self._scheduler.accept(sequence, accepted)
+        own.handle.drafted += len(piece.guesses)
+        own.handle.accepted += accepted
+        return accepted
 
     def _go_on(self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen) -> None:
         if not own.forked and own.index == 0:
             own.forked = True
             own.handle.shared = sequence.shared
             for index in range(1, own.handle.params.n):
-                made = self._made(own.handle, index, own.most)
+                made = self._made(own.handle, index, own.most, own.grammar)
                 child = self._scheduler.fork(sequence)
                 self._all[child] = made
                 if child.left == 0:
                     self._append(child, found)
         self._append(sequence, found)
 
-    def abort(self, handle: Handle) -> None:
-        """End all continuations of a request, also those that have not begun."""
+    def abort(self, handle: Handle, only: int | None = None) -> None:
+        """End all continuations of a request, also those that have not begun, or only one."""
         for sequence, own in list(self._all.items()):
-            if own.handle is not handle:
+            if own.handle is not handle or only not in (None, own.index):
                 continue
             self._end(sequence, Event(own.index, None, finish=ABORT))
             if not own.forked and own.index == 0:
@@ -142,37 +172,83 @@ class Continuations:
 
     def _append(self, sequence: Sequence, found: torch.Tensor | Chosen) -> None:
         own = self._all[sequence]
-        chosen = found
-        if not isinstance(chosen, Chosen):
-            chosen = own.sampler.choose(chosen, sequence.tokens)
+        chosen = self._choose(sequence, own, found)
+        if chosen is None:
+            text = "" if own.words is None else own.words.end()
+            self._end(sequence, Event(own.index, None, text, STOP))
+            return
+        if own.thinking is not None:
+            own.thinking.read(chosen.token)
         self._scheduler.append(sequence, chosen.token)
         params = own.handle.params
         new = len(sequence.tokens) - len(own.handle.prompt)
-        finish = None
+        finish, text = None, ""
         if new > params.min_tokens and chosen.token in own.ends:
             finish = STOP
-        elif len(sequence.tokens) >= own.most:
-            finish = LENGTH
-        text = "" if own.words is None or finish == STOP else own.words.push(chosen.token)
-        if own.words is not None and own.words.stopped:
-            finish = STOP
+        else:
+            finish = LENGTH if len(sequence.tokens) >= own.most else None
+            text = "" if own.words is None else own.words.push(chosen.token)
+            if _completes(own, chosen.token) or (own.words is not None and own.words.stopped):
+                finish = STOP
         if finish is None:
+            if own.matcher is not None:
+                left = own.most - len(sequence.tokens)
+                tokens = own.most - len(own.handle.prompt)
+                own.matcher.look_ahead(left <= closes_from(tokens))
             own.handle.put(Event(own.index, chosen, text))
             return
         text += "" if own.words is None else own.words.end()
         self._end(sequence, Event(own.index, chosen, text, finish))
 
+    def _choose(
+        self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen
+    ) -> Chosen | None:
+        """Choose the next token; None if the structure is complete without another one."""
+        masks = () if own.matcher is None else (own.matcher.forbidden(),)
+        if own.matcher is not None and own.matcher.complete:
+            return None
+        forced = None if own.thinking is None else own.thinking.forced
+        if forced is not None:
+            return _forced(forced, found, own.handle.params.logprobs)
+        if isinstance(found, Chosen):
+            return found
+        return own.sampler.choose(found, sequence.tokens, *masks)
+
     def _end(self, sequence: Sequence, event: Event) -> None:
         self._scheduler.end(sequence)
         self._all.pop(sequence).handle.put(event)
 
-    def _made(self, handle: Handle, index: int, most: int) -> _Continuation:
+    def _made(
+        self, handle: Handle, index: int, most: int, grammar: Grammar | None
+    ) -> _Continuation:
         params = handle.params
         tokens = frozenset(params.stop_tokens)
         ends = tokens if params.ignore_eos else tokens | self._ends
         sampler = Sampler(params, len(handle.prompt), index, ends)
-        words = None if self._tokenizer is None else Words(self._tokenizer, params.stop)
-        return _Continuation(handle, index, sampler, words, ends, most)
+        words = None
+        if self._tokenizer is not None:
+            words = Words(self._tokenizer, params.stop, params.shown_tokens)
+        matcher = None
+        if grammar is not None:
+            matcher = grammar.matcher(ends)
+            matcher.look_ahead(False)
+        thinking = None if params.thinking is None else Thinking(params.thinking)
+        return _Continuation(handle, index, sampler, words, ends, most, grammar, matcher, thinking)
+
+
+def _completes(own: _Continuation, token: int) -> bool:
+    """Advance the structure, if there is one; return whether nothing can follow."""
+    if own.matcher is None:
+        return False
+    own.matcher.accept(token)
+    return own.matcher.complete
+
+
+def _forced(token: int, found: torch.Tensor | Chosen, most: int | None) -> Chosen:
+    """Return a token that is not the model's choice, described like a choice."""
+    if most is None or isinstance(found, Chosen):
+        return Chosen(token)
+    return described(token, found, most)
 
 
 def end_tokens(config: Any) -> frozenset[int]:

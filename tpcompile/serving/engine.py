@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
@@ -12,18 +14,24 @@ from typing import Any
 import torch
 
 from tpcompile.closing import Closing
-from tpcompile.errors import RankError, UnsupportedError, UsageError
+from tpcompile.errors import EndedError, RankError, UnsupportedError, UsageError
 from tpcompile.ir.ops.delta import CHUNK as DELTA_CHUNK
+from tpcompile.runtime.guessed import MOST_ROWS
 from tpcompile.runtime.kv.blocks import blocks_for
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.text import encode_prompt
 from tpcompile.serving.continuations import Continuations, end_tokens
+from tpcompile.serving.defaults import sampling_defaults
+from tpcompile.serving.grammars import Grammar, Grammars
 from tpcompile.serving.memory import room_for
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Limits
 from tpcompile.serving.requests import Handle
 from tpcompile.serving.runs import Runs
 from tpcompile.serving.scheduler import Scheduler
+from tpcompile.serving.speculation import Drafter, speculation_of
+
+log = logging.getLogger(__name__)
 
 SEQUENCES = 16
 """The requests that run at the same time by default."""
@@ -59,6 +67,7 @@ class Engine(Closing):
         kv_tokens: int | None = None,
         snapshots: int | None = None,
         chunk: int = _CHUNK,
+        speculate: str | CompiledModel | Drafter | None = None,
     ) -> None:
         """Allocate the KV cache, and the states of linear attention if the model has it.
 
@@ -69,6 +78,9 @@ class Engine(Closing):
         With linear attention, requests share a prefix where there is a snapshot of the state;
         `snapshots` is their number (default: two for each request, or as many as fit). `tokenizer`
         makes text of tokens, and tokens of prompts that are text.
+
+        `speculate` guesses tokens, which changes none of them: `"prompt:8"` guesses up to 8 from
+        the text so far, a smaller compiled model continues it, and a `Drafter` is one of your own.
         """
         if not model.leads:
             raise UsageError(
@@ -77,13 +89,17 @@ class Engine(Closing):
             )
         self.model, self.tokenizer = model, tokenizer
         sequences = max_batch or model.max_batch or SEQUENCES
-        tokens, states = room_for(model, sequences, kv_tokens, snapshots)
+        self._speculation = speculation_of(speculate, model)
+        guesses = MOST_ROWS if self._speculation is not None else 0
+        tokens, states = room_for(model, sequences, kv_tokens, snapshots, guesses)
         size = model.block_size
         count, unit = blocks_for(tokens, size), lcm(size, DELTA_CHUNK) if states else size
         whole = blocks_for(chunk, unit) * unit
         most = max_tokens_per_step or sequences + max(_PROMPT_TOKENS, whole)
         limits = Limits(count, size, sequences, most, whole, states)
         self.scheduler = Scheduler(limits)
+        self.defaults = sampling_defaults(model.generation_config)
+        """The options of `SamplingParams` that the model's generation configuration sets."""
         self.steps = 0
         """The number of steps so far."""
         self.restarts = 0
@@ -91,6 +107,8 @@ class Engine(Closing):
         self._lost = 0
         """The steps that failed since the last good one."""
         ends = end_tokens(model.generation_config)
+        words = model.config.vocab_size
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, words, ends)
         self._work = Continuations(self.scheduler, tokenizer, ends)
         self._runs = self._runs_of(model)
         self._commands: deque[Callable[[], None]] = deque()
@@ -109,9 +127,10 @@ class Engine(Closing):
     ) -> Handle:
         """Add a request. It shares blocks only with requests of the same `salt`.
 
+        Without `params`, the generation configuration of the model says how to continue it.
         An error that a request causes later ends this request alone: its handle raises it.
         """
-        params = params or SamplingParams()
+        params = SamplingParams(**self.defaults) if params is None else params
         params.check_vocabulary(self.model.config.vocab_size)
         try:
             hash(salt)
@@ -128,14 +147,34 @@ class Engine(Closing):
             )
         if params.stop and self.tokenizer is None:
             raise UsageError("Stop texts need an engine with a tokenizer", got=str(params.stop))
+        grammar = self.grammar(params)
         handle = Handle(tokens, params, self._drive, self.start, self.abort)
         most = room if params.max_tokens is None else min(room, len(tokens) + params.max_tokens)
-        self._command(lambda: self._work.begin(handle, most, salt))
+        self._command(lambda: self._work.begin(handle, most, salt, grammar))
         return handle
 
-    def abort(self, handle: Handle) -> None:
-        """End a request. Its blocks are free after the current step."""
-        self._command(lambda: self._work.abort(handle))
+    def grammar(self, params: SamplingParams) -> Grammar | None:
+        """Return the compiled structure of a request, if it has one; it is compiled only once.
+
+        `add` does this in the thread of its caller. A server may do it in another one before.
+        """
+        if params.structure is None:
+            return None
+        if self._grammars is None:
+            raise UsageError("A structure needs an engine with a tokenizer")
+        return self._grammars.grammar(params.structure)
+
+    def abort(self, handle: Handle, index: int | None = None) -> None:
+        """End a request, or one of its continuations that has a token.
+
+        Its blocks are free after the current step.
+        """
+        self._command(lambda: self._work.abort(handle, index))
+
+    def end_requests(self, reason: str) -> None:
+        """End all requests with an error, after the current step."""
+        if not self.failure:  # else they have ended
+            self._command(lambda: self._work.fail(EndedError(reason)))
 
     def step(self) -> bool:
         """Run a step; return whether there is more to do. Call it only without a thread."""
@@ -153,13 +192,22 @@ class Engine(Closing):
             self._work.end_failed()
 
     def _run_plan(self) -> bool:
+        speculation = self._speculation
+        if speculation is not None:
+            speculation.guess({each: self._work.room(each) for each in self.scheduler.decoding})
         plan = self.scheduler.plan()
         if not plan:
             return False
+        begun = time.perf_counter()
         for pieces, found in self._runs.run(plan):
+            if speculation is not None and pieces is plan.decodes:
+                speculation.timed(pieces, time.perf_counter() - begun)
             self.scheduler.done(pieces)
-            for sequence, logits in found:
-                self._work.go_on(sequence, logits)
+            for piece, results in found:
+                accepted = self._work.go_on(piece, results)
+                if speculation is not None and pieces is plan.decodes:
+                    speculation.learn(piece, accepted)
+            begun = time.perf_counter()
         self.steps += 1
         self._lost = 0
         return True
@@ -174,6 +222,7 @@ class Engine(Closing):
     def _recover(self, error: RankError) -> None:
         """Start the ranks again after one has died, or end all requests if that does not help."""
         self._lost += 1
+        log.warning("a step failed: %s", error)
         if self.model.made_by is None or self._lost > _MOST_LOST:
             self._give_up(error)
             raise error
@@ -186,9 +235,14 @@ class Engine(Closing):
                 raise UnsupportedError("The model cannot be compiled again under a launcher")
             self.model.close()
             self.restarts += 1
+            log.warning("the ranks are started again (%d)", self.restarts)
+            begun = time.perf_counter()
             self.model = self.model.made_by(**changes)
             self.scheduler.restart()
+            if self._speculation is not None:
+                self._speculation.counts = self.model.guesses
             self._runs = self._runs_of(self.model)
+            log.warning("the ranks run again after %.1f s", time.perf_counter() - begun)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -201,6 +255,7 @@ class Engine(Closing):
     def _give_up(self, error: BaseException) -> None:
         """End all requests, because there is no model that can run."""
         self.failure = str(error)
+        log.error("the engine cannot go on: %s", error)
         self._work.fail(error)
 
     def state(self) -> str:
@@ -235,6 +290,8 @@ class Engine(Closing):
             self._commands.popleft()()
         self._work.fail(UsageError("The engine is closed"))
         self._runs.release()
+        if self._grammars is not None:
+            self._grammars.close()
         self.model.release_followers()
         if self.restarts:
             self.model.close()

@@ -25,14 +25,19 @@ In version 1 a group without a limit has one that no machine reaches.
 
 
 def room_for(
-    model: CompiledModel, sequences: int, kv_tokens: int | None, snapshots: int | None
+    model: CompiledModel,
+    sequences: int,
+    kv_tokens: int | None,
+    snapshots: int | None,
+    guesses: int = 0,
 ) -> tuple[int, int]:
     """Return the tokens of a KV cache and the number of states. Raise UsageError if they don't fit.
 
     By default there are tokens for the longest sequences, or as many as fit in a share of the free
-    memory.
+    memory. With linear attention, each of the `guesses` of a step has a state of its own.
     """
     states = states_for(model, sequences, snapshots)
+    states += guesses if states else 0
     share = 1.0 if kv_tokens else _share(model)
     free = _free(model.device) * share
     fit = _tokens_in(model, free, states)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tpcompile.errors import UsageError
+from tpcompile.serving.structure import Structure
+from tpcompile.serving.thinking import ThinkingRules
 
 _MOST_SEED = 2**63 - 1
+_MOST_BIAS = 100
 _COLDEST = 1e-5
 """The least temperature that is not greedy. fp32 logits divided by it are finite."""
 
@@ -34,6 +38,9 @@ class SamplingParams:
     """As OpenAI's: subtracted from the logits of each new token that has occurred."""
     frequency_penalty: float = 0.0
     """As OpenAI's: the same, times its occurrences."""
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    """As OpenAI's: numbers from -100 to 100 by token, added to the logits before all else. The
+    log-probabilities are those without them. They are stored as pairs, by token."""
     seed: int | None = None
     """With a seed, the continuation is always the same; else each request has its own."""
     stop: tuple[str, ...] = ()
@@ -46,20 +53,18 @@ class SamplingParams:
     """The number of best tokens whose log-probabilities are returned, besides the chosen one's."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt. All of them are computed, also if they are known."""
+    structure: Structure | None = None
+    """The form that the text must have. It needs a tokenizer."""
+
+    thinking: ThinkingRules | None = None
+    """The tokens of thinking, if its length is limited or it must come first."""
+    shown_tokens: tuple[int, ...] = ()
+    """Special tokens that are part of the text. Others are not."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name, (low, high, whole) in _RANGES.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            kinds = int if whole else (int, float)
-            number = isinstance(value, kinds) and not isinstance(value, bool)
-            if not number or not low <= value <= high:
-                raise UsageError(f"{name} must be {_said(low, high, whole)}, got {value!r}")
-            if not whole:
-                object.__setattr__(self, name, float(value))
+        self._check_ranges()
         if 0 < self.temperature < _COLDEST:
             raise UsageError(
                 f"temperature must be 0 (greedy), or a number from {_COLDEST:g} to 100, "
@@ -72,22 +77,56 @@ class SamplingParams:
             )
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise UsageError(f"stop must consist of texts that are not empty, got {self.stop!r}")
-        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
-        if any(not isinstance(token, int) or isinstance(token, bool) for token in self.stop_tokens):
-            raise UsageError(f"stop_tokens must be token ids, got {self.stop_tokens!r}")
+        if self.structure is not None and not isinstance(self.structure, Structure):
+            raise UsageError(f"structure must be a Structure or None, got {self.structure!r}")
+        if self.thinking is not None and not isinstance(self.thinking, ThinkingRules):
+            raise UsageError(f"thinking must be ThinkingRules or None, got {self.thinking!r}")
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        for name in ("stop_tokens", "shown_tokens"):
+            tokens = tuple(getattr(self, name))
+            object.__setattr__(self, name, tokens)
+            if any(not isinstance(token, int) or isinstance(token, bool) for token in tokens):
+                raise UsageError(f"{name} must be token ids, got {tokens!r}")
+
+    def unknown_token(self, size: int) -> tuple[str, int] | None:
+        """Return the option and the token of the first one that is not one of `size` tokens."""
+        thinking = () if self.thinking is None else self.thinking.tokens
+        tokens: dict[str, Iterable[int]] = {
+            "stop_tokens": self.stop_tokens,
+            "thinking": thinking,
+            "logit_bias": dict(self.biases),
+        }
+        unknown = ((name, token) for name in tokens for token in tokens[name])
+        return next(((name, token) for name, token in unknown if not 0 <= token < size), None)
+
+    def _check_ranges(self) -> None:
+        for name, (low, high, whole) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            kinds = int if whole else (int, float)
+            number = isinstance(value, kinds) and not isinstance(value, bool)
+            if not number or not low <= value <= high:
+                raise UsageError(f"{name} must be {_said(low, high, whole)}, got {value!r}")
+            if not whole:
+                object.__setattr__(self, name, float(value))
 
     def check_vocabulary(self, size: int) -> None:
-        """Raise if a token that ends the continuation is not one of `size` tokens."""
-        outside = [token for token in self.stop_tokens if not 0 <= token < size]
-        if outside:
-            raise UsageError(
-                f"Tokens that end a request must be from 0 to {size - 1}, got {outside[0]}"
-            )
+        """Raise if a token of the options is not one of `size` tokens."""
+        if (unknown := self.unknown_token(size)) is not None:
+            name, token = unknown
+            raise UsageError(f"Tokens of {name} must be from 0 to {size - 1}, got {token}")
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """The tokens of `logit_bias`, with what is added to their logits."""
+        return cast("tuple[tuple[int, float], ...]", self.logit_bias)
 
     @property
     def plain(self) -> bool:
         """Whether the best token is always chosen, and nothing but the token is wanted."""
         changed = self.min_tokens or self.logprobs is not None or self.repetition_penalty != 1
+        changed = changed or self.structure is not None or bool(self.logit_bias)
         return not (changed or self.temperature or self.presence_penalty or self.frequency_penalty)
 
 
@@ -108,6 +147,24 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "prompt_logprobs": (0, 20, True),
 }
 """The least and the greatest value, and whether it must be whole."""
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """Return pairs of tokens and biases, by token; raise for others."""
+    try:
+        pairs = dict(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"logit_bias must be a mapping of tokens to numbers, got {value!r}"
+        ) from error
+    for token, bias in pairs.items():
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise UsageError(f"Tokens of logit_bias must be token ids, got {token!r}")
+        number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not number or not -_MOST_BIAS <= bias <= _MOST_BIAS:
+            limits = _said(-_MOST_BIAS, _MOST_BIAS, False)
+            raise UsageError(f"logit_bias must be {limits}, got {bias!r} for token {token}")
+    return tuple((token, float(bias)) for token, bias in sorted(pairs.items()))
 
 
 def _said(low: Any, high: Any, whole: bool) -> str:

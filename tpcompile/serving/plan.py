@@ -82,6 +82,10 @@ class Sequence:
     """The state that its next piece writes, while it runs."""
     met: int = 0
     """The tokens that were in known blocks when it was last admitted, also without a snapshot."""
+    draft: list[int] = field(default_factory=list)
+    """Guesses of the tokens after `tokens`, which the next step may compute as rows."""
+    guessed: list[int] = field(default_factory=list)
+    """The states that the guesses of its piece write."""
 
     @property
     def left(self) -> int:
@@ -91,16 +95,24 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of a sequence to compute: a new one, or a chunk of a prompt."""
+    """Tokens of a sequence to compute: a new one and guesses after it, or a chunk of a prompt."""
 
     sequence: Sequence
     first: int
     count: int
+    """The number of tokens, without guesses."""
+    guesses: tuple[int, ...] = ()
+    """Guesses of the tokens after these, which are the last ones that are known."""
 
     @property
     def last(self) -> bool:
         """Whether the next token of the sequence follows from it."""
         return self.first + self.count == len(self.sequence.tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens to compute."""
+        return [*self.sequence.tokens[self.first : self.first + self.count], *self.guesses]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +120,7 @@ class Plan:
     """The pieces of a step."""
 
     decodes: list[Piece]
-    """A new token each, of different sequences."""
+    """A new token each, of different sequences, and guesses after it."""
     chunks: list[Piece]
     """Chunks of prompts, in the order in which they must be computed."""
     copies: list[tuple[int, int]]

@@ -62,11 +62,13 @@ class Handle:
         params: SamplingParams,
         drive: Callable[[], bool],
         start: Callable[[], object],
-        abort: Callable[[Handle], None],
+        abort: Callable[[Handle, int | None], None],
     ) -> None:
         self.prompt, self.params = prompt, params
         self.shared = 0
         """The tokens of the prompt that were in the cache already."""
+        self.drafted, self.accepted = 0, 0
+        """The guessed tokens that were computed, and those of them that were right."""
         self.prompt_chosen: list[Chosen] = []
         """The tokens of the prompt from the second on, if `prompt_logprobs` asks for them."""
         self._drive, self._start, self._abort = drive, start, abort
@@ -74,9 +76,9 @@ class Handle:
         self._left = params.n
         self._wake: Callable[[], None] | None = None
 
-    def abort(self) -> None:
-        """End the request. Its blocks are free after the current step."""
-        self._abort(self)
+    def abort(self, index: int | None = None) -> None:
+        """End the request, or one of its continuations. Blocks are free after the current step."""
+        self._abort(self, index)
 
     @property
     def ended(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,13 +12,14 @@ import torch
 from tpcompile.runtime.launches import Reserved
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.serving.params import SamplingParams
-from tpcompile.serving.plan import Piece, Plan, Sequence, groups
+from tpcompile.serving.plan import Piece, Plan, groups
 from tpcompile.serving.rows import ROWS, independent_from
 from tpcompile.serving.sampling import Chosen
 from tpcompile.serving.steps import step_of
 
-Found = tuple[Sequence, Any]
-"""A sequence that goes on, with the logits of its next token, or with the token."""
+Found = tuple[Piece, Any]
+"""A piece after which a sequence goes on, with the logits of its next token and of those after its
+guesses, or with these tokens."""
 
 
 class Runs:
@@ -64,8 +66,8 @@ class Runs:
         plain = all(self._params(piece).plain for piece in last)
         output = "tokens" if last and plain else "logits"
         found = self._run(step_of(pieces, output, self._reserved, self._copies, pad=rows))
-        results = [Chosen(token) for token in found.tolist()] if output == "tokens" else found
-        return [(piece.sequence, one) for piece, one in zip(last, results, strict=False)]
+        results = iter([Chosen(token) for token in found.tolist()] if output == "tokens" else found)
+        return [(piece, list(islice(results, 1 + len(piece.guesses)))) for piece in last]
 
     def _described(self, pieces: Many[Piece], rows: int) -> list[Found]:
         """Run a chunk of which all logits are wanted."""
@@ -73,7 +75,7 @@ class Runs:
         step = step_of([piece], "logits", self._reserved, self._copies, every=True, pad=rows)
         found = self._run(step)[: piece.count]
         self._describe(piece, found)
-        return [(piece.sequence, found[-1])] if piece.last else []
+        return [(piece, [found[-1]])] if piece.last else []
 
     def _run(self, step: Any) -> torch.Tensor:
         self._copies = ()

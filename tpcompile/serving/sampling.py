@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tpcompile.errors import RequestError
 from tpcompile.serving.drawing import Cumulative, greatest, kept
 from tpcompile.serving.params import SamplingParams
 
@@ -47,17 +48,27 @@ class Sampler:
         """
         self._params, self._prompt, self._index = params, prompt, index
         self._ends = sorted(ends) if params.min_tokens else []
+        self._biased = np.array([token for token, _ in params.biases], np.int64)
+        self._biases = np.array([bias for _, bias in params.biases], np.float32)
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
         self._seen = _Seen(prompt)
 
-    def choose(self, logits: torch.Tensor, tokens: Sequence[int]) -> Chosen:
+    def choose(
+        self, logits: torch.Tensor, tokens: Sequence[int], forbidden: np.ndarray | None = None
+    ) -> Chosen:
         """Choose the token that follows `tokens`, the prompt and all new ones, from `logits`.
 
-        The tokens of an earlier call must be the first ones of later calls.
+        The tokens of an earlier call must be the first ones of later calls. A token that is
+        `forbidden` is never chosen, and has no part in what top-k, top-p and min-p keep.
         """
         params = self._params
         scores = _scores_of(logits)
+        scores[self._biased] += self._biases
+        if forbidden is not None:
+            np.copyto(scores, -np.inf, where=forbidden)
         self._penalise(scores, tokens)
+        if forbidden is not None and scores.max() == -np.inf:
+            raise RequestError("No token is allowed by the structure and the other options")
         if params.temperature:
             if params.temperature != 1:
                 with np.errstate(all="ignore"):  # `kept` refuses an overflow

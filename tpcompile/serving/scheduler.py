@@ -82,6 +82,11 @@ class Scheduler:
         insort(self.running, found, key=order_of)
         return found
 
+    @property
+    def decoding(self) -> list[Sequence]:
+        """The running sequences that are past their prompts."""
+        return [sequence for sequence in self.running if sequence.left == 1]
+
     def append(self, sequence: Sequence, token: int) -> None:
         """Append a new token. The sequence may have at most `limits.most_tokens`."""
         sequence.tokens.append(token)
@@ -113,8 +118,9 @@ class Scheduler:
         while place < len(self.running):  # preemption removes sequences from the end
             sequence = self.running[place]
             if sequence.left == 1 and budget and self._room(sequence, len(sequence.tokens), plan):
-                plan.decodes.append(Piece(sequence, sequence.computed, 1))
-                budget -= 1
+                guesses = self._guesses(sequence, budget)
+                plan.decodes.append(Piece(sequence, sequence.computed, 1, guesses))
+                budget -= 1 + len(guesses)
             place += 1
         place = 0
         while place < len(self.running):
@@ -127,6 +133,27 @@ class Scheduler:
             if budget == left:
                 break
         return plan
+
+    def _guesses(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
+        """Return the guesses that a step computes: they take no blocks from other sequences."""
+        guesses, sequence.draft = tuple(sequence.draft[: budget - 1]), []
+        length = len(sequence.tokens) + len(guesses)
+        missing = max(0, -(-length // self.limits.block) - len(sequence.blocks))
+        if length > self.limits.most_tokens or missing > self.blocks.available:
+            return ()
+        if not self.states.guess(sequence, len(guesses)):
+            return ()
+        sequence.blocks += self.blocks.take(missing) or []
+        return guesses
+
+    def accept(self, sequence: Sequence, accepted: int) -> None:
+        """Count the guesses before the last token as computed, so many of them.
+
+        A sequence that has ended is not changed.
+        """
+        if sequence in self.running:
+            sequence.computed += accepted
+            self.states.accept(sequence, accepted)
 
     def done(self, pieces: Iterable[Piece]) -> None:
         """Count pieces of a plan as computed; others may share their whole chunks now."""

@@ -44,11 +44,29 @@ class States(Stock):
         sequence.state = sequence.next_state
         self._take_next(sequence)
 
+    def guess(self, sequence: Sequence, guesses: int) -> bool:
+        """Take a state for each guess, which it writes; return whether there were enough."""
+        if not self.count:
+            return True
+        taken = self.take(guesses) if guesses <= self.available else None
+        sequence.guessed = taken or []
+        return taken is not None
+
+    def accept(self, sequence: Sequence, accepted: int) -> None:
+        """Go on from the state after so many guesses, and release those of all others."""
+        if not sequence.guessed:
+            return
+        held = [sequence.state, *sequence.guessed]
+        sequence.state = held.pop(accepted)
+        self.release([state for state in held if state is not None])
+        sequence.guessed = []
+
     def end(self, sequence: Sequence) -> None:
         """Release the states of a sequence that no longer runs."""
-        held = (sequence.state, sequence.next_state)
+        held = (sequence.state, sequence.next_state, *sequence.guessed)
         self.release([state for state in held if state is not None])
         sequence.state = sequence.next_state = None
+        sequence.guessed = []
 
     def keep(self, sequence: Sequence, content: Content) -> None:
         """Keep the state of a sequence, all of whose computed tokens are in known blocks.

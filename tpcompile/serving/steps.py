@@ -9,7 +9,7 @@ import torch
 from tpcompile.runtime.kv.blocks import Row, blocks_for, tables_of
 from tpcompile.runtime.launches import Reserved
 from tpcompile.runtime.ranks.step import Step
-from tpcompile.serving.plan import Piece, Sequence
+from tpcompile.serving.plan import Piece
 
 
 def step_of(
@@ -22,8 +22,9 @@ def step_of(
 ) -> Step:
     """Return the step that computes pieces of sequences.
 
-    It returns `output` for each piece after which the next token of its sequence is known, or with
-    `every` for all tokens. Further results follow, up to a multiple of `pad`.
+    It returns `output` for each piece after which the next token of its sequence is known, and for
+    each of its guesses, or with `every` for all tokens. Further results follow, up to a multiple of
+    `pad`.
     """
     numbers, size = reserved.numbers, reserved.size
     tokens: list[int] = []
@@ -31,14 +32,14 @@ def step_of(
     starts, rows, slots, lengths = [0], list[int](), list[int](), list[int]()
     held: list[Row] = []
     for piece in pieces:
-        end = piece.first + piece.count
+        end = piece.first + len(piece.tokens)
         own = piece.sequence.blocks[: blocks_for(end, size)]
         table = tuple(numbers[block] for block in own)
-        tokens += piece.sequence.tokens[piece.first : end]
+        tokens += piece.tokens
         positions += range(piece.first, end)
         slots += [table[at // size] * size + at % size for at in range(piece.first, end)]
         starts.append(len(tokens))
-        if every:
+        if every or piece.guesses:
             rows += range(starts[-2], len(tokens))
         elif piece.last:
             rows.append(len(tokens) - 1)
@@ -52,7 +53,7 @@ def step_of(
         "logit_rows": rows,
         "slots": slots,
         "lengths": lengths,
-        **_states([piece.sequence for piece in pieces], reserved.states),
+        **_states(pieces, reserved.states),
     }
     made = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
     return Step(
@@ -61,17 +62,25 @@ def step_of(
         reserved.in_all,
         [(numbers[source], numbers[target]) for source, target in copies],
         states=reserved.states_in_all,
+        rows=any(piece.guesses for piece in pieces),
     )
 
 
-def _states(sequences: Many[Sequence], numbers: Many[int]) -> dict[str, list[int]]:
-    """Return the states that sequences read and write; without linear attention, nothing.
+def _states(pieces: Many[Piece], numbers: Many[int]) -> dict[str, list[int]]:
+    """Return the states that pieces and guesses read and write; without linear attention, nothing.
 
-    A new sequence reads none, so any number will do.
+    A new sequence reads none, so any number will do. Each guess reads what the token before it
+    writes.
     """
     if not numbers:
         return {}
+    read, write = [], []
+    for piece in pieces:
+        assert piece.sequence.next_state is not None
+        written = [piece.sequence.next_state, *piece.sequence.guessed[: len(piece.guesses)]]
+        read += [numbers[state] for state in (piece.sequence.state or 0, *written[:-1])]
+        write += [numbers[state] for state in written]
     return {
-        "read": [numbers[own.state or 0] for own in sequences],
-        "write": [numbers[own.next_state] for own in sequences if own.next_state is not None],
+        "read": read,
+        "write": write,
     }

@@ -11,8 +11,12 @@ _INCOMPLETE = "\ufffd"
 class Words:
     """The text of a continuation. Text that may be the beginning of a stop text is held back."""
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: tuple[str, ...] = (), shown: tuple[int, ...] = ()
+    ) -> None:
+        """Leave out special tokens, except those of `shown`."""
         self._tokenizer, self._stop = tokenizer, stop
+        self._hidden = _special(tokenizer) - set(shown) if shown else frozenset()
         self._tokens: list[int] = []
         self._prefix, self._read = 0, 0
         """Tokens from `prefix` on are decoded again with each new one; those before `read` have
@@ -50,8 +54,17 @@ class Words:
         return whole[: len(whole) - kept]
 
     def _decode(self, first: int, last: int) -> str:
-        text: str = self._tokenizer.decode(self._tokens[first:last], skip_special_tokens=True)
+        tokens, skips = self._tokens[first:last], not self._hidden
+        if not skips:
+            tokens = [token for token in tokens if token not in self._hidden]
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=skips)
         return text
+
+
+def _special(tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that a tokenizer leaves out of texts."""
+    added = tokenizer.added_tokens_decoder
+    return frozenset(token for token, entry in added.items() if entry.special)
 
 
 def _overlap(text: str, stop: str) -> int:

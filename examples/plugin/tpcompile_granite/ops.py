@@ -1,13 +1,9 @@
-"""Two ops: division, which Granite's logits need, and embedding with a scale."""
+"""An op: embedding with a scale."""
 
 import torch
 
 from tpcompile.ir.ops import VOCAB_EMBEDDING
 from tpcompile.ir.ops.composite import composite
-from tpcompile.ir.ops.elementwise import product_rule
-from tpcompile.ir.ops.spec import declare, streaming_cost
-
-DIV = declare(torch.ops.aten.div.Tensor, product_rule, streaming_cost)
 
 
 def scaled_embedding(

@@ -11,9 +11,9 @@ from tpcompile.ir.ops import ALL_REDUCE, EMBEDDING, VOCAB_EMBEDDING
 from tpcompile.passes import Pass, Pipeline, Standard, decoding, graph_pass, pipeline, rewrite
 from tpcompile.rewriting.pattern import Bindings, Call, Value, check
 from tpcompile.rewriting.rewrite import Report, fuse_each, insert, replace
-from tpcompile_granite.ops import DIV, SCALED_EMBEDDING
+from tpcompile_granite.ops import SCALED_EMBEDDING
 
-MUL = torch.ops.aten.mul.Tensor
+DIV, MUL = torch.ops.aten.div.Tensor, torch.ops.aten.mul.Tensor
 
 
 @graph_pass
@@ -60,10 +60,9 @@ def _fuse(graph: fx.Graph, node: fx.Node) -> None:
     rows = operand(total) if total.target is ALL_REDUCE else total
     check(isinstance(scale, float), node, "the other factor is not a number")
     check(rows.target in (EMBEDDING, VOCAB_EMBEDDING), node, "the product is not of an embedding")
-    with graph.inserting_before(total):
-        found = insert(rows, SCALED_EMBEDDING, *rows.args[:2], scale)
-        if rows is not total:
-            found = insert(total, ALL_REDUCE, found, *total.args[1:])
+    found = insert(rows, SCALED_EMBEDDING, *rows.args[:2], scale)
+    if rows is not total:
+        found = insert(total, ALL_REDUCE, found, *total.args[1:])
     replace(node, found)
 
 

@@ -44,7 +44,8 @@ BUILT = """
 from pathlib import Path
 from tpcompile.backends.native import Native
 from tpcompile.backends.native.build import kernels, paths
-built = Path.home() / ".cache" / "tpcompile" / "native"
+from tpcompile.cpp import _user_cache
+built = _user_cache() / "tpcompile" / "native"
 count = lambda: len(list(built.glob("*.so")))
 found = paths()
 print(found, count())

@@ -16,6 +16,7 @@ import tpcompile
 from tests import scripts
 from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import Case, place
+from tests.models import long_config
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native
 from tpcompile.backends.native.build import paths
@@ -135,12 +136,11 @@ def test_ctrl_c_leaves_a_model_that_generates(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Native, "launch", launch)
     ids = torch.tensor([[5, 9, 2, 7]])
     with tpcompile.compile(
-        "preset:tiny-qwen3",
+        long_config(),
         tp=2,
         simulate=True,
         backend="native",
         random_weights=0,
-        max_seq_len=2048,
     ) as model:
         wanted = model.generate(ids, max_new_tokens=9, min_new_tokens=9)
         interrupts = True

@@ -14,6 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import tpcompile
 from tests import scripts
+from tests.models import long_config
 from tpcompile.errors import RankError, UsageError
 
 pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
@@ -39,9 +40,7 @@ class _Kills(BaseStreamer):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_killed_in_a_launch(rank: int) -> None:
     """The error names the rank, and the rank that waits for it ends too."""
-    with tpcompile.compile(
-        "preset:tiny-qwen3", tp=2, backend="native", random_weights=0, max_seq_len=2048
-    ) as model:
+    with tpcompile.compile(long_config(), tp=2, backend="native", random_weights=0) as model:
         processes = model.processes
         begin = time.monotonic()
         with pytest.raises(RankError, match=f"Rank {rank} was killed by signal SIGKILL"):
@@ -56,10 +55,11 @@ _LAUNCHED = """
 import os, signal, sys, torch, tpcompile
 import torch.distributed as dist
 from tests.backends.native.test_killed_ranks import IDS, _Kills
+from tests.models import long_config
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 model = tpcompile.compile(
-    "preset:tiny-qwen3", tp=2, backend={backend!r}, random_weights=0, max_seq_len=2048
+    long_config(), tp=2, backend={backend!r}, random_weights=0
 )
 model.generate(IDS, max_new_tokens=2000, streamer=_Kills(os.getpid()) if rank else None)
 """

@@ -267,6 +267,8 @@ class Case:
     blocks_per_worker: int = 1
     column_splits: int = 1
     kv: str = CacheKv.kv
+    rows: tuple[int, ...] = ()
+    """The rows of each sequence in a step; empty for one each."""
 
     @property
     def pair(self) -> Pair:
@@ -280,7 +282,8 @@ class Case:
     def plan(self) -> StepPlan:
         return StepPlan(
             self.workers,
-            batch=len(self.lengths),
+            batch=sum(self.rows) or len(self.lengths),
+            sequence_rows=sum(self.rows) or 1,
             max_seq_len=LONGEST,
             context=LONGEST,
             lowering=self.lowering,
@@ -305,6 +308,7 @@ class Case:
         weights = _weights(self.model, self.tp, self.interleaved)
         kept = _prefilled(self.model, self.tp, self.lengths, self.interleaved, self.kv)
         caches, *states = [[one.clone().to(device) for one in kept[name]] for name in kept]
+        states = [[_with_more(one, sum(self.rows)) for one in each] for each in states]
         return StepMemory(
             self.program,
             lambda rank, name: weights[name][rank].to(device),
@@ -387,6 +391,12 @@ class _FuseGates:
 def with_delta_apart(passes: Sequence[Pass]) -> list[Pass]:
     """Return passes that leave the channels of linear attention and their gates apart."""
     return [_FuseGates() if isinstance(one, FuseDelta) else one for one in passes]
+
+
+def _with_more(states: torch.Tensor, count: int) -> torch.Tensor:
+    """Return states with so many more, which are NaN."""
+    shape = (states.shape[0], count, *states.shape[2:])
+    return torch.cat([states, torch.full(shape, torch.nan, dtype=states.dtype)], 1).to(states)
 
 
 @lru_cache(maxsize=8)

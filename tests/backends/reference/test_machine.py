@@ -285,7 +285,7 @@ def test_tokens_of_nobody_are_no_numbers() -> None:
         ({"lengths": torch.tensor([65])}, "at most 64, the program's max_seq_len. Found 65"),
         ({"lengths": torch.tensor([0])}, "Lengths must be at least 1"),
         ({"tables": torch.zeros(1, 99, dtype=torch.long)}, "blocks per sequence .* Found 99"),
-        ({"tokens": torch.tensor([1, 2])}, "one token, .* per sequence"),
+        ({"tokens": torch.tensor([1, 2])}, "one token, .* per row"),
     ],
 )
 def test_beyond_the_buffers(changes: dict[str, torch.Tensor], said: str) -> None:

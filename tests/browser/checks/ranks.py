@@ -15,7 +15,7 @@ def shares(reader: Reader, truth: Truth) -> None:
     """Read how much each rank holds."""
     reader.go(view="ranks", c=0)
     report = plan_report(truth.graph)
-    table = reader.rows("#view > table")[1:]
+    table = reader.rows("table.shares")[1:]
     for row, share in zip(table, report.ranks, strict=True):
         counts = (share.q_heads, share.kv_heads, f"{share.ffn:,}", f"{share.vocab:,}")
         assert row[:5] == [f"rank {share.rank}", *map(str, counts)]

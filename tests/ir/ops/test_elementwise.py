@@ -42,6 +42,8 @@ UNARY: dict[Any, tuple[Any, ...]] = {
     aten.to.dtype: (torch.bfloat16,),
     aten.mul.Tensor: (0.5,),
     aten.add.Tensor: (1e-6,),
+    aten.sub.Tensor: (1e-6,),
+    aten.div.Tensor: (3.0,),
 }
 """Ops with a single tensor operand, and their other arguments."""
 
@@ -78,7 +80,14 @@ def test_one_operand_keeps_its_placement(op: Any, data: st.DataObject, ranks: in
     outcome.assert_sound(exact=op not in ROUNDED)
 
 
-@pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor, SWIGLU, SIGMOID_GATE], ids=str)
+@pytest.mark.parametrize(
+    "op",
+    [
+        *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
+        *(SWIGLU, SIGMOID_GATE),
+    ],
+    ids=str,
+)
 @EXAMPLES
 @given(data=st.data(), ranks=RANKS)
 def test_two_operands_alike_keep_their_placement(op: Any, data: st.DataObject, ranks: int) -> None:
@@ -127,7 +136,13 @@ def test_tokens_on_ranks_stay_there(ranks: int, tokens: int) -> None:
 
 @pytest.mark.parametrize(
     ("op", "others"),
-    [(aten.neg.default, ()), (aten.mul.Tensor, (2.0,)), (aten.add.Tensor, None)],
+    [
+        (aten.neg.default, ()),
+        (aten.mul.Tensor, (2.0,)),
+        (aten.div.Tensor, (2.0,)),
+        (aten.add.Tensor, None),
+        (aten.sub.Tensor, None),
+    ],
     ids=str,
 )
 def test_terms_of_a_sum_pass_through_what_is_linear(op: Any, others: Any) -> None:
@@ -153,6 +168,8 @@ def test_terms_of_a_sum_pass_through_what_is_linear(op: Any, others: Any) -> Non
         (aten.add.Tensor, (1.0,)),
         (aten.add.Tensor, (random(3, 6),)),
         (aten.mul.Tensor, (random(3, 6).partial(),)),
+        (aten.sub.Tensor, (1.0,)),
+        (aten.div.Tensor, (random(3, 6).partial(),)),
         (SWIGLU, (random(3, 6),)),
         (SWIGLU, (random(3, 6).partial(),)),
     ],
@@ -174,6 +191,16 @@ def test_a_factor_of_each_term_of_a_sum() -> None:
         found = run(aten.mul.Tensor, *operands, ranks=3)
         assert found.kind.placement == PARTIAL
         found.assert_sound()
+
+
+def test_a_sum_divided_by_what_every_rank_has() -> None:
+    """A quotient of a sum is a sum of quotients; a quotient by a sum is not."""
+    terms, divisor = random(3, 6).partial(), positive(3, 1)
+    found = run(aten.div.Tensor, terms, divisor, ranks=3)
+    assert found.kind.placement == PARTIAL
+    found.assert_sound()
+    refused("partial-nonlinear", aten.div.Tensor, divisor, terms)
+    refused("floating", aten.div.Tensor, operand(torch.arange(3)), 2)
 
 
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor, SWIGLU], ids=str)

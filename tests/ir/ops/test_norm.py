@@ -174,3 +174,32 @@ def test_a_mean_over_no_named_dimension_is_over_all(dims: Any) -> None:
 
 def test_a_mean_of_another_dtype_has_it() -> None:
     sound_or_refused(MEAN, random(3, 8), [-1], True, dtype=torch.float64)
+
+
+LAYER_NORM = aten.layer_norm.default
+
+
+@EXAMPLES
+@given(st.data(), RANKS)
+def test_layer_norms_on_ranks(data: st.DataObject, ranks: int) -> None:
+    """Rows and heads may be on several ranks, and a norm may have a scale and an offset."""
+    layout = data.draw(layouts(ranks, overlapping=True, grain=1))
+    x = random(3, layout.size, 8).sharded(1, layout)
+    parameters = [random(8, seed=seed) if data.draw(st.booleans()) else None for seed in (1, 2)]
+    run(LAYER_NORM, x, [8], *parameters, EPS, ranks=ranks).assert_sound(exact=True)
+
+
+def test_layer_norms_need_the_whole_width_and_its_parameters() -> None:
+    x, weight = random(3, 8), random(8, seed=1)
+    refused("norm-axis", LAYER_NORM, x.sharded(1, WIDTH), [8], weight)
+    refused("partial-nonlinear", LAYER_NORM, x.partial(), [8], weight)
+    refused("layer-norm", LAYER_NORM, x, [3, 8], None)
+    refused("layer-norm", LAYER_NORM, x, [4], None)
+    for other in (
+        weight.sharded(0, WIDTH),
+        weight.partial(),
+        random(4),
+        operand(weight.whole.bfloat16()),
+    ):
+        refused("norm-weight", LAYER_NORM, x, [8], other)
+        refused("norm-weight", LAYER_NORM, x, [8], weight, other)

@@ -8,6 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.models.cohere import modeling_cohere
+from transformers.models.ernie4_5 import modeling_ernie4_5
+from transformers.models.glm4 import modeling_glm4
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
     apply_rotary_pos_emb as partial_rotary_pos_emb,
@@ -16,7 +19,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 from tests.ir.ranks import infer, operand, random, refused, run, sound_or_refused
 from tests.ir.strategies import EXAMPLES, RANKS, layouts
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
-from tpcompile.ir.ops import ROPE, ROTARY, SPECS, TABLES
+from tpcompile.ir.ops import ROPE, ROPE_PAIRS, ROTARY, SPECS, TABLES
 from tpcompile.ir.ops.rotary import interleave, split_halves
 from tpcompile.ir.roles import one_head
 from tpcompile.ir.types import ValueType
@@ -176,3 +179,44 @@ def test_the_mark_of_the_tables_computes_nothing() -> None:
     """The marker of the model's tables cannot be run; the rotary module computes them."""
     with pytest.raises(RuntimeError, match="only marks"):
         TABLES(torch.arange(3), 16, torch.float32)
+
+
+PAIRS: dict[str, tuple[Any, int, bool, bool]] = {
+    "cohere": (modeling_cohere, 16, False, True),
+    "ernie4_5": (modeling_ernie4_5, 16, True, True),
+    "glm4": (modeling_glm4, 16, True, False),
+    "part of a head": (modeling_glm4, 8, True, False),
+}
+"""The modules, the width of the tables in heads of 16, and the options of the op."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_bits_of_rotated_pairs_are_hugging_face_s(name: str, dtype: Any) -> None:
+    module, width, halves, wide = PAIRS[name]
+    q, k = (random(5, 3, 16, seed=seed).whole.to(dtype) for seed in range(2))
+    cos, sin = (random(5, width, seed=seed).whole.to(dtype) for seed in (2, 3))
+    heads = (x.transpose(0, 1)[None] for x in (q, k))
+    theirs = module.apply_rotary_pos_emb(*heads, cos[None], sin[None])
+    for ours, expected in zip((q, k), theirs, strict=True):
+        found = ROPE_PAIRS(ours, cos, sin, halves, wide)
+        assert torch.equal(found, expected[0].transpose(0, 1))
+        assert not torch.equal(found, ROPE(ours, cos, sin))
+
+
+@EXAMPLES
+@given(st.data(), RANKS, st.booleans(), st.booleans())
+def test_rotated_pairs_on_ranks(data: st.DataObject, ranks: int, halves: bool, wide: bool) -> None:
+    layout = data.draw(layouts(ranks, overlapping=True, grain=1))
+    x = random(3, layout.size, data.draw(st.sampled_from((8, 12)))).sharded(1, layout)
+    run(ROPE_PAIRS, x, COS, SIN, halves, wide, ranks=ranks).assert_sound(exact=True)
+
+
+def test_refuses_pairs_that_are_not_rotated_whole() -> None:
+    options = (False, False)
+    refused("whole-heads", ROPE_PAIRS, X.sharded(2, WIDTH), COS, SIN, *options)
+    refused("partial-nonlinear", ROPE_PAIRS, X.partial(), COS, SIN, *options)
+    refused("role", ROPE_PAIRS, X.in_role(one_head(8)), COS, SIN, *options)
+    narrow = operand(X.whole.bfloat16())
+    refused("rope", ROPE_PAIRS, narrow, COS, SIN, *options)
+    run(ROPE_PAIRS, narrow, COS, SIN, False, True, ranks=2).assert_sound(exact=True)

@@ -29,6 +29,7 @@ from tpcompile.ir.types import PARTIAL, Shard, SymbolType, ValueType
 aten = torch.ops.aten
 UNFLATTEN, FLATTEN = aten.unflatten.int, aten.flatten.using_ints
 SPLIT, CONCAT, SELECT = aten.split_with_sizes.default, aten.cat.default, aten.select.int
+STACK = aten.stack.default
 SLICE, TRANSPOSE, UNSQUEEZE = aten.slice.Tensor, aten.transpose.int, aten.unsqueeze.default
 VIEWS = (aten.view.default, aten.reshape.default)
 REPEAT = aten.repeat_interleave.self_int
@@ -398,13 +399,29 @@ def test_merged_tokens_are_split_again() -> None:
 @EXAMPLES
 @given(st.data(), RANKS)
 def test_repeated_heads(data: st.DataObject, ranks: int) -> None:
-    """Each head is repeated, of a value that every rank has whole."""
+    """Each head or element is repeated, of a value that every rank has whole."""
     x = data.draw(placed(ranks))
     repeats, dim = data.draw(st.integers(1, 3)), data.draw(st.sampled_from((None, -3, -2, -1, 1)))
     rule = refusal(REPEAT, x, repeats, dim)
     if rule is None:
-        assert dim in (-2, 1)
+        assert dim in (-2, -1, 1)
         run(REPEAT, x, repeats, dim, ranks=ranks).assert_sound(exact=True)
     else:
         assert rule == "repeat-heads"
-        assert dim not in (-2, 1) or isinstance(x.kind.placement, Shard)
+        assert dim not in (-2, -1, 1) or isinstance(x.kind.placement, Shard)
+
+
+@EXAMPLES
+@given(st.data(), RANKS)
+def test_stacked_values(data: st.DataObject, ranks: int) -> None:
+    x = data.draw(placed(ranks))
+    dim = data.draw(st.integers(-4, 3))
+    run(STACK, [x, x], dim, ranks=ranks).assert_sound(exact=True)
+
+
+def test_refuses_to_stack_values_of_other_types() -> None:
+    x = whole_numbers(2, 3)
+    refused("stack", STACK, [x, whole_numbers(2, 4)])
+    refused("stack", STACK, [x, x.sharded(0, Layout("heads", 2, 1, even_runs(2, 2)))])
+    refused("partial-nonlinear", STACK, [x.partial(), x.partial()])
+    refused("dimension", STACK, [x, x], 3)

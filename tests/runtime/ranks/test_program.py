@@ -87,7 +87,7 @@ def test_ranks_that_are_processes_give_the_same_bits(tp: int, model: str) -> Non
             logits = ranks(IDS[:, 5:], past_key_values=past, use_cache=True).logits
             past.batch_select_indices(torch.tensor([1, 0, 1]))
             three = ranks(IDS[:1, :1].repeat(3, 1), past_key_values=past, use_cache=True).logits
-            assert ranks.steps == (21, 2)
+            assert ranks.steps[:2] == (21, 2)
             found.append((texts, logits, three))
     assert all(map(torch.equal, *found))
 
@@ -114,7 +114,7 @@ with tpcompile.compile("preset:tiny-qwen3", tp=2, backend="reference", random_we
     past = model(ids, use_cache=True).past_key_values
     logits = model(ids[:, :1], past_key_values=past, use_cache=True).logits
     found = model.generate(ids, max_new_tokens=12), logits
-    ran = tuple(model.steps)
+    ran = model.steps[:2]
 sys.stdout.write(f"{{ran}} {{all(map(torch.equal, found, torch.load({wanted!r})))}}" + chr(10))
 """
 
@@ -144,7 +144,7 @@ def test_a_smaller_batch_runs_in_the_next_larger_program() -> None:
             found.append(logits)
         assert found[0].shape == found[1].shape
         assert relative_error(*found) < TOLERANCE
-        assert list(machine._programs._made) == [1, 4]  # type: ignore[union-attr]
+        assert list(machine._programs._made) == [(1, 1), (4, 1)]  # type: ignore[union-attr]
 
 
 LATE_ENDS = torch.tensor([[456, 399, 478, 776, 756, 468], [669, 263, 109, 133, 619, 578]])
@@ -165,12 +165,12 @@ def test_generate_launches_several_steps(
     with _compiled("reference", tp=2, simulate=simulate) as model:
         launched = _launches(model, monkeypatch)
         assert torch.equal(model.generate(LATE_ENDS, max_new_tokens=20), plain)
-        assert launched == [19] and model.steps == (19, 1)
+        assert launched == [19] and model.steps[:2] == (19, 1)
         assert torch.equal(model.generate(LATE_ENDS, **stopping), stopped)
-        assert model.steps == (19 + 8, 2)
+        assert model.steps[:2] == (19 + 8, 2)
         monkeypatch.setattr(model._ranks, "most_steps", lambda stops: 3)
         assert torch.equal(model.generate(LATE_ENDS, **stopping), stopped)
-        assert launched[2:] == [3, 3, 3] and model.steps == (19 + 8 + 8, 3)
+        assert launched[2:] == [3, 3, 3] and model.steps[:2] == (19 + 8 + 8, 3)
 
 
 class _Streamer(BaseStreamer):

@@ -37,6 +37,7 @@ class Work:
         window: int | None = None,
         dtype: torch.dtype = torch.float32,
         size: float = 1.0,
+        sequence_rows: int = 1,
     ) -> None:
         self.lengths, self.readers, self.spans, self.window = lengths, readers, spans, window
         batch, heads, shared = len(lengths), len(readers), max(readers) + 1
@@ -67,6 +68,7 @@ class Work:
             block=BLOCK,
             spans=spans,
             planned=16,
+            sequence_rows=sequence_rows,
             format=Format.of(dtype),
         )
         out = desk.put(unknown(batch, heads * WIDTH, dtype=dtype))
@@ -188,25 +190,30 @@ def test_trap_12_large_scores_do_not_overflow() -> None:
     assert near(found, work.expected(), 1e-4)
 
 
-def test_trap_13_the_new_token_is_in_the_last_span_alone() -> None:
-    """Only the last span reads the new token; the other spans read past tokens alone."""
-    for lengths in (*LENGTHS, (9, 16, 17, 2)):
-        work = Work(lengths)
-        for one in work.partials():
-            ages = one.reads[1].box[-1]
-            assert ages == ((0, 2) if one.span.stop == work.spans else (0, 1))
-        newest = [
-            int(work.tables[row, (n - 1) // BLOCK]) * BLOCK + (n - 1) % BLOCK
-            for row, n in enumerate(lengths)
-        ]
-        whole = Work(lengths).ran()
-        kept = work.cache[LAYER][:, newest].clone()
-        work.cache[LAYER][:, newest] = torch.nan
-        work.desk.run([one for one in work.partials() if one.span.stop < work.spans])
-        work.cache[LAYER][:, newest] = kept
-        work.desk.run([one for one in work.partials() if one.span.stop == work.spans])
-        work.desk.run(work.reduces())
-        assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_trap_13_spans_that_may_hold_a_new_token_read_it(rows: int) -> None:
+    """Of sequences with one row, only the last span does; else every span reads those of all."""
+    lengths = (9, 16, 17, 2)
+    work = Work(lengths, sequence_rows=rows)
+    for one in work.partials():
+        boxes = [region.box[2:] for region in one.reads if region.buffer == work.at.cache]
+        own, head = Range(one.sequence, one.sequence + 1), Range(one.kv_head, one.kv_head + 1)
+        first = one.sequence // rows * rows
+        new = [(Range(first, first + rows), head, (1, 2))]
+        alone = rows == 1 and one.span.stop < work.spans
+        assert boxes == [(own, head, (0, 1)), *([] if alone else new)]
+    newest = [
+        int(work.tables[row, (n - 1) // BLOCK]) * BLOCK + (n - 1) % BLOCK
+        for row, n in enumerate(lengths)
+    ]
+    whole = Work(lengths).ran()
+    kept = work.cache[LAYER][:, newest].clone()
+    work.cache[LAYER][:, newest] = torch.nan
+    work.desk.run([one for one in work.partials() if one.span.stop < work.spans])
+    work.cache[LAYER][:, newest] = kept
+    work.desk.run([one for one in work.partials() if one.span.stop == work.spans])
+    work.desk.run(work.reduces())
+    assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
 
 
 def test_trap_26_it_waits_for_its_queries() -> None:

@@ -69,6 +69,7 @@ class Work:
             write=desk.put(whole_numbers(*WRITE)),
             out=self.out,
             batch=BATCH,
+            sequence_rows=1,
             k_heads=k_heads,
             v_heads=v_heads,
             key=KEY,

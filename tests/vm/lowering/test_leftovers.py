@@ -15,7 +15,7 @@ from tests.passes.decoding import DECODE, decode_stages
 from tests.passes.test_fuse_residual_bias import biased_qwen3
 from tests.passes.test_shard_linears import biased_llama
 from tests.stages import graph_after, stages_of
-from tpcompile.errors import UnsupportedError
+from tpcompile.errors import ShardingError, UnsupportedError
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import (
     ATTENTION,
@@ -23,12 +23,16 @@ from tpcompile.ir.ops import (
     LINEAR,
     PAGED_ATTENTION,
     RMS_NORM,
+    SPECS,
     SWIGLU,
     op_name,
 )
+from tpcompile.ir.ops.elementwise import unary_rule
+from tpcompile.ir.ops.spec import define, streaming_cost
 from tpcompile.passes import decode_pipeline, default_pipeline, run_passes
 from tpcompile.presets import preset
-from tpcompile.rewriting.rewrite import calls, insert_after
+from tpcompile.rewriting.manager import clone
+from tpcompile.rewriting.rewrite import calls, insert_after, replace
 from tpcompile.rewriting.structure import attention_blocks
 from tpcompile.vm.lowering.leftovers import Leftover, leftovers, verify_nothing_left
 
@@ -215,3 +219,26 @@ def test_a_row_parallel_linear_whose_sum_is_not_taken_with_the_residual_is_left(
     gm = decode_stages("tiny-qwen3", 2, 2)[-2].graph
     found = [left for left in leftovers(gm) if left.node.target is LINEAR]
     assert len(found) == 4
+
+
+def _doubled(self: torch.Tensor) -> torch.Tensor:
+    return self * 2.0
+
+
+def test_an_op_of_another_package_is_named() -> None:
+    """It is named instead of its neighbours, which no fusion takes because of it."""
+    op = define(_doubled, name="doubled_in_test", rule=unary_rule, cost=streaming_cost)
+    gm = clone(captured_once("preset:tiny-qwen3").graph)
+    try:
+        query = next(n for n in calls(gm, LINEAR) if "q_proj" in str(n.args[1]))
+        doubled = insert_after(query, op, query)
+        replace(query, doubled)
+        with pytest.raises(ShardingError, match=r"doubled_in_test is an op of the package tests"):
+            run_passes(gm, default_pipeline(2))
+        gm = run_passes(captured_once("preset:tiny-qwen3").graph, decode_pipeline())[0]
+        source = operand(next(n for n in gm.graph.nodes if n.op == "output"))
+        replace(source, insert_after(source, op, source))
+        with pytest.raises(UnsupportedError, match=r"package tests, which must add an instr"):
+            verify_nothing_left(gm)
+    finally:
+        del SPECS[op]

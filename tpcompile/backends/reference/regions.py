@@ -7,7 +7,7 @@ use this check in tests. It copies the memory for each instruction, so use it wi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, pairwise
 
 import torch
 
@@ -86,23 +86,40 @@ def mask(memory: StepMemory, number: int, regions: Iterable[Region], states: Rol
         elif buffer.role in LINEAR_STATES:
             layers, sequences, own = box
             inner = (slice(None), own) if buffer.role == Role.TAILS else (own,)
-            for state in memory.values(states)[0][sequences].tolist():
+            for state in _states(memory, sequences, states):
                 found[(layers, state, *inner)] = True
         else:
             found[box] = True
     return found
 
 
+def _states(memory: StepMemory, rows: slice, states: Role) -> list[int]:
+    """Return the states that rows read or write.
+
+    To read are those that sequences resume from, and those that all rows but the last one write.
+    """
+    numbers: list[int] = memory.values(states)[0][rows].tolist()
+    if states == Role.WRITE:
+        return numbers
+    firsts = set(memory.starts)
+    inner = {row for row in range(memory.starts[-1]) if row not in firsts}
+    before = [state for row, state in enumerate(numbers, rows.start) if row not in inner]
+    return before + memory.values(Role.WRITE)[0][rows].tolist()[:-1]
+
+
 def _slots(memory: StepMemory, sequences: slice, ages: slice) -> list[int]:
-    """Return the slots of the past of some sequences, of their new token, or of both."""
-    lengths, tables = memory.values(Role.LENGTHS)[0], memory.values(Role.TABLES)[0]
+    """Return the slots of rows: of the tokens before the step, of the new token, or of both."""
+    lengths, tables = memory.values(Role.LENGTHS)[0].tolist(), memory.values(Role.TABLES)[0]
+    before = [max(length - 1, 0) for length in lengths]
+    for first, end in pairwise(memory.starts):
+        before[first:end] = before[first : first + 1] * (end - first)
     block = memory.block
-    found: list[int] = []
-    for length, table in zip(lengths[sequences].tolist(), tables[sequences], strict=True):
-        edges = (0, max(length - 1, 0), length)
-        places = range(edges[ages.start], edges[ages.stop])
-        found += [int(table[at // block]) * block + at % block for at in places]
-    return found
+    slots: list[int] = []
+    for row in range(*sequences.indices(len(lengths))):
+        past, new = range(before[row]), range(max(lengths[row] - 1, 0), lengths[row])
+        places = chain(*(past, new)[ages])
+        slots += [int(tables[row, at // block]) * block + at % block for at in places]
+    return slots
 
 
 def values_of(memory: StepMemory) -> list[torch.Tensor]:

@@ -12,7 +12,8 @@ from torch import nn
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend.linears import model_linears
 from tpcompile.frontend.stored import awq, compressed, fp8, gguf, gptq
-from tpcompile.frontend.stored.layout import StoredWeight, refuse
+from tpcompile.frontend.stored.layout import StoredWeight, UnreadWeightsError, refuse
+from tpcompile.frontend.stored.methods import method_of, unread
 from tpcompile.ir.codec import Codec, Encodings, Known
 from tpcompile.ir.recipe import Tensor
 from tpcompile.ir.stacked import linears_of
@@ -62,10 +63,13 @@ def _weights(
     scheme = found.to_dict() if hasattr(found, "to_dict") else found
     if not isinstance(scheme, dict):
         refuse("", scheme, "an object")
-    method = scheme.get("quant_method")
-    if not isinstance(method, str) or method not in _METHODS:
-        refuse("quant_method", method, " or ".join(map(repr, _METHODS)))
-    return _METHODS[method](module, scheme, scales, rounds)
+    method = method_of(scheme)
+    if method not in _METHODS:
+        raise unread(method, _METHODS)
+    try:
+        return _METHODS[method](module, scheme, scales, rounds)
+    except UnreadWeightsError as error:
+        raise error.at(f"{error.where} of a checkpoint quantized with {method}") from None
 
 
 def _stacked(module: nn.Module, stored: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:

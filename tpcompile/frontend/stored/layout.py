@@ -17,6 +17,12 @@ from tpcompile.ir.codec import Codec, Known
 from tpcompile.ir.format import MOST_COLUMNS, Format, Kind
 from tpcompile.json_files import shortened
 
+ORIGINAL = (
+    "Use the original checkpoint, in bfloat16 or float32. tpcompile quantizes it while it is "
+    'loaded with weights="int8" or weights="int4"'
+)
+"""The hint for a checkpoint whose weights are not read."""
+
 
 def _nothing(weight: tuple[int, ...], columns: int) -> dict[str, Known]:
     return {}
@@ -42,6 +48,10 @@ class StoredWeight:
 
     format: Format
     layout: Layout
+
+
+class UnreadWeightsError(UnsupportedError):
+    """Weights that the checkpoint stores in a way that tpcompile does not read."""
 
 
 Supported = Mapping[str, tuple[Any, ...]]
@@ -90,12 +100,12 @@ def check_pattern(name: str, pattern: str, given: str) -> None:
 
 def refuse(name: str, value: Any, expected: str) -> NoReturn:
     """Raise the error for a property of the configuration."""
-    raise UnsupportedError(
+    raise UnreadWeightsError(
         "tpcompile cannot read weights that are quantized like this",
         where=f"quantization_config.{name}".rstrip("."),
         got=shortened(repr(value)),
         expected=expected,
-        hint="Use the original checkpoint, in bfloat16 or float32",
+        hint=ORIGINAL,
     )
 
 

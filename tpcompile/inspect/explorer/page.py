@@ -20,6 +20,7 @@ _SCRIPTS = (
     "core.js",
     "stages.js",
     "details.js",
+    "overview.js",
     "pipeline.js",
     "graph.js",
     "ranks.js",
@@ -34,7 +35,7 @@ _SCRIPTS = (
     "comparison.js",
     "start.js",
 )
-_STYLES = ("page.css", "schedule.css")
+_STYLES = ("page.css", "schedule.css", "narrow.css")
 _LEVEL = 6
 
 

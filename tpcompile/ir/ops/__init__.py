@@ -45,8 +45,17 @@ from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import ADD_RMS_NORM, GATED_RMS_NORM, RMS_NORM
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
 from tpcompile.ir.ops.resumed import RESUMED_CONV, RESUMED_DELTA_RULE
-from tpcompile.ir.ops.rotary import ROPE, ROTARY, TABLES
-from tpcompile.ir.ops.spec import SPECS, Cost, OpSpec, RuleError, arguments_of, op_name, spec_of
+from tpcompile.ir.ops.rotary import ROPE, ROPE_PAIRS, ROTARY, TABLES
+from tpcompile.ir.ops.spec import (
+    SPECS,
+    Cost,
+    OpSpec,
+    RuleError,
+    arguments_of,
+    op_name,
+    package_of,
+    spec_of,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -94,6 +103,7 @@ __all__ = [
     "RESUMED_DELTA_RULE",
     "RMS_NORM",
     "ROPE",
+    "ROPE_PAIRS",
     "ROTARY",
     "SHARED_EXPERT",
     "SIGMOID_GATE",
@@ -109,6 +119,7 @@ __all__ = [
     "RuleError",
     "arguments_of",
     "op_name",
+    "package_of",
     "parts",
     "shape",
     "spec_of",

@@ -107,6 +107,13 @@ def product_rule(self: ValueType, other: ValueType | float) -> ValueType:
     return _pointwise(self, other)
 
 
+def quotient_rule(self: ValueType, other: ValueType | float) -> ValueType:
+    require(self.dtype.is_floating_point, "floating", self, "a floating-point value")
+    if isinstance(other, ValueType) and isinstance(other.placement, Partial):
+        return _pointwise(self, other)  # refuses it: a sum of quotients is no quotient of the sum
+    return product_rule(self, other)
+
+
 def sum_rule(self: ValueType, other: ValueType | float, alpha: float = 1) -> ValueType:
     require(alpha == 1, "plain-add", f"alpha={alpha}", "alpha=1")
     if not isinstance(other, ValueType):
@@ -154,7 +161,9 @@ def _check_gate(x: ValueType, gate: ValueType) -> None:
 
 _RULES: dict[Any, Rule] = {
     aten.add.Tensor: sum_rule,
+    aten.sub.Tensor: sum_rule,
     aten.mul.Tensor: product_rule,
+    aten.div.Tensor: quotient_rule,
     aten.neg.default: negate_rule,
     aten.silu.default: unary_rule,
     aten.gelu.default: gelu_rule,

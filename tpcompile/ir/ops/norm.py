@@ -1,4 +1,4 @@
-"""RMS norm, also with an addition or a gate, and `aten.mean`, which captured norms contain."""
+"""RMS norm, also with an addition or a gate, layer norm, and the means of captured norms."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ def gated_rms_norm(
     return (rms_norm(x, weight, eps) * functional.silu(gate.float())).to(x.dtype)
 
 
-def rms_norm_rule(
-    x: ValueType, weight: ValueType, eps: float, zero_centered: bool = False
-) -> ValueType:
+def _check_normalised(x: ValueType) -> None:
     if x.layout_of(-1) is not None:
         refuse(
             "norm-axis",
@@ -74,6 +72,12 @@ def rms_norm_rule(
             "the normalised dimension whole on every rank",
             "the mean over one rank's part is not the mean of the whole: gather the value first",
         )
+
+
+def rms_norm_rule(
+    x: ValueType, weight: ValueType, eps: float, zero_centered: bool = False
+) -> ValueType:
+    _check_normalised(x)
     require(weight.placement == REPLICATE, "norm-weight", weight, "a replicated weight")
     require(
         weight.shape == x.shape[-1:],
@@ -110,6 +114,27 @@ def add_rms_norm_rule(
     return rms_norm_rule(total, weight, eps, zero_centered), total
 
 
+def layer_norm_rule(
+    input: ValueType,
+    normalized_shape: tuple[int, ...],
+    weight: ValueType | None = None,
+    bias: ValueType | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> ValueType:
+    _check_normalised(input)
+    last = input.shape[-1:]
+    require(tuple(normalized_shape) == last, "layer-norm", normalized_shape, f"the extents {last}")
+    for parameter in filter(None, (weight, bias)):
+        require(
+            parameter == ValueType(last, input.dtype),
+            "norm-weight",
+            parameter,
+            f"a replicated parameter of shape {last} in {input.dtype}",
+        )
+    return unary_rule(input)
+
+
 def mean_rule(
     self: ValueType,
     dim: tuple[int, ...] | None,
@@ -130,6 +155,7 @@ def mean_rule(
 
 
 declare(aten.mean.dim, mean_rule, streaming_cost)
+declare(aten.layer_norm.default, layer_norm_rule, streaming_cost)
 
 RMS_NORM = define(rms_norm, rule=rms_norm_rule, cost=streaming_cost, takes_roles=True)
 ADD_RMS_NORM = define(add_rms_norm, rule=add_rms_norm_rule, cost=streaming_cost)

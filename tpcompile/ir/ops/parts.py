@@ -77,6 +77,16 @@ def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
     return shifted(first, (*first.shape[:dim], sum(extents), *first.shape[dim + 1 :]), 0)
 
 
+def stack_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
+    first = tensors[0]
+    dim = dim_of(first, dim, extra=1)
+    for kind in tensors:
+        require(kind == first, "stack", kind, f"the type of the first value, {first}")
+    require(not isinstance(first.placement, Partial), "partial-nonlinear", first, "a summed value")
+    behind = isinstance(first.placement, Shard) and first.placement.dim >= dim
+    return shifted(first, (*first.shape[:dim], len(tensors), *first.shape[dim:]), int(behind))
+
+
 def split_rule(
     self: ValueType, split_sizes: tuple[int, ...], dim: int = 0
 ) -> tuple[ValueType, ...]:
@@ -163,6 +173,7 @@ def index_rule(self: ValueType, indices: tuple[ValueType | None, ...]) -> ValueT
 declare(aten.select.int, select_rule, free_cost)
 declare(aten.slice.Tensor, slice_rule, free_cost)
 declare(aten.cat.default, concat_rule, streaming_cost)
+declare(aten.stack.default, stack_rule, streaming_cost)
 declare(aten.split_with_sizes.default, split_rule, free_cost, split_localize, takes_roles=True)
 declare(aten.chunk.default, chunk_rule, free_cost)
 declare(aten.index_select.default, rows_rule, streaming_cost)

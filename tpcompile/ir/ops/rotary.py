@@ -109,6 +109,33 @@ def rope_rule(x: ValueType, cos: ValueType, sin: ValueType, interleaved: bool = 
     return ValueType(x.shape, promoted(x, cos), whole[1].placement, x.role)
 
 
+def rope_pairs(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, halves: bool, wide: bool
+) -> torch.Tensor:
+    """Rotate adjacent elements of every head, as the models of GLM and Cohere define their heads.
+
+    The tables have a column per element, as Cohere's. If they have `halves`, as Llama's, their
+    first half has a column per pair. With `wide`, the rotation is computed in fp32. As in `rope`,
+    narrower tables rotate only the first elements of a head.
+    """
+    rotated = cos.shape[-1]
+    if rotated < x.shape[-1]:
+        first = rope_pairs(x[..., :rotated], cos, sin, halves, wide)
+        return torch.cat([first, x[..., rotated:]], -1)
+    if halves:
+        cos, sin = (table[..., : rotated // 2].repeat_interleave(2, dim=-1) for table in (cos, sin))
+    heads = x.float() if wide else x
+    turned = torch.stack((-heads[..., 1::2], heads[..., ::2]), dim=-1).flatten(-2)
+    return (heads * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)).to(x.dtype)
+
+
+def rope_pairs_rule(
+    x: ValueType, cos: ValueType, sin: ValueType, halves: bool, wide: bool
+) -> ValueType:
+    require(wide or x.dtype == cos.dtype, "rope", f"{x} with {cos}", "tables of the dtype of x")
+    return replace(rope_rule(x, cos, sin), dtype=x.dtype)
+
+
 TABLES = define(
     _no_tables,
     name="rotary",
@@ -120,5 +147,6 @@ TABLES = define(
     cost=streaming_cost,
 )
 ROPE = define(rope, rule=rope_rule, cost=streaming_cost, takes_roles=True)
+ROPE_PAIRS = define(rope_pairs, rule=rope_pairs_rule, cost=streaming_cost)
 
 SPECS[ROTARY] = replace(SPECS[TABLES], target=ROTARY)

@@ -175,16 +175,16 @@ def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> Valu
 def repeat_rule(
     self: ValueType, repeats: int, dim: int | None = None, output_size: int | None = None
 ) -> ValueType:
-    """Type heads of which each is repeated; repetitions of other dimensions are refused."""
-    heads = "the heads of [T, heads, width], each repeated"
+    """Type heads or their elements, of which each is repeated; refuse other repetitions."""
+    heads = "the heads of [T, heads, width], or their elements, each repeated"
     require(dim is not None and self.dims >= 3, "repeat-heads", self, heads)
     place = dim_of(self, dim if dim is not None else 0)
     extent = self.shape[place]
-    require(place == self.dims - 2, "repeat-heads", f"dimension {dim} of {self}", heads)
+    require(place >= self.dims - 2, "repeat-heads", f"dimension {dim} of {self}", heads)
     require(self.placement == REPLICATE, "repeat-heads", self, "a replicated value")
     require(isinstance(extent, int) and repeats > 0, "repeat-heads", self, "a known extent")
     assert isinstance(extent, int)
-    shape = (*self.shape[:place], extent * repeats, self.shape[-1])
+    shape = (*self.shape[:place], extent * repeats, *self.shape[place + 1 :])
     return ValueType(shape, self.dtype)
 
 

@@ -175,6 +175,18 @@ def spec_of(node: fx.Node) -> OpSpec | None:
     return SPECS.get(node.target) if called else None
 
 
+def package_of(node: fx.Node) -> str:
+    """Return the package that declares the op of a node, or "" if it is tpcompile's own."""
+    spec = spec_of(node)
+    modules = (spec.reference, spec.rule) if spec else ()
+    packages = {str(getattr(one, "__module__", None)).partition(".")[0] for one in modules}
+    return next(iter(packages - _NO_PLUGINS), "")
+
+
+_NO_PLUGINS = {__name__.partition(".")[0], "torch", "_operator", str(None)}
+"""The packages of tpcompile's own ops; those of torch have no module."""
+
+
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of a call by name, in the order of the schema."""
     return SPECS[node.target].bind(node.args, dict(node.kwargs))

@@ -51,6 +51,14 @@ class Appended:
         return found | ({"read": self.read, "write": self.write} if self.states else {})
 
 
+@dataclass
+class Guesses:
+    """The numbers of guessed tokens."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
 class PagedCache(Cache):
     """The KV cache of one batch. K and V are stored on the ranks; this holds their block ids.
 
@@ -77,6 +85,9 @@ class PagedCache(Cache):
         """Only changed in place: the finaliser refers to this list."""
         self.temporary = False
         """Whether `generate` created the cache and drops it when it returns."""
+        self.guesses: Guesses | None = None
+        """The counts of guesses, while the tokens after the first one whose logits are wanted are
+        guesses; else None."""
         weakref.finalize(self, pool.abandon, self._rows).atexit = False
 
     @property
@@ -172,6 +183,8 @@ class PagedCache(Cache):
                 expected="no columns to keep, as reset leaves, since earlier states are gone",
                 hint="Copy the cache with copy.deepcopy before tokens that may be taken back",
             )
+        if self.guesses is not None:
+            self.guesses.accepted -= columns - kept
         self.real = self.real[:, :kept]
         for index, length in enumerate(self.real.sum(1).tolist()):
             row = self._rows[index]

@@ -1,4 +1,4 @@
-"""The executors of decode steps in one process, by batch size."""
+"""The executors of decode steps in one process, by the sizes of their programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tpcompile.backends.triton  # noqa: F401 - registers its executor
 from tpcompile.backends.executor import EXECUTORS, Executor, OnTokens
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.share import RankShare
-from tpcompile.runtime.ranks.step import Step, StepCode
+from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 
 
 class StepExecutors:
@@ -20,8 +20,8 @@ class StepExecutors:
 
     def __init__(self, parameter: Callable[[int, str], torch.Tensor]) -> None:
         self._parameter = parameter
-        self._executors: dict[int, Executor] = {}
-        self._times: dict[int, torch.Tensor] = {}
+        self._executors: dict[ProgramSize, Executor] = {}
+        self._times: dict[ProgramSize, torch.Tensor] = {}
 
     def load(
         self,
@@ -43,23 +43,23 @@ class StepExecutors:
             share=share,
             device=caches[0].device,
         )
-        self._executors[code.batch] = EXECUTORS[code.executor](memory)
+        self._executors[code.size] = EXECUTORS[code.executor](memory)
 
     def run(
         self,
-        batch: int,
+        size: ProgramSize,
         step: Step,
         caches: Sequence[torch.Tensor],
         states: Sequence[Mapping[str, torch.Tensor]],
         each: OnTokens | None = None,
     ) -> torch.Tensor:
-        """Run `step.steps` steps; return their tokens, `[steps, sequences]`, or the last logits.
+        """Run `step.steps` steps; return their tokens, `[steps, rows]`, or the last logits.
 
         Of the logits, return the columns of the ranks in this process. The step may have fewer
-        sequences than the program, whose other rows stay empty. `each` receives the tokens of each
+        rows than the program, whose other rows stay empty. `each` receives the tokens of each
         step as they come.
         """
-        executor, inputs = self._executors[batch], step.inputs
+        executor, inputs = self._executors[size], step.inputs
         executor.memory.use_caches(caches, states)  # new tensors if they have grown
         executor.place(
             inputs["input_ids"],
@@ -70,29 +70,30 @@ class StepExecutors:
             inputs.get("ended"),
             inputs.get("read"),
             inputs.get("write"),
+            inputs["starts"].tolist() if step.rows else None,
         )
         options: list[torch.Tensor] = []
         if step.timed:
             count = len(executor.memory.program.instructions)
             options.append(torch.zeros(count, 3, dtype=torch.int64))
-            self._times[batch] = options[0]
-        sequences = len(inputs["lengths"])
+            self._times[size] = options[0]
+        rows = len(inputs["lengths"])
 
         def tell(tokens: torch.Tensor) -> None:
             if each is not None:
-                each(tokens[:sequences].long())
+                each(tokens[:rows].long())
 
         done = executor.advance(step.steps, *options, each=tell if each else None)
         if step.output == "tokens":
-            return executor.memory.tokens(done)[:, :sequences].long()
-        return executor.logits[:sequences]
+            return executor.memory.tokens(done)[:, :rows].long()
+        return executor.logits[:rows]
 
-    def times(self, batch: int) -> torch.Tensor:
+    def times(self, size: ProgramSize) -> torch.Tensor:
         """Return the times of the last step that was timed, `[instructions, 3]` in ns.
 
         The times of instructions of ranks in other processes are 0.
         """
-        return self._times[batch]
+        return self._times[size]
 
     def close(self) -> None:
         """Free the memory of all programs."""

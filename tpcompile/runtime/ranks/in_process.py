@@ -20,7 +20,7 @@ from tpcompile.runtime.ranks.executors import StepExecutors
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.parameters import Parameters
 from tpcompile.runtime.ranks.rank import OneFront, Rank, RankModule
-from tpcompile.runtime.ranks.step import Step, StepCode
+from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 
 
 class InProcessRanks(OneFront):
@@ -76,18 +76,20 @@ class InProcessRanks(OneFront):
             caches = [rank.cache for rank in self._ranks]
             self._executors.load(code, caches, [rank.states for rank in self._ranks])
 
-    def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
-        """Run steps by the program for this batch size."""
+    def run_program(
+        self, size: ProgramSize, step: Step, each: OnTokens | None = None
+    ) -> torch.Tensor:
+        """Run steps by the program of this size."""
         check_open(self.closed)
         with self._lock:
             caches = [rank.cache_for(step) for rank in self._ranks]
             states = [rank.states for rank in self._ranks]
-            return self._executors.run(batch, step, caches, states, each)
+            return self._executors.run(size, step, caches, states, each)
 
-    def times(self, batch: int) -> torch.Tensor:
+    def times(self, size: ProgramSize) -> torch.Tensor:
         """Return the times of the last timed step of this program."""
         check_open(self.closed)
-        return self._executors.times(batch)
+        return self._executors.times(size)
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """Return a rank's local parameter."""

@@ -28,7 +28,7 @@ from tpcompile.runtime.ranks.parameters import evaluate_all
 from tpcompile.runtime.ranks.rank import Rank, RankModule
 from tpcompile.runtime.ranks.shared_memory import shared_memory
 from tpcompile.runtime.ranks.shared_sum import agreed
-from tpcompile.runtime.ranks.step import Step, StepCode, digest
+from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode, digest
 from tpcompile.runtime.ranks.worker import failure
 from tpcompile.runtime.weights import opened
 from tpcompile.vm.program import Role
@@ -65,8 +65,8 @@ class JoinedRanks:
         _keep_in_forks(group)
         self._tp = len(modules)
         self._timeout, self._threads = timeout, threads
-        self._columns: dict[int, list[int]] = {}
-        """The columns of the logits on each rank, by the batch size of a program."""
+        self._columns: dict[ProgramSize, list[int]] = {}
+        """The columns of the logits on each rank, by the size of a program."""
         self._front: int = group.rank()
         module = modules[self._front]
         counter = LoadCounter(loaded, len(module.parameters))
@@ -112,21 +112,23 @@ class JoinedRanks:
             share = RankShare(code.program, self._front, memory, self._timeout, self._group.lost)
             rank.load_program(code, share)
             each = code.program.one_per_rank(Role.LOGITS)
-            self._columns[code.batch] = [code.program.buffers[one].shape[1] for one in each]
+            self._columns[code.size] = [code.program.buffers[one].shape[1] for one in each]
 
-    def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
-        """Run steps by the program for this batch size; return the result of all ranks."""
+    def run_program(
+        self, size: ProgramSize, step: Step, each: OnTokens | None = None
+    ) -> torch.Tensor:
+        """Run steps by the program of this size; return the result of all ranks."""
         with Later(each) as later, self._working() as rank:
             self._check_alike(step)
-            own = rank.run_program(batch, step, later.callback)
+            own = rank.run_program(size, step, later.callback)
             if step.output == "tokens":
                 return own
-            return self._group.all_gather(own, 1, self._columns[batch])
+            return self._group.all_gather(own, 1, self._columns[size])
 
-    def times(self, batch: int) -> torch.Tensor:
+    def times(self, size: ProgramSize) -> torch.Tensor:
         """Return the times of the last timed step of this program, on every rank."""
         with self._working() as rank:
-            return self._group.all_gather(rank.times(batch)[None], 0, [1] * self._tp).sum(0)
+            return self._group.all_gather(rank.times(size)[None], 0, [1] * self._tp).sum(0)
 
     def _check_alike(self, step: Step) -> None:
         """Raise if the processes pass different steps: their sums would mix different inputs."""

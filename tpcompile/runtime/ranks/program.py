@@ -17,7 +17,7 @@ from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.rank import ModuleRanks
-from tpcompile.runtime.ranks.step import Step, StepCode
+from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +38,13 @@ class ProgramRanks:
     ) -> None:
         self.programs, self.executor, self._device = programs, executor, device
         self._modules, self._rotary = modules, rotary()
-        self._loaded: set[int] = set()
+        self._loaded: set[ProgramSize] = set()
         self.timed = False
         """Whether programs record the times of instructions."""
         self._torch_idle = False
         """Whether the last step returned tokens, after which torch's threads have no work."""
-        self._last_timed: tuple[int, int] | None = None
-        """The batch size of the last timed step, and the mean number of tokens per sequence."""
+        self._last_timed: tuple[ProgramSize, int] | None = None
+        """The size of the program of the last timed step, and the mean tokens per sequence."""
 
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return its result, which is the same on every rank."""
@@ -68,14 +68,16 @@ class ProgramRanks:
         `each` receives the tokens of each step as they come.
         """
         check_open(self.closed)
+        step = in_rows(step)
         batch = self.programs.batch_for(len(step.inputs["lengths"]))
-        if batch not in self._loaded:
-            program = self.programs.for_batch(batch).program
+        size = ProgramSize(batch, batch if step.rows else 1)
+        if size not in self._loaded:
+            program = self.programs.of_size(size).program
             rotation = rotation_of(program, self._rotary, self._device)
-            self._modules.load_program(StepCode(program, batch, rotation, self.executor))
-            self._loaded.add(batch)
+            self._modules.load_program(StepCode(program, size, rotation, self.executor))
+            self._loaded.add(size)
         asked = replace(step, timed=True) if self.timed else step
-        wait = partial(self._modules.run_program, batch, asked, each)
+        wait = partial(self._modules.run_program, size, asked, each)
         found = wait() if self._torch_idle else EXECUTORS[self.executor].during(wait)
         self._torch_idle = step.output == "tokens"
         steps = len(found) if step.output == "tokens" else 1
@@ -83,7 +85,7 @@ class ProgramRanks:
         self.programs.steps += steps
         if self.timed:
             tokens = float(step.inputs["lengths"].float().mean())
-            self._last_timed = batch, round(tokens) + steps - 1
+            self._last_timed = size, round(tokens) + steps - 1
         return found
 
     def trace(self) -> StepTrace:
@@ -94,8 +96,8 @@ class ProgramRanks:
                 hint="Call model.time_steps() first. Programs run and time the steps with one new "
                 "token per sequence",
             )
-        batch, context = self._last_timed
-        return self.programs.trace(batch, context, self._modules.times(batch))
+        size, context = self._last_timed
+        return self.programs.trace(size, context, self._modules.times(size))
 
     @property
     def can_time(self) -> bool:
@@ -146,13 +148,30 @@ class ProgramRanks:
 def decodes(step: Step) -> bool:
     """Return whether a program runs the step.
 
-    Each sequence has one new token, all their logits are requested, and no choices of routers are.
+    Each sequence has one new token, or all tokens are rows. All their logits are requested, and no
+    choices of routers are.
     """
     rows, starts = step.inputs["logit_rows"], step.inputs["starts"]
     if (
         step.routing is not None
         or "tables" not in step.inputs
-        or not len(rows) == len(starts) - 1 > 0
+        or not len(rows) == int(starts[-1]) > 0
     ):
         return False
-    return starts.tolist() == [*range(len(starts))] and rows.tolist() == [*range(len(rows))]
+    alone = step.rows or starts.tolist() == [*range(len(starts))]
+    return alone and rows.tolist() == [*range(len(rows))]
+
+
+def in_rows(step: Step) -> Step:
+    """Return the step with the length and the blocks of each row instead of each sequence."""
+    starts = step.inputs["starts"]
+    counts = starts.diff()
+    if not step.rows:
+        return step
+    lengths, tables = (step.inputs[name].repeat_interleave(counts, 0) for name in _PER_SEQUENCE)
+    later = starts[1:].repeat_interleave(counts) - 1 - torch.arange(len(lengths))
+    inputs = {**step.inputs, "lengths": lengths - later, "tables": tables}
+    return replace(step, inputs=inputs)
+
+
+_PER_SEQUENCE = ("lengths", "tables")

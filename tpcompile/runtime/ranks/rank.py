@@ -32,7 +32,7 @@ from tpcompile.passes.cache_kv import CACHE, block_size
 from tpcompile.pause import paused_collector
 from tpcompile.runtime.ranks.executors import StepExecutors
 from tpcompile.runtime.ranks.routing import RouterShape, routers_of, run_routed
-from tpcompile.runtime.ranks.step import Step, StepCode
+from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 
 
 class LocalParameter(NamedTuple):
@@ -164,14 +164,16 @@ class ModuleRanks(Ranks, Protocol):
         ...
 
     def load_program(self, code: StepCode) -> None:
-        """Load a program on every rank, which then runs steps of its batch size."""
+        """Load a program on every rank, which then runs steps of its size."""
         ...
 
-    def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
-        """Run steps by the program for this batch size: see `StepExecutors.run`."""
+    def run_program(
+        self, size: ProgramSize, step: Step, each: OnTokens | None = None
+    ) -> torch.Tensor:
+        """Run steps by the program of this size: see `StepExecutors.run`."""
         ...
 
-    def times(self, batch: int) -> torch.Tensor:
+    def times(self, size: ProgramSize) -> torch.Tensor:
         """Return the times of the last timed step of this program, on all ranks."""
         ...
 
@@ -295,14 +297,16 @@ class Rank:
         """Load a program, of which this rank runs its own instructions."""
         self._executors.load(code, [self.cache], [self.states], share)
 
-    def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
-        """Run steps by the program for this batch size; return the tokens or own logits."""
+    def run_program(
+        self, size: ProgramSize, step: Step, each: OnTokens | None = None
+    ) -> torch.Tensor:
+        """Run steps by the program of this size; return the tokens or own logits."""
         cache = self.cache_for(step)
-        return self._executors.run(batch, step, [cache], [self.states], each)
+        return self._executors.run(size, step, [cache], [self.states], each)
 
-    def times(self, batch: int) -> torch.Tensor:
+    def times(self, size: ProgramSize) -> torch.Tensor:
         """Return the times of the last timed step: see `StepExecutors.times`."""
-        return self._executors.times(batch)
+        return self._executors.times(size)
 
     @property
     def cache(self) -> torch.Tensor:

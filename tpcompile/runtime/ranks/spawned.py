@@ -25,7 +25,7 @@ from tpcompile.runtime.ranks.parameters import Places
 from tpcompile.runtime.ranks.rank import OneFront, RankModule
 from tpcompile.runtime.ranks.shared_sum import offered
 from tpcompile.runtime.ranks.shared_weights import SharedWeights, fill
-from tpcompile.runtime.ranks.step import Step, StepCode
+from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 from tpcompile.runtime.ranks.worker import (
     Done,
     Fetch,
@@ -132,21 +132,23 @@ class SpawnedRanks(OneFront):
         finally:
             os.close(file)
 
-    def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
-        """Run steps by the program for this batch size; return the result of all ranks."""
+    def run_program(
+        self, size: ProgramSize, step: Step, each: OnTokens | None = None
+    ) -> torch.Tensor:
+        """Run steps by the program of this size; return the result of all ranks."""
         check_open(self.closed)
-        message = encode(RunProgram(batch, step, streams=each is not None))
+        message = encode(RunProgram(size, step, streams=each is not None))
         with Later(each) as later, self._working():
             for rank in range(len(self._modules)):
                 self._workers.send(rank, message)
             answers = self._workers.answers(Done, later.receive, patience=step.steps)
         return torch.cat([done.result for done in answers if done.result is not None], 1)
 
-    def times(self, batch: int) -> torch.Tensor:
+    def times(self, size: ProgramSize) -> torch.Tensor:
         """Return the times of the last timed step of this program, on all ranks."""
         with self._working():
             for rank in range(len(self._modules)):
-                self._workers.send(rank, encode(FetchTimes(batch)))
+                self._workers.send(rank, encode(FetchTimes(size)))
             answers = self._workers.answers(Done)
         return torch.stack([done.result for done in answers if done.result is not None]).sum(0)
 

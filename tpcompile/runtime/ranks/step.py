@@ -46,6 +46,8 @@ class Step:
     """The tokens that end a sequence."""
     routing: Routing | None = field(default=None, kw_only=True)
     """A request for the choices of routers, which modules answer; None for the result alone."""
+    rows: bool = False
+    """Whether a program computes each token as a row of its own, also several of a sequence."""
     timed: bool = False
     """Whether a program records the times of the last step's instructions."""
 
@@ -55,7 +57,7 @@ def digest(step: Step) -> torch.Tensor:
     found = hashlib.blake2b(digest_size=16)
     rest = (
         *(step.output, step.blocks, list(step.copies), step.states, step.steps, step.stops),
-        step.routing is not None,
+        *(step.routing is not None, step.rows),
     )
     found.update(repr(rest).encode())
     given = step.routing.given if step.routing else ()
@@ -67,18 +69,31 @@ def digest(step: Step) -> torch.Tensor:
 
 
 class StepCounts(NamedTuple):
-    """The numbers of steps that programs and modules have run."""
+    """The numbers of steps that programs and modules have run, and of guessed tokens."""
 
     program: int
     modules: int
+    drafted: int
+    """The tokens that were guessed, and computed as rows."""
+    accepted: int
+    """Those of them that are the tokens of plain decoding."""
+
+
+class ProgramSize(NamedTuple):
+    """What the programs of a model differ in."""
+
+    batch: int
+    """The number of rows, a power of two."""
+    sequence_rows: int = 1
+    """The number of rows that may belong to one sequence: one, or all of them."""
 
 
 @dataclass(frozen=True)
 class StepCode:
-    """A program for steps of up to `batch` sequences, and the executor that runs it."""
+    """A program for steps, and the executor that runs it."""
 
     program: Program
-    batch: int
+    size: ProgramSize
     rotation: Rotation
     executor: str
     """The name of the executor."""

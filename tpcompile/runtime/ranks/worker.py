@@ -28,7 +28,7 @@ from tpcompile.runtime.ranks.parameters import evaluate_all
 from tpcompile.runtime.ranks.rank import Rank, RankModule
 from tpcompile.runtime.ranks.shared_sum import attached
 from tpcompile.runtime.ranks.shared_weights import SharedWeights
-from tpcompile.runtime.ranks.step import EncodedCode, Step
+from tpcompile.runtime.ranks.step import EncodedCode, ProgramSize, Step
 from tpcompile.runtime.weights import RandomWeights, opened
 
 HOST = "127.0.0.1"
@@ -104,7 +104,7 @@ class RunProgram:
     All ranks have the same tokens, so only rank 0 answers with them.
     """
 
-    batch: int
+    size: ProgramSize
     step: Step
     streams: bool
     """Whether rank 0 reports the tokens of each step as they come."""
@@ -112,7 +112,7 @@ class RunProgram:
     def answer(self, worker: Worker) -> torch.Tensor | None:
         """Run the step; return this rank's part of the result."""
         each = worker.progress if self.streams and worker.rank == 0 else None
-        result = worker.loaded().run_program(self.batch, self.step, each)
+        result = worker.loaded().run_program(self.size, self.step, each)
         return result if worker.rank == 0 or self.step.output == "logits" else None
 
 
@@ -120,11 +120,11 @@ class RunProgram:
 class FetchTimes:
     """The request for the times of the last timed step of a program."""
 
-    batch: int
+    size: ProgramSize
 
     def answer(self, worker: Worker) -> torch.Tensor:
         """Return the times; those of other ranks are 0."""
-        return worker.loaded().times(self.batch)
+        return worker.loaded().times(self.size)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class Hosts:
     """Names and IP addresses; `ANY` allows all hosts."""
     addresses: bool = False
     """Whether `Host` may be any IP address. A site's name cannot be one."""
+    origins: frozenset[str] = frozenset()
+    """Sites whose pages may read answers, as `https://HOST`; `ANY` allows all sites."""
 
     def refusal(self, headers: Headers) -> str | None:
         """Return why a request with these headers is refused; None if it is not."""
@@ -47,7 +49,7 @@ class Hosts:
             name = host_of(value)
             if not self._allow(name) and not (self.addresses and _address(name)):
                 return _refused("Host", value, name)
-        for value in origins:
+        for value in () if ANY in self.origins else set(origins) - self.origins:
             match = _ORIGIN.fullmatch(value)
             place = "" if match is None else match[1]
             if place not in hosts and not self._allow(name := host_of(place)):
@@ -80,17 +82,18 @@ class Guard:
         await app(scope, receive, send)
 
 
-def hosts_of(host: str, address: str, allowed: Iterable[str]) -> Hosts:
+def hosts_of(host: str, address: str, allowed: Iterable[str], origins: Iterable[str] = ()) -> Hosts:
     """Return the hosts of a server that listens on a host, which resolved to an address.
 
     `allowed` are more of them. A server on all addresses of a machine can be named by any address,
-    and by the machine's name.
+    and by the machine's name. Pages of `origins` may read its answers.
     """
     names = {_checked(name) for name in allowed}
+    sites = frozenset(map(_site, origins))
     bound = _address(address)
     if bound is not None and bound.is_unspecified:
-        return Hosts(frozenset({*names, socket.gethostname().lower()}), addresses=True)
-    return Hosts(frozenset({*names, _checked(host), address}))
+        return Hosts(frozenset({*names, socket.gethostname().lower()}), True, sites)
+    return Hosts(frozenset({*names, _checked(host), address}), origins=sites)
 
 
 def host_of(value: str) -> str:
@@ -113,6 +116,18 @@ def _checked(name: str) -> str:
             hint="Leave out the scheme and the path, or give * to allow all hosts",
         )
     return found
+
+
+def _site(origin: str) -> str:
+    """Return an origin as browsers write it."""
+    match = _ORIGIN.fullmatch(origin.lower())
+    if origin != ANY and (match is None or not host_of(match[1])):
+        raise UsageError(
+            "An origin of CORS must be a scheme, a host and a port if it is not the scheme's",
+            got=origin,
+            hint="For example https://app.example or http://localhost:3000, or * for all sites",
+        )
+    return origin.lower()
 
 
 def _address(name: str) -> IPv4Address | IPv6Address | None:

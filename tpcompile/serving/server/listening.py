@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import h11
 import uvicorn
@@ -17,8 +21,12 @@ from tpcompile.errors import UsageError
 from tpcompile.serving.server.answers import error_of
 from tpcompile.serving.server.guard import MOST_HEAD, TOO_LARGE
 
+log = logging.getLogger(__name__)
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TOO_LARGE = 431
+_CLOSING_S = 5
+"""The time in which requests that were ended send their last piece; then uvicorn cancels them."""
 _LINGER_S = 1.0
 """The time in which a client that still sends can read why it is refused."""
 
@@ -77,12 +85,18 @@ class CappedProtocol(H11Protocol):
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot
+            self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
 
 
-def config_of(app: ASGIApp, grace_s: int) -> uvicorn.Config:
-    """Return how uvicorn serves an application. Running requests have `grace_s` at the end."""
+def config_of(
+    app: ASGIApp, drain_s: int, certfile: Path | None = None, keyfile: Path | None = None
+) -> uvicorn.Config:
+    """Return how uvicorn serves an application. Running requests have `drain_s` at the end.
+
+    With a certificate and its key, which may be in one file, it speaks TLS.
+    """
     return uvicorn.Config(
         app,
         http=CappedProtocol,
@@ -90,15 +104,59 @@ def config_of(app: ASGIApp, grace_s: int) -> uvicorn.Config:
         ws="none",
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=grace_s,
+        timeout_graceful_shutdown=drain_s + _CLOSING_S,
+        ssl_certfile=certfile,
+        ssl_keyfile=keyfile,
     )
+
+
+def check_certificate(certfile: Path | None, keyfile: Path | None) -> None:
+    """Raise unless the files of TLS can be used, if there are any."""
+    if certfile is None:
+        if keyfile is not None:
+            raise UsageError("A key of TLS needs its certificate", hint="Add --ssl-certfile FILE")
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            certfile, keyfile, password=_no_password
+        )
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        raise UsageError(
+            f"The certificate {certfile} and its key cannot be used",
+            got=str(error),
+            expected="PEM files of a certificate and of a key without a password",
+            hint="" if keyfile else "The key is expected in the same file without --ssl-keyfile",
+        ) from error
+
+
+def _no_password() -> str:
+    """Refuse a key with a password, which the library would ask for on the terminal."""
+    raise ValueError("the key has a password")
 
 
 class QuietServer(uvicorn.Server):
     """A server that returns after SIGINT or SIGTERM, when its requests have ended.
 
-    uvicorn's own would raise the signal again, which ends the process before ranks are told.
+    It takes no new connections then. Requests that have not ended after `drain_s` are ended by
+    `end_requests`. uvicorn's own would raise the signal again, which ends the process before ranks
+    are told.
     """
+
+    def __init__(
+        self, config: uvicorn.Config, drain_s: int, end_requests: Callable[[str], None]
+    ) -> None:
+        super().__init__(config)
+        self._drain_s, self._end_requests = drain_s, end_requests
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let the requests end, and end those that take too long."""
+        log.info("ending: %d connections, at most %d s", len(self.server_state.connections),
+                 self._drain_s)  # fmt: skip
+        reason = f"The server ends, and gives its requests {self._drain_s} s"
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._drain_s, self._end_requests, reason)
+        await super().shutdown(sockets)
+        timer.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

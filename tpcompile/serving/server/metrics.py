@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -12,11 +11,23 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily
 
 from tpcompile.serving.engine import Engine
 
 _FIRST = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _NEXT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+
+
+class _Restarts:
+    """The collector of restarts, which the engine counts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        text = "Times that the ranks were started again"
+        yield CounterMetricFamily("tpcompile_restarts", text, value=self._engine.restarts)
 
 
 class Metrics:
@@ -32,6 +43,13 @@ class Metrics:
         self.shared = Counter(
             "tpcompile_prefix_hit_tokens", "Tokens of prompts found in the cache", registry=own
         )
+        self.calls = Counter(
+            "tpcompile_tool_calls", "Calls of tools in answers of chats", registry=own
+        )
+        self.failures = Counter(
+            "tpcompile_failures", "Answers that could not be made, by kind", ["kind"], registry=own
+        )
+        """Failures within a request. A feature that may fail has a kind of its own."""
         self.new = Counter("tpcompile_new_tokens", "New tokens", registry=own)
         self.first = Histogram(
             "tpcompile_first_token_seconds", "Time to the first token", buckets=_FIRST, registry=own
@@ -58,22 +76,10 @@ class Metrics:
         gauge("engine_steps", "Steps of the engine", lambda: engine.steps)
         gauge("program_steps", "Runs of programs", lambda: engine.model.steps.program)
         gauge("module_steps", "Runs of torch modules", lambda: engine.model.steps.modules)
+        gauge("drafted_tokens", "Guessed tokens", lambda: engine.model.steps.drafted)
+        gauge("accepted_tokens", "Right guesses", lambda: engine.model.steps.accepted)
+        own.register(_Restarts(engine))
 
     def text(self) -> bytes:
         """Return all measurements in Prometheus' format."""
         return generate_latest(self._registry)
-
-
-class Watch:
-    """The times of the tokens of one continuation."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics, self._last, self._first = metrics, time.perf_counter(), True
-
-    def token(self) -> None:
-        """Record a new token."""
-        now = time.perf_counter()
-        kind = self._metrics.first if self._first else self._metrics.next
-        kind.observe(now - self._last)
-        self._metrics.new.inc()
-        self._last, self._first = now, False

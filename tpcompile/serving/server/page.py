@@ -1,71 +1,48 @@
-"""A small page to try the server by hand."""
+"""The page at `/`: a chat in a browser, made of static files without a build step.
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>tpcompile</title>
-<link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }
-textarea { width: 100%; min-height: 6rem; font: inherit; box-sizing: border-box; }
-output { display: block; white-space: pre-wrap; min-height: 4rem; margin-top: 1rem; }
-label { display: inline-block; margin: 0 1rem 0.5rem 0; }
-input { width: 5rem; } input, button { font: inherit; }
-</style>
-</head>
-<body>
-<h1>tpcompile</h1>
-<form>
-<p><label for="prompt">Prompt</label></p>
-<textarea id="prompt" required></textarea>
-<p>
-<label>New tokens <input id="tokens" type="number" value="64" min="1"></label>
-<label>Temperature <input id="temperature" type="number" value="0" min="0" step="0.1"></label>
-<label>Key <input id="key" type="password" autocomplete="off"></label>
-<button>Continue</button> <button type="button" id="stop" disabled>Stop</button>
-</p>
-</form>
-<output aria-live="polite"></output>
-<script>
-const get = id => document.getElementById(id), out = document.querySelector("output");
-let ends;
-get("stop").onclick = () => ends.abort();
-document.querySelector("form").onsubmit = async event => {
-  event.preventDefault();
-  out.textContent = get("prompt").value;
-  ends = new AbortController();
-  get("stop").disabled = false;
-  const headers = {"Content-Type": "application/json"};
-  if (get("key").value) headers.Authorization = "Bearer " + get("key").value;
-  try {
-    const answer = await fetch("v1/completions", {method: "POST", headers, signal: ends.signal,
-      body: JSON.stringify({prompt: get("prompt").value, stream: true,
-        max_tokens: +get("tokens").value, temperature: +get("temperature").value})});
-    if (!answer.ok) throw Error((await answer.json()).error.message);
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
-    for (;;) {
-      const {done, value} = await reader.read();
-      if (done) break;
-      const lines = (rest + value).split("\\n\\n");
-      rest = lines.pop();
-      for (const line of lines) {
-        const data = line.slice(6);
-        if (data == "[DONE]") continue;
-        const piece = JSON.parse(data);
-        if (piece.error) throw Error(piece.error.message);
-        for (const one of piece.choices) out.append(one.text);
-      }
-    }
-  } catch (error) {
-    if (error.name != "AbortError") out.append("\\n\\n" + error.message);
-  }
-  get("stop").disabled = true;
-};
-</script>
-</body>
-</html>
+All texts of models and servers become text nodes, never markup. A content security policy allows
+only the scripts and styles of this package, and requests of this server.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tpcompile.serving.server.answers import error_of
+
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def page_routes() -> list[Route]:
+    """Return the routes of the page and of its files, which are read once."""
+    contents = {
+        file.name: file.read_bytes() for file in files(__package__).joinpath("static").iterdir()
+    }
+
+    async def page(request: Request) -> Response:
+        return _file("page.html", contents)
+
+    async def part(request: Request) -> Response:
+        return _file(request.path_params["name"], contents)
+
+    return [Route("/", page), Route("/page/{name}", part, include_in_schema=False)]
+
+
+def _file(name: str, contents: Mapping[str, bytes]) -> Response:
+    if name not in contents:
+        return error_of(404, f"The page has no file {name[:100]!r}")
+    kind = _TYPES[name.rpartition(".")[2]]
+    return Response(contents[name], media_type=kind, headers=_HEADERS)

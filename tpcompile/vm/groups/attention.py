@@ -51,7 +51,9 @@ class AttentionOperands:
     ]
     cache: Annotated[
         int,
-        rules.cache("kv_heads", dtype="T").reads("layer", ":", "sequence", "kv_head", "ages"),
+        rules.cache("kv_heads", dtype="T")
+        .reads("layer", ":", "sequence", "kv_head", "0")
+        .reads("layer", ":", "together", "kv_head", "1", unless=("is_past", 1)),
     ]
     lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch").reads("sequence")]
     tables: Annotated[int, rules.sole(Role.TABLES, "batch", "most_blocks").reads("sequence")]
@@ -65,6 +67,7 @@ class AttentionOperands:
     spans: Annotated[int, rules.COUNT]
     planned: Annotated[int, rules.COUNT]
     """The tokens per sequence that the cost assumes. The result is correct for any number."""
+    sequence_rows: Annotated[int, rules.COUNT]
     format: Annotated[Format, rules.FormatOf("cache")]
 
 
@@ -73,7 +76,9 @@ class AttentionOperands:
 class PartialAttention(StepInstruction):
     """Attention of the query heads of one KV head over some spans of a sequence's blocks.
 
-    Only the last span reads the new token. All spans may read the tokens before it.
+    If several rows may belong to one sequence, each reads the new tokens of the rows before it.
+    Which rows do is known only within the step, so every span reads the new tokens of all of them.
+    Else only the last span reads the new token.
     """
 
     at: AttentionOperands
@@ -85,9 +90,15 @@ class PartialAttention(StepInstruction):
     opcode: ClassVar[int] = 4
 
     @property
-    def ages(self) -> Range:
-        """The past tokens, and the new token for the last span, which alone reads it."""
-        return Range(0, 2 if self.span.stop == self.at.spans else 1)
+    def together(self) -> Range:
+        """The rows that may belong to one sequence."""
+        first = self.sequence // self.at.sequence_rows * self.at.sequence_rows
+        return Range(first, first + self.at.sequence_rows)
+
+    @property
+    def is_past(self) -> bool:
+        """Whether the spans have no new token."""
+        return self.at.sequence_rows == 1 and self.span.stop < self.at.spans
 
     @property
     def planned(self) -> int:
@@ -256,6 +267,7 @@ def _attention_operands(
         window=NONE if bound["window"] is None else bound["window"],
         spans=spans,
         planned=context,
+        sequence_rows=to.plan.sequence_rows,
         format=value_type(bound["cache"]).stored,
         **places(to, block, rank),
     )

@@ -2,7 +2,8 @@
 
 An instruction computes the value heads of one sequence that read one key head. It reads and writes
 their channels of the convolution's tail and their states once. In the first step of a launch it
-reads the state that the sequence resumes from; later, the one that it writes.
+reads the state that the sequence resumes from; later, the one that it writes. If a sequence has
+several rows, each resumes from the state that the row before it writes.
 
 The gates of the results, `z`, are in the buffer of the channels after these, or in one of their own
 if the weights of both differ, for example in format.
@@ -53,13 +54,21 @@ def _each(rule: rules.Held, *ways: str, ahead: tuple[str, ...] = ()) -> rules.He
     return rule
 
 
+def _resumed(rule: rules.Held) -> rules.Held:
+    """Return the rule of what a row resumes from: the row before it may be of its sequence."""
+    for columns in _CHANNELS:
+        rule = rule.reads("layer", "before", columns)
+    return rule
+
+
 _PROJECTED = _each(rules.scratch("batch", "inputs", dtype="T"), "reads", ahead=("sequence",))
 _GATES = rules.scratch("batch", "2*v_heads", dtype="T")
 _TAILS = _each(
-    rules.Held(
-        Role.TAILS, ("layers", "batch", "channels"), "T", ("layers", "held", "kept", "channels")
+    _resumed(
+        rules.Held(
+            Role.TAILS, ("layers", "batch", "channels"), "T", ("layers", "held", "kept", "channels")
+        )
     ),
-    "reads",
     "writes",
     ahead=("layer", "sequence"),
 )
@@ -69,7 +78,7 @@ _STATES = rules.Held(
     rules.F32,
     ("layers", "held", "v_heads", "key", "value"),
 )
-_OWN = ("layer", "sequence", "heads")
+_OWN, _BEFORE = ("layer", "sequence", "heads"), ("layer", "before", "heads")
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ class DeltaOperands:
     tails: Annotated[int, _TAILS]
     rate: Annotated[int, rules.weight("v_heads").reads("heads")]
     offset: Annotated[int, rules.weight("v_heads").reads("heads")]
-    states: Annotated[int, _STATES.reads(*_OWN).writes(*_OWN)]
+    states: Annotated[int, _STATES.reads(*_BEFORE).writes(*_OWN)]
     norm: Annotated[int, rules.weight("value").reads()]
     eps: Annotated[float, rules.Real(0.0)]
     lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch").reads("sequence")]
@@ -98,6 +107,7 @@ class DeltaOperands:
         int, rules.scratch("batch", "v_heads*value", dtype="T").writes("sequence", "out_columns")
     ]
     batch: Annotated[int, rules.COUNT]
+    sequence_rows: Annotated[int, rules.COUNT]
     k_heads: Annotated[int, rules.COUNT]
     v_heads: Annotated[int, rules.COUNT]
     key: Annotated[int, rules.COUNT]
@@ -127,6 +137,12 @@ class DeltaStep(StepInstruction):
     out_columns = Interval("heads*value")
     name: ClassVar[str] = "delta_step"
     opcode: ClassVar[int] = 16
+
+    @property
+    def before(self) -> Range:
+        """The row, and the rows before it that may belong to its sequence."""
+        first = self.sequence // self.at.sequence_rows * self.at.sequence_rows
+        return Range(first, self.sequence + 1)
 
     @property
     def traffic(self) -> int:
@@ -271,6 +287,7 @@ def _operands(
         write=to.sole(Role.WRITE, (batch,)) + rank,
         out=out,
         batch=batch,
+        sequence_rows=to.plan.sequence_rows,
         k_heads=k_heads,
         v_heads=v_heads,
         key=key,

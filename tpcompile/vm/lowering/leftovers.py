@@ -8,6 +8,7 @@ from torch import fx
 
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.meta import origin_of
+from tpcompile.ir.ops import op_name, package_of
 from tpcompile.ir.refusals import refusals_of
 from tpcompile.ir.text import format_node
 from tpcompile.vm.lowering.handlers import HANDLERS
@@ -24,6 +25,12 @@ class Leftover:
 
     @property
     def hint(self) -> str:
+        package = package_of(self.node)
+        if package:
+            return (
+                f"{op_name(self.node)} is an op of the package {package}, which must add an "
+                "instruction for it with @lowers, or remove it before the last passes"
+            )
         if self.refused:
             return "tpcompile does not support this form of the model's computation"
         return "Lower the graph that decode_pipeline (-p decode) returns"
@@ -47,7 +54,7 @@ def verify_nothing_left(gm: fx.GraphModule) -> None:
     found = leftovers(gm)
     if not found:
         return
-    first, *others = found
+    first, others = next(filter(_of_plugin, found), found[0]), found[1:]
     more = f" ({len(others)} more nodes are left over)" if others else ""
     raise UnsupportedError(
         f"%{first.node.name} is not part of any decode instruction: {first.reason}{more}",
@@ -56,6 +63,11 @@ def verify_nothing_left(gm: fx.GraphModule) -> None:
         expected="a graph of instruction groups, as decode_pipeline produces",
         hint=first.hint,
     )
+
+
+def _of_plugin(leftover: Leftover) -> bool:
+    """Return whether the op is that of a plugin, which explains why its neighbours are left too."""
+    return bool(package_of(leftover.node))
 
 
 def _leftover(node: fx.Node, left: dict[fx.Node, None]) -> Leftover:

@@ -34,6 +34,9 @@ class StepPlan:
     workers: int
     """The number of workers per rank."""
     batch: int = 1
+    """The number of rows."""
+    sequence_rows: int = 1
+    """The number of rows, from each of its multiples on, that may belong to one sequence."""
     max_seq_len: int = 1024
     context: int = 1024
     """The tokens per sequence that costs assume."""
@@ -58,6 +61,11 @@ class StepPlan:
             if name != "lowering":
                 _check_size(name, value)
         self.check_room(1)
+        if self.batch % self.sequence_rows:
+            raise UsageError(
+                "The rows that may belong to one sequence must divide the batch",
+                got=f"{self.sequence_rows} of {self.batch} rows",
+            )
         if self.column_splits & (self.column_splits - 1):
             raise UsageError(
                 f"column_splits={self.column_splits} is not supported",

@@ -162,7 +162,7 @@ def _compiled(source: _Source, path: str, rule: Rule, conditions: list[str]) -> 
     if rule.optional:
         conditions = [*conditions, f"one.{path} != {NONE}"]
     for how, part, turn, unless in rule.accesses:
-        other = [] if unless is None else [f"one.at.{unless[0]} != {int(unless[1])}"]
+        other = [] if unless is None else [f"{source.number(unless[0])} != {int(unless[1])}"]
         whole = (WHOLE,) * (len(rule.shape) - len(part))
         each = zip(part + whole, rule.shape, strict=True)
         box = "".join(f"{source.interval(*interval)}, " for interval in each)

@@ -45,7 +45,7 @@ class Access(NamedTuple):
     turn: int = 0
     """Regions are listed by turn, then in the order of operands."""
     unless: tuple[str, int] | None = None
-    """A shared operand, and the value with which instructions do not access the buffer."""
+    """A name, and the value with which instructions do not access the buffer."""
 
 
 class Arrival(NamedTuple):

@@ -88,11 +88,11 @@ function comparisonParts(comparison, place) {
     element("p", { class: "legend" }, element("span", { class: "chip error-key" }, "error"), element("span", { class: "chip limit-key" }, "limit")),
     element("h3", {}, `Where the error grows most in ${comparison.dtype}`),
     element("p", { class: "quiet" }, "Growth is the error of a value less the largest error of its operands. The plot is logarithmic, so small errors look as if they grow fast."),
-    table(["value", "source", "error of its operands", "its error", "growth"], growths(comparison).slice(0, 8).map(({ row, before, growth }) => [
-      link(row), row.source, exponent(before, 2), exponent(row.error, 2), exponent(growth, 2)])),
+    scrolled("Growth of errors", table(["value", "source", "error of its operands", "its error", "growth"], growths(comparison).slice(0, 8).map(({ row, before, growth }) => [
+      link(row), row.source, exponent(before, 2), exponent(row.error, 2), exponent(growth, 2)]))),
     element("h3", {}, "The value nearest to its limit, by layer"),
-    table(["layer", "value", "error", "limit", ""], [...byLayer].map(([layer, row]) => [
-      layer === null ? "outside" : layer, link(row), exponent(row.error), exponent(row.limit), row.ok ? "ok" : row.problem || "DIFFERS"])),
+    scrolled("Errors by layer", table(["layer", "value", "error", "limit", ""], [...byLayer].map(([layer, row]) => [
+      layer === null ? "outside" : layer, link(row), exponent(row.error), exponent(row.limit), row.ok ? "ok" : row.problem || "DIFFERS"]))),
   ];
 }
 
@@ -117,6 +117,8 @@ function jumps() {
 Explorer.view({
   name: "compare",
   title: "Compare",
+  answers: "Does it compute what Hugging Face computes? The error of every value, and where it grows.",
+  needs: "add --compare",
   available: () => Boolean(Explorer.data.comparisons && Explorer.data.comparisons.length),
   find(words) {
     const short = { float32: "fp32", bfloat16: "bf16", float16: "fp16" };

@@ -31,6 +31,11 @@ function table(headings, rows, attributes = {}) {
     element("tbody", {}, rows.map((row) => element("tr", {}, row.map((cell) => element("td", {}, cell))))));
 }
 
+// Let a table scroll sideways where it is wider than the screen.
+function scrolled(label, content) {
+  return element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": label }, content);
+}
+
 function formatBytes(count) {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]])
     if (count >= size) return `${formatNumber(count / size, 2)} ${unit}`;
@@ -133,6 +138,7 @@ Explorer.render = function () {
     Explorer.shown = current;
   }
   document.body.dataset.view = current.name;
+  unfoldDetails(Boolean(place.node || place.instruction));
   current.show(root, place);
 };
 
@@ -140,6 +146,16 @@ Explorer.render = function () {
 Explorer.details = function (...children) {
   document.getElementById("details").replaceChildren(...children.flat(Infinity).filter(Boolean));
 };
+
+// Show or fold the panel of details. Only narrow screens fold it, where it covers a part of the view.
+function unfoldDetails(open) {
+  document.getElementById("fold").setAttribute("aria-expanded", String(open));
+}
+
+function setUpFold() {
+  const button = document.getElementById("fold");
+  button.addEventListener("click", () => unfoldDetails(button.getAttribute("aria-expanded") !== "true"));
+}
 
 // ---- theme, keys and search ---------------------------------------------------------------------
 
@@ -260,6 +276,7 @@ Explorer.start = async function () {
   setUpTheme();
   setUpKeys();
   setUpSearch();
+  setUpFold();
   addEventListener("popstate", Explorer.render);
   addEventListener("hashchange", Explorer.render);
   Explorer.render();

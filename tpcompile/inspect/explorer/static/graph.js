@@ -43,15 +43,38 @@ function drawnGraph(stage, weights) {
 
 function laidOut({ nodes, edges }) {
   const graph = new dagre.graphlib.Graph();
-  graph.setGraph({ rankdir: "TB", nodesep: 14, ranksep: 26, marginx: 40, marginy: 24 });
+  graph.setGraph({ rankdir: "TB", nodesep: 14, ranksep: 26, marginx: MARGIN, marginy: 24 });
   graph.setDefaultEdgeLabel(() => ({}));
+  const connected = new Set(edges.flat()), single = [];
   for (const { name, line } of nodes.values()) {
     const label = nodeLabel(name, line);
-    graph.setNode(name, { width: 16 + 7.3 * Math.max(label[0].length, label[1].length), height: NODE_HEIGHT });
+    const box = { width: 16 + 7.3 * Math.max(label[0].length, label[1].length), height: NODE_HEIGHT };
+    if (connected.has(name)) graph.setNode(name, box); else single.push([name, box]);
   }
   for (const [from, to] of edges) graph.setEdge(from, to);
   dagre.layout(graph);
+  placeAbove(graph, single);
   return graph;
+}
+
+const GAP = 14, MARGIN = 40, NARROWEST = 800;
+
+// Place values without edges in rows above the others, so that they do not widen the drawing.
+function placeAbove(graph, single) {
+  const size = graph.graph(), drawn = graph.nodes().length > 0;
+  const width = Math.max(drawn ? size.width : 0, NARROWEST);
+  let [x, y] = [MARGIN, GAP];
+  for (const [, box] of single) {
+    if (x + box.width > width - MARGIN && x > MARGIN) [x, y] = [MARGIN, y + NODE_HEIGHT + GAP];
+    Object.assign(box, { x: x + box.width / 2, y: y + NODE_HEIGHT / 2 });
+    x += box.width + GAP;
+  }
+  const down = single.length ? y + NODE_HEIGHT : 0;
+  for (const name of graph.nodes()) graph.node(name).y += down;
+  for (const edge of graph.edges()) for (const point of graph.edge(edge).points) point.y += down;
+  for (const [name, box] of single) graph.setNode(name, box);
+  size.width = width;
+  size.height = down + (drawn ? size.height : GAP);
 }
 
 // Draw a frame around the values of each section of layers.
@@ -111,29 +134,33 @@ function drawing(stage, weights) {
   return svg;
 }
 
-// Set the size of a drawing: "fit" makes it as wide as its frame, but not smaller than a quarter.
-function zoomDrawing(picture, zoom) {
+// Set the size of a drawing.
+function zoomDrawing(picture, scale) {
   const svg = picture.querySelector("svg");
-  const { width, height } = svg.dataset;
-  const scale = zoom === "fit" ? Math.min(1, Math.max(0.25, (picture.clientWidth - 4) / width)) : zoom;
-  svg.setAttribute("width", width * scale);
-  svg.setAttribute("height", height * scale);
+  svg.setAttribute("width", svg.dataset.width * scale);
+  svg.setAttribute("height", svg.dataset.height * scale);
   return scale;
 }
 
-const READABLE = 0.7;   // the least scale at first
+const READABLE = 0.6;   // the least scale that "Fit" chooses
+
+// Fit the first layers into the frame of the drawing, or all of it if there are no layers.
+function fitDrawing(picture) {
+  const svg = picture.querySelector("svg"), frame = svg.querySelector(".cluster");
+  const box = frame ? frame.getBBox() : { x: 0, y: 0, width: +svg.dataset.width, height: +svg.dataset.height };
+  const fitting = Math.min((picture.clientWidth - 8) / (box.width + 2 * GAP), (picture.clientHeight - 8) / (box.height + 2 * GAP));
+  const scale = zoomDrawing(picture, Math.min(1, Math.max(READABLE, fitting)));
+  picture.scrollLeft = Math.max(0, (box.x + box.width / 2) * scale - picture.clientWidth / 2);
+  picture.scrollTop = box.height * scale < picture.clientHeight ? (box.y - 2 * GAP) * scale : 0;
+  return scale;
+}
 
 function zoomButtons(picture) {
-  let scale = zoomDrawing(picture, "fit");
-  if (scale < READABLE) {
-    scale = zoomDrawing(picture, READABLE);
-    picture.scrollLeft = (picture.scrollWidth - picture.clientWidth) / 2;
-  }
-  const button = (text, label, next) => element("button", {
-    type: "button", "aria-label": label, onclick: () => { scale = zoomDrawing(picture, next()); },
-  }, text);
-  return [button("−", "Smaller", () => Math.max(0.2, scale / 1.25)), button("+", "Larger", () => Math.min(3, scale * 1.25)),
-    button("Fit", "Fit the width", () => "fit")];
+  let scale = fitDrawing(picture);
+  const button = (text, label, next) => element("button", { type: "button", "aria-label": label, onclick: () => { scale = next(); } }, text);
+  const zoomed = (next) => () => zoomDrawing(picture, next());
+  return [button("−", "Smaller", zoomed(() => Math.max(0.2, scale / 1.25))), button("+", "Larger", zoomed(() => Math.min(3, scale * 1.25))),
+    button("Fit", "Fit the first layers", () => fitDrawing(picture))];
 }
 
 // Draw the way from the end of a repeated layer to the start of the next one.
@@ -195,6 +222,7 @@ let drawn = null;   // the drawing that is shown: it stays if only the chosen va
 Explorer.view({
   name: "graph",
   title: "Graph",
+  answers: "How do values flow, and where are they sharded? The drawing of a stage beside the source of the model.",
   available: () => Boolean(Explorer.data.compilations),
   onKey(event) {
     if (event.key !== "j" && event.key !== "k") return false;

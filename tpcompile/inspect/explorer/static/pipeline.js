@@ -193,7 +193,7 @@ function sidesTable(left, right, place) {
 }
 
 function sideRow(row, left, right, place, same) {
-  const kind = !row.left ? "added" : !row.right ? "removed" : same(row) ? "" : "changed";
+  const kind = !row.left ? "added" : !row.right ? "removed" : same(row) ? "same" : "changed";
   return element("tr", { class: kind },
     sideCell(row.left, left, row.right, place, "left"), sideCell(row.right, right, row.left, place, "right"));
 }
@@ -217,6 +217,7 @@ function stepPass(by) {
 Explorer.view({
   name: "pipeline",
   title: "Pipeline",
+  answers: "Which pass changed what? Each pass with its time and matches; two stages side by side.",
   available: () => Boolean(Explorer.data.compilations),
   keys: [["j, k", "Pipeline and Graph: the next and the previous pass"]],
   onKey(event) {

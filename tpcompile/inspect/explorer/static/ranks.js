@@ -1,17 +1,17 @@
 "use strict";
 // Who holds what: a strip for each logical axis, bytes, collectives, and the module of each rank.
 
-const STRIP_WIDTH = 860, RANK_HEIGHT = 20, LABEL_WIDTH = 70;
+const WIDEST_STRIP = 860, RANK_HEIGHT = 20, LABEL_WIDTH = 60;
 
 // Draw an axis: a row for each rank, with the units that it holds. Repeated units are hatched.
-function axisStrip(axis) {
+function axisStrip(axis, width) {
   const { units, parts } = axis;
   const holders = new Array(units).fill(0);
   for (const part of parts) for (const [start, stop] of part) for (let unit = start; unit < stop; unit++) holders[unit]++;
-  const scale = (STRIP_WIDTH - LABEL_WIDTH) / units;
+  const scale = (width - LABEL_WIDTH) / units;
   const height = parts.length * (RANK_HEIGHT + 3) + 18;
   const svg = element("svg:svg", {
-    width: STRIP_WIDTH, height, viewBox: `0 0 ${STRIP_WIDTH} ${height}`, role: "img",
+    width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `${axis.axis}: ${axisWords(axis).join("; ")}`,
   });
   parts.forEach((part, rank) => {
@@ -25,13 +25,13 @@ function axisStrip(axis) {
           x: LABEL_WIDTH + from * scale, y: top, width: (to - from) * scale, height: RANK_HEIGHT, class: repeated ? "held repeated" : "held",
         }, element("svg:title", {}, `rank ${rank}: ${axis.axis} ${unitWords(from, to)}${repeated ? `, also on ${othersOf(axis, from, rank)}` : ""}`)));
       }
-      if (units <= 64 && axis.grain === 1)
+      if (units * 18 <= width - LABEL_WIDTH && axis.grain === 1)
         for (let unit = start; unit < stop; unit++)
           svg.append(element("svg:text", { x: LABEL_WIDTH + (unit + 0.5) * scale, y: top + 14, "text-anchor": "middle", class: "unit" }, unit));
     }
   });
   svg.append(element("svg:text", { x: LABEL_WIDTH, y: height - 2, class: "second" }, "0"),
-    element("svg:text", { x: STRIP_WIDTH, y: height - 2, "text-anchor": "end", class: "second" }, `${(units * axis.grain).toLocaleString("en")}`));
+    element("svg:text", { x: width, y: height - 2, "text-anchor": "end", class: "second" }, `${(units * axis.grain).toLocaleString("en")}`));
   return svg;
 }
 
@@ -99,7 +99,7 @@ function about(axis) {
   return AXES[axis.axis] || { title: axis.axis, one: axis.axis };
 }
 
-function axesOf(axes) {
+function axesOf(axes, width) {
   return axes.map((axis) => {
     const { title, one, readers } = about(axis);
     const queries = readers ? axes.find((other) => other.axis === readers && other.layers === axis.layers) : null;
@@ -107,7 +107,7 @@ function axesOf(axes) {
     return element("section", { class: "axis" },
       element("h3", {}, `${title}: ${(axis.units * axis.grain).toLocaleString("en")}`,
         element("span", { class: "quiet" }, ` ${axis.grain > 1 ? `in units of ${axis.grain}, ` : ""}${uneven(axis)}${axis.layers ? `, ${axis.layers}` : ""}`)),
-      axisStrip(axis),
+      axisStrip(axis, width),
       queries ? element("p", { class: "quiet" }, `${count(queries.units / axis.units, about(queries).one)} ${queries.units > axis.units ? "read" : "reads"} each ${one}, and a rank holds every ${one} that its ${about(queries).one}s read.`) : null,
       repeated.length ? element("ul", { class: "repeats" }, repeated.map((line) => element("li", {}, line))) : null);
   });
@@ -128,8 +128,8 @@ const SHARES = [
 
 function rankBytes(plan) {
   const shown = SHARES.filter(([, cell]) => plan.ranks.some(cell));
-  return table(["", ...shown.map(([title]) => title)],
-    plan.ranks.map((rank) => [`rank ${rank.rank}`, ...shown.map(([, cell]) => cell(rank))]));
+  return scrolled("Shares of the ranks", table(["", ...shown.map(([title]) => title)],
+    plan.ranks.map((rank) => [`rank ${rank.rank}`, ...shown.map(([, cell]) => cell(rank))]), { class: "shares" }));
 }
 
 const WAYS = { tp: "tp: a part of each expert", ep: "ep: whole experts" };
@@ -139,7 +139,8 @@ function expertTable(plan) {
   const rows = plan.expert_plans.map((one) => [
     `${WAYS[one.plan]}${one.chosen ? " (chosen)" : ""}`,
     one.bytes_per_token === null ? "" : formatBytes(one.bytes_per_token), one.reason]);
-  return rows.length ? table(["way to share experts", "expected bytes per token, on the busiest rank", ""], rows) : null;
+  return rows.length ? scrolled("Ways to share experts",
+    table(["way to share experts", "expected bytes per token, on the busiest rank", ""], rows, { class: "ways" })) : null;
 }
 
 // Return the bytes of each format of weights, if there are several.
@@ -210,6 +211,7 @@ function moduleOf(compilation, place) {
 Explorer.view({
   name: "ranks",
   title: "Ranks",
+  answers: "Which rank holds what? Heads, features, bytes, collectives, and the module of each rank.",
   available: () => (Explorer.data.compilations || []).some((one) => one.plan),
   find(words) {
     const topics = [...Object.values(AXES).map((one) => one.title), "Collectives", "Emitted module of each rank", "Weights and KV cache of each rank"];
@@ -224,7 +226,7 @@ Explorer.view({
       element("select", { onchange: (event) => Explorer.go({ c: event.target.value, pass: "", node: "" }) },
         usable.map(([one, n]) => element("option", { value: n, selected: n === c }, one.name))));
     root.replaceChildren(...[picker, rankBytes(compilation.plan), expertTable(compilation.plan),
-      formatTable(compilation.plan), axesOf(compilation.axes),
+      formatTable(compilation.plan), axesOf(compilation.axes, Math.min(WIDEST_STRIP, root.clientWidth - 24)),
       element("h2", {}, "Collectives"), wireTable(compilation.plan, last),
       moduleOf(compilation, place)].flat(Infinity).filter(Boolean));
     if (place.node) showValue(last, place.node); else Explorer.details(overview(last));

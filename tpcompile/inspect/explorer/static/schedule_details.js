@@ -28,7 +28,7 @@ const ScheduleDetails = (() => {
     const made = table(headings, rows);
     for (const row of made.rows)
       [...row.cells].forEach((cell, place) => { if (place >= words) cell.classList.add("number"); });
-    return element("div", { class: "wide" }, made);
+    return scrolled(headings.filter(Boolean).join(", "), made);
   }
 
   // Make a table of names and values.

@@ -13,6 +13,7 @@
   Explorer.view({
     name: "schedule",
     title: "Schedule",
+    answers: "Where does the time of a decode step go? The timeline of all workers, and what waits for what.",
     available: () => Boolean(json()),
     show,
     hide: () => document.getElementById("details").replaceChildren(),

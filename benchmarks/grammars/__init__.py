@@ -1,0 +1,1 @@
+"""What grammars cost: compiling them, and masks of tokens; llguidance and xgrammar side by side."""

@@ -1,0 +1,237 @@
+"""Guessed tokens: the cost of rows, and tokens per second with and without guesses, in turn.
+
+Models have random weights, which continue no text sensibly. So the tokens of each text are forced:
+the model computes all of them, but the next token is that of the text, whatever the logits say. The
+first text is an edit: a document, and then the same document with some words replaced by others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import tpcompile
+from benchmarks.report import write_json
+from tpcompile.frontend import config_of
+from tpcompile.serving import Engine, SamplingParams
+from tpcompile.serving.sampling import Chosen
+from tpcompile.serving.speculation import Wanted
+
+_DOCUMENT = Path(__file__).parent.parent / "docs" / "serving.md"
+_WORDS = 400
+_RENAMED = ("the", "request", "tokens", "blocks")
+"""The words of the document that the edit replaces."""
+_CONTEXT = 64
+_RIGHT = 0.8
+
+
+@dataclass(frozen=True)
+class Result:
+    """The median of all turns."""
+
+    model: str
+    weights: str
+    what: str
+    ms: float
+    """Milliseconds per step, or per token of a sequence."""
+    ratio: float
+    """Of steps, the time relative to one row; of tokens, the speed relative to plain decoding."""
+    accepted: float | None = None
+    """The share of guesses that were accepted."""
+
+
+class Guesses:
+    """A drafter that knows the texts. A guess is right with a probability."""
+
+    free = True
+
+    def __init__(self, texts: Mapping[int, Sequence[int]], right: float, most: int) -> None:
+        """`texts` have the first token of a prompt as key."""
+        self.most = most
+        self._texts, self._right, self._dice = texts, right, Random(0)
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """Return the next tokens of the texts, some of them wrong."""
+        return [
+            [
+                token if self._dice.random() < self._right else token + 1
+                for token in self._texts[each.tokens[0]][len(each.tokens) :][: each.most]
+            ]
+            for each in wanted
+        ]
+
+    def forget(self, key: Any) -> None:
+        """Do nothing: texts do not change."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    results = [
+        each
+        for name in options.models
+        for weights in options.weights
+        for each in _measured(name, weights, options)
+    ]
+    if options.json:
+        write_json([asdict(each) for each in results])
+        return 0
+    table = Table("model", "weights", "", "ms", "ratio", "accepted")
+    for each in results:
+        share = "" if each.accepted is None else f"{each.accepted:.2f}"
+        row = (each.model, each.weights, each.what, f"{each.ms:.2f}", f"{each.ratio:.2f}", share)
+        table.add_row(*row)
+    Console().print(table)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks speculation", description=__doc__)
+    add = parser.add_argument
+    add("models", nargs="*", default=["qwen3-0.6b"], help="presets; default: qwen3-0.6b")
+    add("--weights", nargs="+", default=["bf16", "int4"], help="default: bf16 int4")
+    add("--layers", type=int, help="default: all of them")
+    add("--turns", type=int, default=5, help="default: %(default)s")
+    add("--new", type=int, default=128, help="tokens of a turn; default: %(default)s")
+    add("--json", action="store_true", help="print all results as JSON")
+    return parser
+
+
+def _measured(name: str, weights: str, options: argparse.Namespace) -> Iterator[Result]:
+    config = config_of(f"preset:{name}")
+    config.num_hidden_layers = options.layers or config.num_hidden_layers
+    few = None if weights == "bf16" else weights
+    with tpcompile.compile(
+        config, random_weights=0, max_seq_len=2048, max_batch=16, weights=few,
+        dtype=torch.bfloat16, backend="native",
+    ) as model:  # fmt: skip
+        for what, ms, ratio in _rows(model, options.turns):
+            yield Result(name, weights, what, ms, ratio)
+        for what, ms, ratio, accepted in _speeds(model, options):
+            yield Result(name, weights, what, ms, ratio, accepted)
+
+
+def _rows(model: Any, turns: int) -> Iterator[tuple[str, float, float]]:
+    """Measure steps of several rows of a sequence, and of as many sequences."""
+    numbers = (1, 2, 4, 8, 16)
+    times: dict[str, list[float]] = {}
+    for turn in range(turns + 1):
+        for number in numbers:
+            for kind, batch, length in (("rows", 1, number), ("sequences", number, 1)):
+                seconds = _step(model, batch, length)
+                if turn:  # the first one makes programs
+                    times.setdefault(f"{number} {kind}", []).append(seconds)
+    alone = median(times["1 rows"])
+    for what, each in times.items():
+        yield what, median(each) * 1e3, median(each) / alone
+
+
+def _step(model: Any, batch: int, rows: int, steps: int = 12) -> float:
+    """Return the median time of a step."""
+    dice = torch.Generator().manual_seed(0)
+    cache, most = model.new_cache(), model.config.vocab_size
+    prompt = torch.randint(0, most, (batch, _CONTEXT), generator=dice)
+    model(prompt, past_key_values=cache, logits_to_keep=1)
+    tokens = torch.randint(0, most, (batch, rows), generator=dice)
+    cache.guesses = model.guesses if rows > 1 else None
+    times = []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        model(tokens, past_key_values=cache, logits_to_keep=rows)
+        times.append(time.perf_counter() - begun)
+        cache.crop(-rows)
+    return median(times)
+
+
+def _speeds(
+    model: Any, options: argparse.Namespace
+) -> Iterator[tuple[str, float, float, float | None]]:
+    """Measure texts with and without guesses, in turn."""
+    edit = _edit(options.new, model.config.vocab_size)
+    oracle = Guesses(edit, _RIGHT, 4)
+    eight = {first: [first, *next(iter(edit.values()))[1:]] for first in range(1, 9)}
+    sides: dict[str, tuple[dict[int, list[int]], Any]] = {
+        "plain": (edit, None),
+        "prompt:8": (edit, "prompt:8"),
+        f"right {_RIGHT:.0%}, 4 guesses": (edit, oracle),
+        "right never": (edit, Guesses(edit, 0.0, 8)),
+        "8 sequences, plain": (eight, None),
+        "8 sequences, prompt:8": (eight, "prompt:8"),
+        "8 sequences, right never": (eight, Guesses(eight, 0.0, 8)),
+    }
+    times: dict[str, list[float]] = {}
+    counts: dict[str, list[int]] = {}
+    for turn in range(options.turns + 1):
+        for what, (texts, speculate) in sides.items():
+            before = model.guesses.drafted, model.guesses.accepted
+            seconds = _text(model, texts, speculate, options.new)
+            if turn:
+                times.setdefault(what, []).append(seconds)
+                new = model.guesses.drafted - before[0], model.guesses.accepted - before[1]
+                counts[what] = [
+                    sum(pair) for pair in zip(counts.get(what, (0, 0)), new, strict=True)
+                ]
+    for what, each in times.items():
+        plain = times["8 sequences, plain" if what.startswith("8") else "plain"]
+        drafted, accepted = counts[what]
+        share = accepted / drafted if drafted else None
+        yield what, median(each) * 1e3, median(plain) / median(each), share
+
+
+def _edit(new: int, vocabulary: int) -> dict[int, list[int]]:
+    """Return a document, its edit, and so many tokens of the edit."""
+    words = _DOCUMENT.read_text(encoding="utf-8").split()[:_WORDS]
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(words), 100)}
+    document = [numbers[word] for word in words]
+    other = {numbers[word]: vocabulary - 1 - number for number, word in enumerate(_RENAMED)}
+    edited = [other.get(token, token) for token in document]
+    return {99: [99, *document, 98, *edited[: new + 1]]}
+
+
+def _text(model: Any, texts: Mapping[int, Sequence[int]], speculate: Any, new: int) -> float:
+    """Return the seconds per token of a sequence after the first one, with forced tokens."""
+    with Engine(model, speculate=speculate, max_batch=16) as engine:
+        run = engine._runs.run
+
+        def forced(plan: Any) -> Any:
+            for pieces, results in run(plan):
+                yield (
+                    pieces,
+                    [
+                        (
+                            piece,
+                            [
+                                Chosen(texts[piece.sequence.tokens[0]][place])
+                                for place in range(
+                                    len(piece.sequence.tokens),
+                                    len(piece.sequence.tokens) + 1 + len(piece.guesses),
+                                )
+                            ],
+                        )
+                        for piece, _ in results
+                    ],
+                )
+
+        engine._runs.run = forced  # type: ignore[method-assign]
+        params = SamplingParams(max_tokens=new, ignore_eos=True)
+        handles = [engine.add(text[: len(text) - new - 1], params) for text in texts.values()]
+        while any(not list(handle.ready()) for handle in handles):
+            engine.step()
+        begun = time.perf_counter()
+        for handle in handles:
+            handle.result()
+        return (time.perf_counter() - begun) / (new - 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,46 @@
+"""Several rows of one sequence in a step on native threads: the bits of steps with one row."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from tests.backends.reference.stepping import (
+    EIGHT_OF_MANY,
+    EXPERTS,
+    HYBRID,
+    HYBRID_EXPERTS,
+    HYBRID_ODD,
+    INT4,
+    SHARED,
+    WINDOWED,
+    Case,
+)
+from tests.backends.reference.test_rows import (
+    LENGTHS,
+    ROWS,
+    logits_of_rows,
+    logits_of_steps,
+    same,
+)
+from tpcompile.backends.native import Native
+from tpcompile.backends.native.build import paths
+
+
+@pytest.mark.parametrize("path", paths())
+@pytest.mark.parametrize("kv", ["model", "int8"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("tiny-qwen2", "tiny-qwen3", WINDOWED, EXPERTS, SHARED, EIGHT_OF_MANY, INT4),
+        *(HYBRID, HYBRID_ODD, HYBRID_EXPERTS),
+    ],
+)
+def test_rows_have_the_bits_of_steps(model: str, kv: str, path: str) -> None:
+    for tp, policy, workers in ((1, "dynamic", 3), (2, "critical-path", 2)):
+        case = Case(model, tp, LENGTHS, policy=policy, workers=workers, rows=ROWS, spans=3, kv=kv)
+        rows, steps = (Native(each.memory(), path) for each in (case, replace(case, rows=())))
+        with closing(rows), closing(steps):
+            assert same(logits_of_rows(rows, case), logits_of_steps(steps, case))

@@ -1,0 +1,24 @@
+"""Several rows of one sequence in a step of the Triton kernel."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.backends.reference.stepping import BLOCK, FEW_TOKENS, Case
+from tests.backends.reference.test_rows import logits_of_rows, logits_of_steps
+from tpcompile.backends.triton import Triton
+
+pytestmark = pytest.mark.usefixtures("verified_once")
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_rows_have_the_bits_of_steps(tp: int) -> None:
+    case = Case(FEW_TOKENS, tp, (2 * BLOCK - 1,), rows=(4,), spans=2)
+    rows, steps = (Triton(each.memory()) for each in (case, replace(case, rows=())))
+    with closing(rows), closing(steps):
+        found, expected = logits_of_rows(rows, case)[0], logits_of_steps(steps, case)[0]
+    assert torch.equal(found, expected)

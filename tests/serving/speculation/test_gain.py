@@ -1,0 +1,73 @@
+"""The number of guesses is the one that gives most tokens per second."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tpcompile.serving.speculation.gain import Rate, Times, counts_for
+
+
+def measured(times: dict[int, float]) -> Times:
+    made = Times()
+    for rows, seconds in times.items():
+        made.add(rows, 99.0)  # the first step with so many rows makes its program
+        made.add(rows, seconds)
+    return made
+
+
+def speed(counts: tuple[int, ...], rates: list[float], times: Times, per_guess: float) -> float:
+    tokens = sum(
+        rate**i for rate, count in zip(rates, counts, strict=True) for i in range(count + 1)
+    )
+    rows = sum(counts) + len(counts)
+    return tokens / (times.of(rows) + per_guess * sum(counts))
+
+
+@pytest.mark.parametrize("rates", [[0.9], [0.3], [0.0], [0.9, 0.1], [0.5, 0.8, 0.95]])
+@pytest.mark.parametrize("per_guess", [0.0, 0.004])
+@pytest.mark.parametrize(
+    "times",
+    [
+        {1: 0.03, 2: 0.031, 4: 0.032, 8: 0.035, 16: 0.05},
+        {1: 0.03, 2: 0.05, 4: 0.06, 8: 0.1, 16: 0.2},
+    ],
+)
+def test_no_other_numbers_are_faster(
+    rates: list[float], per_guess: float, times: dict[int, float]
+) -> None:
+    known, most = measured(times), [4] * len(rates)
+    counts = counts_for(rates, most, known, 16, per_guess)
+    best = max(
+        speed(each, rates, known, per_guess) for each in product(range(5), repeat=len(rates))
+    )
+    assert speed(tuple(counts), rates, known, per_guess) >= best / 1.01
+
+
+def test_limits() -> None:
+    times = Times()
+    assert counts_for([0.9] * 16, [8] * 16, times, 16, 0.0) == [0] * 16
+    assert sum(counts_for([0.9] * 4, [8] * 4, times, 16, 0.0)) == 12
+    assert counts_for([0.99, 0.99], [0, 1], times, 16, 0.0) == [0, 1]
+    assert counts_for([], [], times, 16, 0.0) == []
+
+
+def test_times_that_are_not_known_follow_from_those_that_are() -> None:
+    times = Times()
+    assert times.of(8) / times.of(1) == pytest.approx(1.14)
+    times.add(1, 5.0)
+    assert times.of(1) == 1.0
+    times.add(1, 0.03)
+    assert times.of(1) == 0.03 and times.of(7) == pytest.approx(0.03 * 1.14)
+
+
+def test_a_rate_follows_the_latest_guesses() -> None:
+    rate = Rate(0.7)
+    rate.add(0, wrong=True)
+    rate.add(0, wrong=True)
+    assert rate.value == pytest.approx(0.35)  # a mean at first, with two guesses at 0.7
+    rate.add(60, wrong=False)
+    assert rate.value > 0.95
+    rate.add(0, wrong=True)
+    assert 0.85 < rate.value < 0.9

@@ -1,0 +1,53 @@
+"""JSON that is closed in time: any model's answer is complete before its last token."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.grammars.answers import is_instance
+from tests.serving.tokens import END, SIZE, byte_tokenizer
+from tpcompile.serving import Structure
+from tpcompile.serving.ending import closes_from
+from tpcompile.serving.grammars import Grammars
+
+NODE = {"value": {"type": "string"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"const": None}]}}
+SCHEMAS: dict[str, Any] = {
+    "text": {"type": "string"},
+    "escapes": {"type": "string", "pattern": '^\\\\*"*$'},
+    "texts": {"type": "array", "items": {"type": "string"}, "minItems": 3},
+    "numbers": {"type": "array", "items": {"type": "number"}},
+    "number": {"type": "number"},
+    "object": {"type": "object"},
+    "list": {
+        "$ref": "#/$defs/node",
+        "$defs": {"node": {"type": "object", "properties": NODE, "required": ["value", "next"]}},
+    },
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_it_is_closed(name: str) -> None:
+    grammars = Grammars(byte_tokenizer(), SIZE, frozenset([END]))
+    grammar = grammars.grammar(Structure("json_schema", json.dumps(SCHEMAS[name])))
+    for seed in range(20):
+        dice, own, tokens = Random(seed), grammar.matcher([END]), list[int]()
+        while not own.complete and len(tokens) < 100:
+            own.look_ahead(closes=len(tokens) >= 40)
+            allowed = np.flatnonzero(~own.forbidden()).tolist()
+            if own.complete:
+                break
+            allowed = [token for token in allowed if token != END]
+            tokens.append(dice.choice(allowed))
+            own.accept(tokens[-1])
+        assert own.complete, byte_tokenizer().decode(tokens)
+        assert is_instance(SCHEMAS[name], byte_tokenizer().decode(tokens))
+    grammars.close()
+
+
+def test_when_it_begins() -> None:
+    assert (closes_from(4096), closes_from(512), closes_from(40)) == (128, 128, 10)

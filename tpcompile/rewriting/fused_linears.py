@@ -1,0 +1,81 @@
+"""Splitting linears that a model stores fused, such as those of queries, keys and values."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import Parameter, new_parameter, origin_of, parameter_of, value_type
+from tpcompile.ir.ops import LINEAR, arguments_of
+from tpcompile.ir.recipe import shape_of, take
+from tpcompile.ir.types import REPLICATE
+from tpcompile.rewriting.pattern import check
+from tpcompile.rewriting.rewrite import insert, replace
+from tpcompile.rewriting.structure import bias_of, weight_of
+
+aten = torch.ops.aten
+
+
+def split_linear(gm: fx.GraphModule, linear: fx.Node) -> None:
+    """Replace a linear whose result is only sliced with one linear per slice.
+
+    Raise MissError if another node reads the whole result.
+    """
+    parts = _parts(linear)
+    for place, ((start, stop), readers) in enumerate(sorted(parts.items())):
+        with gm.graph.inserting_before(linear):
+            operands = [_rows(gm, weight_of(linear), start, stop, place)]
+            bias = bias_of(linear)
+            if bias is not None:
+                operands.append(_rows(gm, bias, start, stop, place))
+            part = insert(readers[0], LINEAR, linear.args[0], *operands)
+        for reader in readers:
+            replace(reader, part)
+
+
+def _parts(linear: fx.Node) -> dict[tuple[int, int], list[fx.Node]]:
+    """Return the readers of each range of the features of a linear."""
+    parts: dict[tuple[int, int], list[fx.Node]] = {}
+    for user in linear.users:
+        for rows, reader in _slices(linear, user):
+            parts.setdefault(rows, []).append(reader)
+    check(parts, linear, "no node reads it")
+    return parts
+
+
+def _slices(linear: fx.Node, user: fx.Node) -> list[tuple[tuple[int, int], fx.Node]]:
+    """Return the features that a reader of a linear takes, and the nodes that have them."""
+    width, last = value_type(linear).shape[-1], value_type(linear).dims - 1
+    slices = (aten.slice.Tensor, aten.split_with_sizes.default)
+    check(user.target in slices and isinstance(width, int), user, "it reads the whole result")
+    assert isinstance(width, int)
+    bound = arguments_of(user)
+    check(bound["dim"] % (last + 1) == last, user, "it slices tokens")
+    if user.target is aten.slice.Tensor:
+        start, stop, step = slice(bound["start"], bound["end"], bound["step"]).indices(width)
+        check(step == 1 and start < stop, user, "its elements are not one run")
+        return [((start, stop), user)]
+    sizes = bound["split_sizes"]
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    items = [item for item in user.users if item.target is operator.getitem]
+    check(len(items) == len(user.users), user, "its parts are not read one by one")
+    places: list[int] = [int(item.args[1]) for item in items]  # type: ignore[arg-type]
+    return [
+        ((starts[place], starts[place] + sizes[place]), item)
+        for place, item in zip(places, items, strict=True)
+    ]
+
+
+def _rows(gm: fx.GraphModule, node: fx.Node, start: int, stop: int, place: int) -> fx.Node:
+    """Insert the parameter with a range of the rows of another one."""
+    whole = parameter_of(node)
+    plain = whole.type.role is None and whole.type.placement == REPLICATE
+    check(plain, node, "its rows are in another order, or on several ranks")
+    recipe = take(whole.whole, 0, start, stop)
+    assert shape_of(recipe)[0] == stop - start
+    made = Parameter.replicated(recipe, whole.type.dtype, info_of(gm).tp)
+    name, _, what = str(node.target).rpartition("_")
+    return new_parameter(gm.graph, f"{name}_{place}_{what}", made, origin_of(node), gm)

@@ -1,0 +1,98 @@
+"""How many tokens to guess: the number that gives most tokens per second."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+_FORGETTING = 0.1
+"""The weight of the latest guess in the rate of right ones."""
+_LATEST = 0.2
+"""The weight of the latest step in the time of a step."""
+_WORTH = 1.01
+"""The least gain for which tokens are guessed."""
+_PER_ROW = 0.02
+"""The time of a further row, relative to a step, as long as it was not measured."""
+
+
+class Rate:
+    """The share of right guesses among those whose predecessors were right."""
+
+    def __init__(self, value: float) -> None:
+        """Begin with an expected value, which counts like two guesses."""
+        self.value, self._count = value, 2
+
+    def add(self, right: int, wrong: bool) -> None:
+        """Count guesses: so many right ones, and then a wrong one if there was one."""
+        for outcome in (*[1.0] * right, *[0.0] * wrong):
+            self._count += 1
+            self.value += max(_FORGETTING, 1 / self._count) * (outcome - self.value)
+
+
+class Times:
+    """The times of steps by number of rows, which programs round up to a power of two."""
+
+    def __init__(self) -> None:
+        self._measured: dict[int, float] = {}
+        self._begun: set[int] = set()
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Count a step. The first one with so many rows made its program, and is left out."""
+        size = rounded(rows)
+        if size not in self._begun:
+            self._begun.add(size)
+            return
+        before = self._measured.setdefault(size, seconds)
+        self._measured[size] += _LATEST * (seconds - before)
+
+    def of(self, rows: int) -> float:
+        """Return the expected time of a step; without measurements, relative to one row.
+
+        It is between those of fewer and of more rows.
+        """
+        size = rounded(rows)
+        if size in self._measured:
+            return self._measured[size]
+        known = self._measured.items()
+        rates = [seconds / _expected(other) for other, seconds in known]
+        expected = _expected(size) * (sum(rates) / len(rates) if rates else 1.0)
+        least = max((seconds for other, seconds in known if other < size), default=0.0)
+        most = min((seconds for other, seconds in known if other > size), default=math.inf)
+        return min(max(expected, least), most)
+
+
+def rounded(rows: int) -> int:
+    """Return the rows of the program for so many rows."""
+    return 1 << (rows - 1).bit_length()
+
+
+def _expected(rows: int) -> float:
+    return 1 + _PER_ROW * (rows - 1)
+
+
+def counts_for(
+    rates: Sequence[float], most: Sequence[int], times: Times, most_rows: int, per_guess: float
+) -> list[int]:
+    """Return the number of guesses for each sequence, given the rates of right ones.
+
+    `most` are the maximum numbers, and `most_rows` is the maximum number of rows. `per_guess` is
+    the time to guess a token.
+    """
+    counts = best = [0] * len(rates)
+    tokens = float(len(rates))
+    best_speed = _WORTH * tokens / times.of(len(rates)) if rates else 0.0
+    gains = [(-rate, place) for place, rate in enumerate(rates) if most[place]]
+    heapq.heapify(gains)
+    for rows in range(len(rates) + 1, most_rows + 1):
+        if not gains:
+            break
+        gain, place = heapq.heappop(gains)
+        counts = [*counts[:place], counts[place] + 1, *counts[place + 1 :]]
+        tokens -= gain
+        if counts[place] < most[place]:
+            heapq.heappush(gains, (gain * rates[place], place))
+        speed = tokens / (times.of(rows) + per_guess * sum(counts))
+        if speed > best_speed:
+            best, best_speed = counts, speed
+    return best

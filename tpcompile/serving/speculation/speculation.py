@@ -1,0 +1,113 @@
+"""Guesses in the steps of an engine: how many, for which sequences, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tpcompile.runtime.guessed import MOST_ROWS
+from tpcompile.runtime.kv.cache import Guesses
+from tpcompile.serving.plan import Piece, Sequence
+from tpcompile.serving.speculation.drafters import Drafter, Wanted
+from tpcompile.serving.speculation.gain import Rate, Times, counts_for
+
+_FIRST_RATES = {True: 0.05, False: 0.7}
+"""The expected share of right guesses before there are any, of free ones and of others. Free ones
+are compared with the next tokens before any is computed."""
+_PROBE = 32
+"""The steps after which a guess is computed although it does not seem worth the time."""
+_LATEST = 0.2
+"""The weight of the latest time of a guess."""
+
+
+@dataclass
+class _State:
+    """What is known about the guesses for a sequence."""
+
+    rate: Rate
+    steps: int = 0
+    """The steps since the last guess that was computed."""
+    test: tuple[int, int] | None = None
+    """A place and a guess for it that no step computes: it shows whether guesses would be right."""
+
+
+class Speculation:
+    """The guesses for the sequences of an engine.
+
+    Their number follows from the share of right ones so far, of each sequence, and from the
+    measured times of steps. Where guesses are not worth their time, there are none. Free ones are
+    compared with the tokens that come; of others, one is computed from time to time.
+    """
+
+    def __init__(self, drafter: Drafter, counts: Guesses, most_rows: int = MOST_ROWS) -> None:
+        """Begin with no sequences. `most_rows` is the maximum number of rows of a step."""
+        self.counts = counts
+        """The numbers of guesses, which `learn` increases."""
+        self._drafter, self._most_rows = drafter, most_rows
+        self._times = Times()
+        self._rate = Rate(_FIRST_RATES[drafter.free])
+        """The rate of all sequences, with which new ones begin."""
+        self._states: dict[Sequence, _State] = {}
+        self._per_guess = 0.0
+
+    def guess(self, rooms: Mapping[Sequence, int]) -> None:
+        """Set the drafts of sequences that decode, given the number of tokens that may follow."""
+        for sequence in self._states.keys() - rooms.keys():
+            del self._states[sequence]
+            self._drafter.forget(sequence)
+        states = [self._state(sequence) for sequence in rooms]
+        most = [min(self._drafter.most, room) for room in rooms.values()]
+        counts = counts_for(
+            [state.rate.value for state in states],
+            most,
+            self._times,
+            self._most_rows,
+            0.0 if self._drafter.free else self._per_guess,
+        )
+        wanted: dict[Sequence, int] = {}
+        for sequence, state, count, limit in zip(rooms, states, counts, most, strict=True):
+            probes = self._drafter.free or state.steps >= _PROBE
+            if number := min(limit, count or int(probes)):
+                wanted[sequence] = number
+        numbers = dict(zip(rooms, counts, strict=True))
+        for sequence, guesses in zip(wanted, self._proposed(wanted), strict=True):
+            if guesses and self._drafter.free and not numbers[sequence]:
+                self._states[sequence].test = len(sequence.tokens), guesses[0]
+            else:
+                sequence.draft = guesses
+
+    def learn(self, piece: Piece, accepted: int) -> None:
+        """Count the guesses of a piece, of which the first `accepted` were right."""
+        state = self._state(piece.sequence)
+        state.steps = 0 if piece.guesses else state.steps + 1
+        self.counts.drafted += len(piece.guesses)
+        self.counts.accepted += accepted
+        wrong = accepted < len(piece.guesses)
+        for rate in (state.rate, self._rate):
+            rate.add(accepted, wrong)
+
+    def timed(self, pieces: Iterable[Piece], seconds: float) -> None:
+        """Count the time of a step of new tokens."""
+        self._times.add(sum(1 + len(piece.guesses) for piece in pieces), seconds)
+
+    def _state(self, sequence: Sequence) -> _State:
+        """Return the state of a sequence, after a test of the last guess that was not computed."""
+        state = self._states.setdefault(sequence, _State(Rate(self._rate.value)))
+        if state.test is not None and state.test[0] < len(sequence.tokens):
+            place, token = state.test
+            right = sequence.tokens[place] == token
+            state.rate.add(int(right), not right)
+            state.test = None
+        return state
+
+    def _proposed(self, wanted: Mapping[Sequence, int]) -> list[list[int]]:
+        """Return guesses for sequences, given the maximum number of each."""
+        begun = time.perf_counter()
+        requests = [Wanted(each, each.tokens, most) for each, most in wanted.items()]
+        proposals = self._drafter.propose(requests) if requests else []
+        count = sum(map(len, proposals))
+        if count:
+            seconds = (time.perf_counter() - begun) / count
+            self._per_guess += (seconds - self._per_guess) * (_LATEST if self._per_guess else 1)
+        return proposals
