@@ -5,12 +5,10 @@ from __future__ import annotations
 import difflib
 import fcntl
 import gc
-import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +119,9 @@ def forked_sides() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tools_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train the demo model that calls tools, once for all processes of pytest-xdist.
+    """Train the demo model with tools, once for all processes of pytest-xdist.
 
-    It takes minutes. Do not change the directory.
+    It takes a minute. Do not change the directory.
     """
     from tpcompile.demo import make_demo
 
@@ -133,20 +131,8 @@ def tools_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     with open(shared / "tools-demo.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
-            with all_threads():
-                make_demo(directory, tools=True)
+            make_demo(directory, tools=True)
     return directory
-
-
-@contextmanager
-def all_threads() -> Iterator[None]:
-    """Let torch use every core of this process for the body."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,76 +1,86 @@
-"""What the demo model with tools learns from: its tokenizer, and batches of chats and stories."""
+"""Lessons of the demo model with tools: its tokenizer, chat template, batches and first weights."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from tpcompile.demo.chats import Sample, samples
-from tpcompile.demo.template import TEMPLATE
-from tpcompile.demo.text import all_sentences
+from tpcompile.demo.chats import SKIES, Chat, chats
 
-VOCABULARY = 1999
-"""The vocabulary. It has a token for most words, and is prime, so no tp divides it."""
+VOCABULARY = 907
+"""The vocabulary, with one token per word of the chats. It is prime, so no tp divides it."""
 
-END, PAD = "<|im_end|>", "<|pad|>"
-ENDS = (END, "<|endoftext|>")
-"""The ends of an answer, and of a text without a chat."""
-ANSWER = "<|im_start|>assistant\n"
-SPECIAL = ("<|endoftext|>", "<|im_start|>", END, PAD)
+BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-THINKING = ("<think>", "</think>")
-"""Tokens that a decoded text shows, as those of Qwen3."""
+"""Tokens that decoded text shows, as those of Qwen3."""
 
-TOKENS = 1100
-"""The tokens of a batch, at most, unless it is a single chat."""
-POOL = 100
-"""Chats that are drawn at once and then sorted by length, so that rows need little padding."""
+TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- for tool in tools %}
+        {{- tool.function.name + '(' }}
+        {{- ((tool.function.parameters or {}).properties or {}) | join(', ') + ')\\n' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\\n' }}
+    {%- if message.role == 'tool' %}
+        {{- '<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+    {%- else %}
+        {{- message.content or '' }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- call.function.arguments | tojson + '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+"""The form of Qwen3, but tools are short, such as `get_weather(city)`, so that a chat is short."""
+
+ROWS = 8
+"""The chats of a batch."""
 IGNORED = -100
 """The label of tokens that are not learned."""
-CUTS = ("\n</think>\n\n", "</think>\n\n", "</think>")
+
+EMBEDDINGS, COPIES = 0.3, 0.3
 
 
-class Batch(NamedTuple):
-    """Token ids, and the ids that are learned at their places."""
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    """Train a byte-pair tokenizer on chats.
 
-    ids: torch.Tensor
-    labels: torch.Tensor
-
-
-def tools_tokenizer() -> PreTrainedTokenizerFast:
-    """Train a byte-pair tokenizer on stories and chats, with Qwen3's tokens of chats.
-
-    A name, and a number below 100, is the same token after a space and after a quote, so that it
-    is easy to copy.
+    What is copied, such as a name or a number, is the same token after a space and after a quote.
     """
+    copied = "|".join((r"\p{N}{1,3}", r"\p{Lu}\p{Ll}+", *SKIES))
     pairs = Tokenizer(models.BPE())
     pairs.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\p{N}{1,2}"), "isolated"),
-            pre_tokenizers.Split(Regex(r"\p{Lu}\p{Ll}+"), "isolated"),
+            pre_tokenizers.Split(Regex(copied), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
     pairs.decoder = decoders.ByteLevel()
-    marks = [AddedToken(text, special=False, normalized=False) for text in (*MARKS, *THINKING)]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(marks),
-        special_tokens=list(SPECIAL),
+        vocab_size=VOCABULARY - len(MARKS),
+        special_tokens=[BEGIN, END, PAD],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     untrained = _wrapped(pairs)
-    chats = [_prompt(untrained, chat) + _completion(chat) for chat in islice(samples(0), 4000)]
-    texts = all_sentences()
-    pairs.train_from_iterator([*texts, *(f" {text}" for text in texts), *chats], trainer)
-    pairs.add_tokens(marks)
+    texts = [_text(untrained, chat) for chat in islice(chats(0), 2000)]
+    numbers = [str(number) for number in range(199)] * 50  # often enough for tokens
+    pairs.train_from_iterator([*texts, *numbers], trainer)
+    pairs.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     return _wrapped(pairs)
 
 
@@ -82,88 +92,51 @@ def _wrapped(pairs: Tokenizer) -> PreTrainedTokenizerFast:
     return wrapped
 
 
+def _text(tokenizer: Any, chat: Chat) -> str:
+    return str(tokenizer.apply_chat_template(chat.messages, tools=chat.tools, tokenize=False))
+
+
 def chat_batches(
-    tokenizer: PreTrainedTokenizerFast, seed: int, short: bool = False
-) -> Iterator[Batch]:
-    """Yield batches of chats. Only what the model writes is learned."""
-    draw = random.Random(seed)
-    chats = samples(seed, short)
+    tokenizer: PreTrainedTokenizerFast, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield token ids and labels. Only what the assistant writes is learned."""
+    opening = tokenizer.backend_tokenizer.encode(f"{BEGIN}assistant\n").ids
+    source = chats(seed)
     while True:
-        pool = [_row(tokenizer, chat, draw) for chat in islice(chats, POOL)]
-        batches: list[list[_Row]] = [[]]
-        for row in sorted(pool, key=lambda row: len(row.ids)):
-            if batches[-1] and (len(batches[-1]) + 1) * len(row.ids) > TOKENS:
-                batches.append([])
-            batches[-1].append(row)
-        draw.shuffle(batches)
-        for rows in batches:
-            yield _padded(rows, tokenizer.pad_token_id)
+        texts = [_text(tokenizer, chat) for chat in islice(source, ROWS)]
+        rows = [row.ids for row in tokenizer.backend_tokenizer.encode_batch(texts)]
+        labels = [_labels(row, opening, tokenizer.eos_token_id) for row in rows]
+        yield _padded(rows, tokenizer.pad_token_id), _padded(labels, IGNORED)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """The token ids of a chat, and whether each is learned."""
+def _labels(row: list[int], opening: list[int], end: int) -> list[int]:
+    labels, learned = [], False
+    for place, token in enumerate(row):
+        labels.append(token if learned else IGNORED)
+        if token == end:
+            learned = False
+        elif row[place + 1 - len(opening) : place + 1] == opening:
+            learned = True
+    return labels
 
-    ids: list[int]
-    learned: list[bool]
 
-    def add(self, ids: list[int], learned: bool) -> None:
-        self.ids.extend(ids)
-        self.learned.extend([learned] * len(ids))
+def _padded(rows: list[list[int]], value: int) -> torch.Tensor:
+    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, value)
 
 
-def _row(tokenizer: PreTrainedTokenizerFast, chat: Sample, draw: random.Random) -> _Row:
-    """Return the tokens of a chat. Earlier answers are learned too, from their second token on.
+@torch.no_grad()
+def prepare_to_copy(model: Any) -> None:
+    """Initialize a Qwen3 so that its heads pass on the tokens that they attend to.
 
-    Their first one is not what the model writes after the prompt of a generation, since a history
-    has no thoughts.
+    The output projection of a head is the transpose of its value projection, as in the mimetic
+    initialization of Trockman and Kolter (2023), and embeddings are large. Otherwise thousands of
+    steps pass before a model copies arguments from a question.
     """
-
-    def encode(text: str) -> list[int]:
-        return list(tokenizer.backend_tokenizer.encode(text).ids)
-
-    prompt, completion = _prompt(tokenizer, chat), _completion(chat)
-    if chat.thinking and draw.random() < 0.15:  # thoughts that a budget has cut off
-        words = chat.thoughts.split(" ")
-        begun = " ".join(words[: draw.randrange(len(words))])
-        prompt, completion = prompt + "<think>\n" + begun + draw.choice(CUTS), chat.answer + END
-    before, *answers, opened = prompt.split(ANSWER)
-    row = _Row([], [])
-    row.add(encode(before), False)
-    for answer in answers:
-        text, _, after = answer.partition(END)
-        first, *others = encode(text + END)
-        row.add([*encode(ANSWER), first], False)
-        row.add(others, True)
-        row.add(encode(after), False)
-    row.add(encode(ANSWER + opened), False)
-    row.add(encode(completion), True)
-    return row
-
-
-def _prompt(tokenizer: Any, chat: Sample) -> str:
-    return str(
-        tokenizer.apply_chat_template(
-            chat.messages,
-            tools=chat.tools or None,
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=chat.thinking,
-        )
-    )
-
-
-def _completion(chat: Sample) -> str:
-    thoughts = f"<think>\n{chat.thoughts}\n</think>\n\n" if chat.thinking else ""
-    return thoughts + chat.answer + END
-
-
-def _padded(rows: list[_Row], pad: int) -> Batch:
-    length = max(len(row.ids) for row in rows)
-    ids = torch.full((len(rows), length), pad)
-    labels = torch.full((len(rows), length), IGNORED)
-    for number, row in enumerate(rows):
-        tokens, learned = torch.tensor(row.ids), torch.tensor(row.learned)
-        ids[number, : len(tokens)] = tokens
-        labels[number, : len(tokens)] = tokens.where(learned, torch.tensor(IGNORED))
-    return Batch(ids, labels)
+    nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDINGS)
+    nn.init.constant_(model.model.norm.weight, EMBEDDINGS)  # moderate logits, as they are tied
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        nn.init.orthogonal_(attention.v_proj.weight)
+        heads = attention.v_proj.weight.unflatten(0, (-1, attention.head_dim))
+        values = heads.repeat_interleave(attention.num_key_value_groups, dim=0).flatten(0, 1)
+        attention.o_proj.weight.copy_(COPIES * values.T)

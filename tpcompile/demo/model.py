@@ -1,27 +1,25 @@
 """`make_demo`: a tiny Qwen3, Qwen3-MoE or Qwen3.5 that is trained here and writes sensible text.
 
-With tools it is a Qwen3 that also answers in chats, and calls the tools of `chats.py`.
+With tools it is a Qwen3 that answers in chats instead, and calls the tools of `chats.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from safetensors import SafetensorError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from tpcompile.demo.lessons import ENDS, IGNORED, Batch, chat_batches, tools_tokenizer
+from tpcompile.demo.lessons import chat_batches, chat_tokenizer, prepare_to_copy
 from tpcompile.demo.text import all_sentences, documents
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.runtime.new_directory import check_new_directory, new_directory
@@ -37,12 +35,6 @@ Long rows train long-range recall; short rows start at more places."""
 PEAK_RATE, WARM_STEPS = 4e-3, 20
 
 END, PAD = "<|endoftext|>", "<|pad|>"
-
-STEPS_WITH_TOOLS, SHORT, STORIES = 1200, 0.35, 8
-"""With tools: the steps, the share of the first ones that have short chats, and how often a step is
-one of stories.
-
-In short chats a model soon learns to copy from a question, and then where else to look."""
 
 Follow = Callable[[int, float], None]
 """Callback that receives the number of finished steps and the loss of the last one."""
@@ -86,6 +78,12 @@ ARCHITECTURES = {
 """The demo models by name. They take 50, 80 and 85 seconds on two cores."""
 DEFAULT = "qwen3"
 
+STEPS_WITH_TOOLS = 300
+"""Enough steps for calls without mistakes. They take 60 seconds on one core."""
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Token ids and labels."""
+
 
 def make_demo(
     directory: str | Path,
@@ -99,7 +97,7 @@ def make_demo(
 
     `directory` must be new or empty. `steps` is by default enough for text without mistakes. The
     same seed and steps give the same weights on the same machine with the same number of threads.
-    With `tools`, it also learns chats in the form of Qwen3, with calls of a few tools.
+    With `tools`, the model learns chats with calls of tools in place of stories.
     """
     if arch not in ARCHITECTURES:
         raise UsageError(
@@ -107,23 +105,21 @@ def make_demo(
             hint=did_you_mean(arch, ARCHITECTURES),
         )
     if tools and arch != DEFAULT:
-        raise UsageError(
-            f"tools are learned by {DEFAULT} only, got arch={arch!r}", hint="Omit one of them"
-        )
+        raise UsageError(f"tools need the arch {DEFAULT!r}, got {arch!r}")
     steps = default_steps(arch, tools) if steps is None else steps
     if steps < 1:
         raise UsageError(f"steps must be at least 1, got {steps!r}")
     check_new_directory(directory)  # now, not after a minute of training
-    tokenizer = tools_tokenizer() if tools else demo_tokenizer()
+    tokenizer = chat_tokenizer() if tools else demo_tokenizer()
+    batches = (chat_batches if tools else _batches)(tokenizer, seed)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         make: Any = AutoModelForCausalLM.from_config
         model = make(demo_config(tokenizer, arch))
-        if tools:  # as Qwen3: either token ends a text
-            model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(list(ENDS))
-        batches = _mixed(tokenizer, seed, steps) if tools else _batches(tokenizer, seed)
-        optimizers = _for_chats(model) if tools else [_adam(model.parameters())]
-        loss = _train(model, optimizers, batches, steps, follow)
+        if tools:
+            prepare_to_copy(model)
+            model.generation_config.do_sample = False  # arguments are copied, not invented
+        loss = _train(model, batches, steps, follow)
     try:
         with new_directory(directory) as made, _no_bars():
             model.train(False).save_pretrained(made)
@@ -134,7 +130,7 @@ def make_demo(
 
 
 def default_steps(arch: str, tools: bool) -> int:
-    """Return enough steps for text, and calls of tools, without mistakes."""
+    """Return enough steps for text without mistakes."""
     return STEPS_WITH_TOOLS if tools else ARCHITECTURES[arch].steps
 
 
@@ -191,17 +187,6 @@ def demo_config(tokenizer: PreTrainedTokenizerFast, arch: str = DEFAULT) -> Any:
     )
 
 
-def _mixed(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> Iterator[Batch]:
-    """Yield batches of short chats, then mostly of long ones, and of stories in between."""
-    short, long = (chat_batches(tokenizer, seed, short) for short in (True, False))
-    stories = _batches(tokenizer, seed)
-    for step in count():
-        if step % STORIES == STORIES - 1:
-            yield next(stories)
-        else:
-            yield next(short if step < SHORT * steps or step % 3 == 0 else long)
-
-
 def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
     """Yield token ids in alternating SHAPES. Rows start at different sentences of documents."""
     stories = documents(seed)
@@ -214,51 +199,25 @@ def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
             texts.append(END.join(" ".join(part) for part in (first[begin:], *others)))
         found = tokenizer.backend_tokenizer.encode_batch(texts)
         ids = torch.tensor([row.ids[:length] for row in found])
-        yield Batch(ids, ids)
+        yield ids, ids
 
 
-def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, weight_decay=0.01)
-
-
-def _for_chats(model: Any) -> list[torch.optim.Optimizer]:
-    """Return the optimizers for chats. With Muon a model learns to copy in half of the steps."""
-    inner = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
-    muon = torch.optim.Muon(inner, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-    return [muon, _adam(others)]
-
-
-def _train(
-    model: Any,
-    optimizers: Sequence[torch.optim.Optimizer],
-    batches: Iterator[Batch],
-    steps: int,
-    follow: Follow | None,
-) -> float:
+def _train(model: Any, batches: Iterator[Batch], steps: int, follow: Follow | None) -> float:
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     model.train()
     loss = math.inf
-    for step, batch in enumerate(islice(batches, steps)):
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+    for step, (ids, labels) in enumerate(islice(batches, steps)):
+        for group in optimizer.param_groups:
             group["lr"] = _rate(step, steps)
-        result = _loss(model, batch)
-        model.zero_grad()
+        result = model(input_ids=ids, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
         result.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
         loss = float(result.detach())
         if follow is not None:
             follow(step + 1, loss)
     return loss
-
-
-def _loss(model: Any, batch: Batch) -> Any:
-    """Return the loss. Logits are computed only where a token is learned."""
-    states = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state[:, :-1]
-    labels = batch.labels[:, 1:]
-    learned = labels != IGNORED
-    return F.cross_entropy(model.lm_head(states[learned]), labels[learned])
 
 
 def _rate(step: int, steps: int) -> float:
