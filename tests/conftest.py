@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
 import gc
 import signal
 import sys
@@ -114,6 +115,24 @@ def forked_sides() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side, "start_process", scripts.start_side)
         yield
+
+
+@pytest.fixture(scope="session")
+def tools_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train the demo model with tools, once for all processes of pytest-xdist.
+
+    It takes a minute. Do not change the directory.
+    """
+    from tpcompile.demo import make_demo
+
+    temporary = tmp_path_factory.getbasetemp()
+    shared = temporary.parent if hasattr(request.config, "workerinput") else temporary
+    directory = shared / "tools-demo"
+    with open(shared / "tools-demo.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            make_demo(directory, tools=True)
+    return directory
 
 
 @pytest.fixture

@@ -43,6 +43,14 @@ def test_a_model_with_experts(cli: Cli, tmp_path: Path) -> None:
     assert '"qwen3_moe"' in (tmp_path / "demo" / "config.json").read_text()
 
 
+def test_a_model_that_calls_tools(cli: Cli, tmp_path: Path) -> None:
+    ran = cli(f"make-demo {tmp_path}/demo --steps 1 --tools")
+    assert (ran.status, ran.err) == (0, "")
+    assert "a Qwen3 trained for 1 steps" in ran.out
+    assert "tool_call" in (tmp_path / "demo" / "chat_template.jinja").read_text()
+    assert '"do_sample": false' in (tmp_path / "demo" / "generation_config.json").read_text()
+
+
 def test_every_model_has_a_name() -> None:
     assert list(_NAMES) == list(ARCHITECTURES)
 
@@ -81,6 +89,7 @@ def test_a_bar_on_a_terminal(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
         ("{0}/new --steps 0", "the number of steps must be an integer of at least 1, got '0'"),
         ("{0}/new --seed -1", "the seed must be an integer of at least 0, got '-1'"),
         ("{0}/new --sed 1", "Did you mean --seed"),
+        ("{0}/new --tools --arch qwen3.5", "tools need the arch 'qwen3', got 'qwen3.5'"),
         ("{0}/new --arch qwen35", "Did you mean qwen3.5"),
     ],
 )

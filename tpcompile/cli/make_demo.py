@@ -16,7 +16,8 @@ _EXAMPLES = """\
   tpcompile make-demo demo-7 --seed 7         different weights
   tpcompile make-demo rough --steps 50        faster, with worse text
   tpcompile make-demo linear --arch qwen3.5   with linear attention
-  tpcompile make-demo mixed --arch qwen3-moe  with experts"""
+  tpcompile make-demo mixed --arch qwen3-moe  with experts
+  tpcompile make-demo tools --tools           answers in chats, and calls tools"""
 
 _NAMES = {"qwen3": "Qwen3", "qwen3-moe": "Qwen3-MoE", "qwen3.5": "Qwen3.5"}
 """The models by the value of --arch."""
@@ -35,6 +36,12 @@ def _add_arguments(parser: Parser) -> None:
         "attention; default: qwen3",
     )
     parser.add_argument(
+        "--tools",
+        action="store_true",
+        help="train a Qwen3 that answers in chats and calls get_weather(city), get_time(city) and "
+        "add(a, b), instead of one that writes stories",
+    )
+    parser.add_argument(
         "--seed",
         metavar="SEED",
         type=number(0, "the seed"),
@@ -51,13 +58,14 @@ def _add_arguments(parser: Parser) -> None:
 
 def _run(args: argparse.Namespace) -> Result:
     check_new_directory(args.directory)  # before torch is imported
-    from tpcompile.demo.model import ARCHITECTURES, DRAFT, make_demo
+    from tpcompile.demo.model import DRAFT, default_steps, make_demo
 
-    steps = args.steps or ARCHITECTURES[args.arch].steps
+    steps = args.steps or default_steps(args.arch, args.tools)
     with _bar(steps) as follow:
-        loss = make_demo(args.directory, args.seed, steps, follow, args.arch)
+        loss = make_demo(args.directory, args.seed, steps, follow, args.arch, args.tools)
     trained = f"a {_NAMES[args.arch]} trained for {steps} steps, final loss {loss:.4f}"
-    return Result(f"{args.directory}: {trained}; its draft is in {args.directory}/{DRAFT}\n")
+    draft = "" if args.tools else f"; its draft is in {args.directory}/{DRAFT}"
+    return Result(f"{args.directory}: {trained}{draft}\n")
 
 
 @contextlib.contextmanager

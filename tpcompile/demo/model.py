@@ -1,6 +1,7 @@
 """`make_demo`: a tiny Qwen3, Qwen3-MoE or Qwen3.5 that is trained here and writes sensible text.
 
-A draft model of a tenth of its size is trained beside it, for speculation.
+A draft model of a tenth of its size is trained beside it, for speculation. With tools it is a Qwen3
+that answers in chats instead, and calls the tools of `chats.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from tpcompile.demo.lessons import chat_batches, chat_tokenizer, prepare_to_copy
 from tpcompile.demo.text import all_sentences, documents
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.runtime.new_directory import check_new_directory, new_directory
@@ -115,6 +117,12 @@ ARCHITECTURES = {
 """The demo models by name. They take 50, 80 and 85 seconds on two cores, and a draft 12."""
 DEFAULT = "qwen3"
 
+STEPS_WITH_TOOLS = 300
+"""Enough steps for calls without mistakes. They take 60 seconds on one core."""
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Token ids and labels."""
+
 
 def make_demo(
     directory: str | Path,
@@ -122,36 +130,53 @@ def make_demo(
     steps: int | None = None,
     follow: Follow | None = None,
     arch: str = DEFAULT,
+    tools: bool = False,
 ) -> float:
     """Train the demo model and its draft, save them and return the final loss of the model.
 
     Both are Hugging Face checkpoints, and the draft is in the subdirectory `draft`. `directory`
     must be new or empty. `steps` is by default enough for text without mistakes. The same seed and
     steps give the same weights on the same machine with the same number of threads.
+
+    With `tools`, the model learns chats with calls of tools in place of stories, and has no draft.
     """
     if arch not in ARCHITECTURES:
         raise UsageError(
             f"arch must be one of {', '.join(ARCHITECTURES)}, got {arch!r}",
             hint=did_you_mean(arch, ARCHITECTURES),
         )
-    steps = ARCHITECTURES[arch].steps if steps is None else steps
+    if tools and arch != DEFAULT:
+        raise UsageError(f"tools need the arch {DEFAULT!r}, got {arch!r}")
+    steps = default_steps(arch, tools) if steps is None else steps
     if steps < 1:
         raise UsageError(f"steps must be at least 1, got {steps!r}")
     check_new_directory(directory)  # now, not after a minute of training
-    tokenizer = demo_tokenizer()
-    configs = {MODEL: demo_config(tokenizer, arch), DRAFT: draft_config(tokenizer)}
-    trained = {
-        part: _trained(part, config, _batches(tokenizer, seed), seed, steps, follow)
-        for part, config in configs.items()
-    }
+    tokenizer = chat_tokenizer() if tools else demo_tokenizer()
+    batches = chat_batches if tools else _batches
+    configs = {MODEL: demo_config(tokenizer, arch)}
+    if not tools:
+        configs[DRAFT] = draft_config(tokenizer)
+    trained = {}
+    for part, config in configs.items():
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(seed)
+            model = _new_model(config, tools)
+            loss = _train(model, part, batches(tokenizer, seed), steps, follow)
+        trained[part] = model.train(False), loss
     try:
         with new_directory(directory) as made, _no_bars():
-            for place, (model, _) in zip((made, made / DRAFT), trained.values(), strict=True):
+            for part, (model, _) in trained.items():
+                place = made if part == MODEL else made / DRAFT
                 model.save_pretrained(place)
                 tokenizer.save_pretrained(place)
     except SafetensorError as error:  # for example on a full disk
         raise UsageError(f"{directory} cannot be written", got=str(error)) from error
     return trained[MODEL][1]
+
+
+def default_steps(arch: str, tools: bool) -> int:
+    """Return enough steps for text without mistakes."""
+    return STEPS_WITH_TOOLS if tools else ARCHITECTURES[arch].steps
 
 
 @contextlib.contextmanager
@@ -210,7 +235,7 @@ def _config(tokenizer: PreTrainedTokenizerFast, model_type: str, sizes: dict[str
     )
 
 
-def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[torch.Tensor]:
+def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
     """Yield token ids in alternating SHAPES. Rows start at different sentences of documents."""
     stories = documents(seed)
     places = count()
@@ -221,37 +246,39 @@ def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[torch.Te
             begin = next(places) % len(first)
             texts.append(END.join(" ".join(part) for part in (first[begin:], *others)))
         found = tokenizer.backend_tokenizer.encode_batch(texts)
-        yield torch.tensor([row.ids[:length] for row in found])
+        ids = torch.tensor([row.ids[:length] for row in found])
+        yield ids, ids
 
 
-def _trained(
-    part: str,
-    config: Any,
-    batches: Iterator[torch.Tensor],
-    seed: int,
-    steps: int,
-    follow: Follow | None,
-) -> tuple[Any, float]:
-    """Return a model that was trained from random weights, and its final loss."""
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
-        make: Any = AutoModelForCausalLM.from_config
-        model = make(config)
-        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
-        model.train()
-        loss = math.inf
-        for step, ids in enumerate(islice(batches, steps)):
-            for group in optimizer.param_groups:
-                group["lr"] = _SIZES[part].peak_rate * _share_of_rate(step, steps)
-            result = model(input_ids=ids, labels=ids, use_cache=False).loss
-            optimizer.zero_grad()
-            result.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            loss = float(result.detach())
-            if follow is not None:
-                follow(part, step + 1, loss)
-    return model.train(False), loss
+def _new_model(config: Any, tools: bool) -> Any:
+    """Return a model with random weights."""
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config)
+    if tools:
+        prepare_to_copy(model)
+        model.generation_config.do_sample = False  # arguments are copied, not invented
+    return model
+
+
+def _train(
+    model: Any, part: str, batches: Iterator[Batch], steps: int, follow: Follow | None
+) -> float:
+    """Train a model and return its final loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
+    model.train()
+    loss = math.inf
+    for step, (ids, labels) in enumerate(islice(batches, steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = _SIZES[part].peak_rate * _share_of_rate(step, steps)
+        result = model(input_ids=ids, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
+        result.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss = float(result.detach())
+        if follow is not None:
+            follow(part, step + 1, loss)
+    return loss
 
 
 def _share_of_rate(step: int, steps: int) -> float:

@@ -1,13 +1,15 @@
-"""A server for clients: its model is hardly trained, and grammars make it call tools."""
+"""Servers for clients: a model that calls tools only by grammar, and one that decides to call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 import tpcompile
 from tests.serving.conftest import KEY, MARKS, serve, small_demo
@@ -56,18 +58,24 @@ def assistant(directory: Path, arch: str = "qwen3") -> tuple[Any, Any]:
     return eager, tokenizer
 
 
-@pytest.fixture(scope="package")
-def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
-    eager, tokenizer = assistant(tmp_path_factory.mktemp("demo") / "demo")
+@contextmanager
+def _serving(checkpoint: Any, tokenizer: Any, options: Options) -> Iterator[Address]:
     with (
-        tpcompile.compile(eager, max_seq_len=LONGEST) as model,
+        tpcompile.compile(checkpoint, max_seq_len=LONGEST) as model,
         Recorder(model, tokenizer=tokenizer, max_batch=4, speculate="prompt:6") as engine,
     ):
-        options = Options("demo", KEY, template_options={"enable_thinking": False})
         server, thread, url = serve(engine.start(), options)
         yield Address(f"{url}/v1", KEY, engine.prompts)
         server.should_exit = True
         thread.join()
+
+
+@pytest.fixture(scope="package")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    eager, tokenizer = assistant(tmp_path_factory.mktemp("demo") / "demo")
+    options = Options("demo", KEY, template_options={"enable_thinking": False})
+    with _serving(eager, tokenizer, options) as address:
+        yield address
 
 
 @pytest.fixture
@@ -75,3 +83,11 @@ def server(_server: Address) -> Address:
     """Provide the server, and forget the prompts of other tests."""
     _server.prompts.clear()
     return _server
+
+
+@pytest.fixture(scope="package")
+def trained(tools_demo: Path) -> Iterator[Address]:
+    """Provide a server of the demo model that calls tools where it should."""
+    tokenizer = AutoTokenizer.from_pretrained(tools_demo)
+    with _serving(str(tools_demo), tokenizer, Options("demo", KEY)) as address:
+        yield address

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import operator
 from typing import Any
 
 import pytest
@@ -11,7 +13,15 @@ from langchain_core.tools import BaseTool, tool
 from langchain_openai import ChatOpenAI
 
 from tests.serving.clients.conftest import Address
-from tests.serving.clients.weather import QUESTION, Forecast, Weather, weather
+from tests.serving.clients.weather import (
+    ANSWERS,
+    QUESTION,
+    Forecast,
+    Place,
+    Weather,
+    get_weather,
+    weather,
+)
 
 MESSAGES: Any = [SystemMessage("Be brief."), HumanMessage(QUESTION)]
 
@@ -78,6 +88,26 @@ def test_a_loop_with_a_tool(server: Address, weather_of: BaseTool) -> None:
     final = _model(server, 20).bind_tools([weather_of], tool_choice="none")
     assert final.invoke([*MESSAGES, message, result]).content
     assert f"tool: {result.content}\n" in server.prompts[-1]
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_the_model_decides_to_call(trained: Address, question: str, streamed: bool) -> None:
+    weather_in = tool("get_weather", args_schema=Place)(get_weather)
+    caller = _model(trained, 60).bind_tools([weather_in])
+
+    def answer() -> Any:
+        if not streamed:
+            return caller.invoke(messages)
+        return functools.reduce(operator.add, caller.stream(messages))
+
+    messages: list[Any] = [SystemMessage("Be brief."), HumanMessage(question)]
+    message = answer()
+    (call,) = message.tool_calls
+    assert call["name"] == "get_weather" and not message.content
+    messages += [message, weather_in.invoke(call)]
+    message = answer()
+    assert message.content == ANSWERS[question] and not message.tool_calls
 
 
 def test_a_stream_of_a_call(server: Address, weather_of: BaseTool) -> None:

@@ -1,4 +1,4 @@
-"""Tools of an MCP server: listed as OpenAI's tools, and called as the model says."""
+"""Tools of an MCP server: listed as OpenAI's tools, and called as the model decides."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 
 from tests.serving.clients.conftest import Address
-from tests.serving.clients.weather import QUESTION, weather
+from tests.serving.clients.weather import ANSWERS
 
 ROOT = Path(__file__).parents[3]
 PARAMETERS = StdioServerParameters(
@@ -20,24 +21,21 @@ PARAMETERS = StdioServerParameters(
 )
 
 
-def test_the_loop_of_a_client(server: Address) -> None:
-    history, final = asyncio.run(_loop(server))
-    _, call, result = history
-    arguments = json.loads(call.tool_calls[0].function.arguments)
-    assert result["content"] == weather(arguments["city"], arguments["days"])
-    assert final.content
-    assert f"tool: {result['content']}\n" in server.prompts[-1]
+@pytest.mark.parametrize("question", ANSWERS)
+def test_the_loop_of_a_client(trained: Address, question: str) -> None:
+    history = asyncio.run(_loop(trained, question))
+    assert [message["role"] for message in history] == ["user", "assistant", "tool", "assistant"]
+    assert history[-1]["content"] == ANSWERS[question]
 
 
-async def _loop(server: Address) -> tuple[list[Any], Any]:
-    """Let the model call a tool; return the messages, and the answer after the result."""
-    options: Any = {"model": "demo", "temperature": 0, "parallel_tool_calls": False}
-    history: list[Any] = [{"role": "user", "content": QUESTION}]
+async def _loop(server: Address, question: str) -> list[Any]:
+    """Let the model call tools until it answers; return the messages."""
+    history: list[Any] = [{"role": "user", "content": question}]
     async with (
         Client(stdio_client(PARAMETERS)) as tools,
         openai.AsyncOpenAI(base_url=server.url, api_key=server.key, max_retries=0) as client,
     ):
-        options["tools"] = [
+        listed: Any = [
             {
                 "type": "function",
                 "function": {
@@ -48,19 +46,16 @@ async def _loop(server: Address) -> tuple[list[Any], Any]:
             }
             for tool in (await tools.list_tools()).tools
         ]
-
-        async def answer(choice: Any, max_tokens: int) -> Any:
+        while history[-1]["role"] != "assistant":
             completion = await client.chat.completions.create(
-                messages=history, tool_choice=choice, max_tokens=max_tokens, **options
+                model="demo", messages=history, tools=listed, temperature=0
             )
-            return completion.choices[0].message
-
-        message = await answer("required", 120)
-        history.append(message)
-        for call in message.tool_calls:
-            arguments = json.loads(call.function.arguments)
-            result = await tools.call_tool(call.function.name, arguments)
-            assert not result.is_error
-            content = "".join(part.text for part in result.content if part.type == "text")
-            history.append({"role": "tool", "tool_call_id": call.id, "content": content})
-        return history, await answer("auto", 20)
+            message = completion.choices[0].message
+            history.append(message.model_dump(exclude_none=True))
+            for call in message.tool_calls or ():
+                arguments = json.loads(call.function.arguments)  # type: ignore[union-attr]
+                result = await tools.call_tool(call.function.name, arguments)  # type: ignore[union-attr]
+                assert not result.is_error
+                content = "".join(part.text for part in result.content if part.type == "text")
+                history.append({"role": "tool", "tool_call_id": call.id, "content": content})
+    return history

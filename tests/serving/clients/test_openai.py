@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,15 @@ import pytest
 from openai.types.chat import ParsedFunctionToolCall
 
 from tests.serving.clients.conftest import Address
-from tests.serving.clients.weather import QUESTION, Forecast, Weather, weather
+from tests.serving.clients.weather import (
+    ANSWERS,
+    QUESTION,
+    Forecast,
+    Place,
+    Weather,
+    get_weather,
+    weather,
+)
 
 USER: Any = [{"role": "user", "content": QUESTION}]
 ASK: Any = {"model": "demo", "messages": USER, "max_tokens": 40, "temperature": 0}
@@ -21,6 +30,8 @@ CALL: Any = ASK | {
     "parallel_tool_calls": False,
     "max_tokens": 120,
 }
+
+PLACE_TOOL = openai.pydantic_function_tool(Place, name="get_weather")
 
 
 @pytest.fixture
@@ -99,6 +110,32 @@ def test_a_loop_with_a_tool(server: Address, client: openai.OpenAI) -> None:
     prompt = server.prompts[-1]
     assert f"tool: {result}\n" in prompt
     assert f'weather {{"city": "{arguments.city}", "days": {arguments.days}}}' in prompt
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_the_model_decides_to_call(trained: Address, question: str, streamed: bool) -> None:
+    history: Any = [{"role": "user", "content": question}]
+    options: Any = {"model": "demo", "temperature": 0, "tools": [PLACE_TOOL]}
+    with openai.OpenAI(base_url=trained.url, api_key=trained.key, max_retries=0) as client:
+
+        def answer() -> Any:
+            if not streamed:
+                return client.chat.completions.create(messages=history, **options).choices[0]
+            with client.chat.completions.stream(messages=history, **options) as stream:
+                return stream.get_final_completion().choices[0]
+
+        choice = answer()
+        (call,) = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls" and not choice.message.content
+        assert call.function.name == "get_weather"
+        result = get_weather(**json.loads(call.function.arguments))
+        history += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+        choice = answer()
+        assert choice.message.content == ANSWERS[question]
+        assert choice.finish_reason == "stop" and not choice.message.tool_calls
+        history = [{"role": "user", "content": "Hello!"}]
+        assert answer().message.content == "Hello! How can I help you?"
 
 
 def test_a_stream_of_a_call(client: openai.OpenAI) -> None:

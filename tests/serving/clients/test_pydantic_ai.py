@@ -12,13 +12,17 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.serving.clients.conftest import Address
-from tests.serving.clients.weather import QUESTION, Forecast, weather
+from tests.serving.clients.weather import ANSWERS, QUESTION, Forecast, get_weather, weather
 
 SETTINGS: Any = {"temperature": 0, "max_tokens": 160, "parallel_tool_calls": False}
 
 
 @pytest.fixture
 def model(server: Address) -> OpenAIChatModel:
+    return _model(server)
+
+
+def _model(server: Address) -> OpenAIChatModel:
     provider = OpenAIProvider(base_url=server.url, api_key=server.key)
     return OpenAIChatModel("demo", provider=provider)
 
@@ -68,6 +72,22 @@ def test_a_stream_of_an_agent(server: Address, model: OpenAIChatModel, output: A
 
 def _agent(model: OpenAIChatModel, output: Any) -> Agent[None, Any]:
     return Agent(model, output_type=output, tools=[weather], model_settings=_tool_first, retries=0)
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_the_model_decides_to_call(trained: Address, question: str) -> None:
+    async def outputs() -> tuple[Any, str]:
+        settings: Any = {"temperature": 0}
+        async with Agent(
+            _model(trained), tools=[get_weather], model_settings=settings, retries=0
+        ) as agent:
+            async with agent.run_stream(question) as stream:
+                streamed = await stream.get_output()
+            return await agent.run(question), streamed
+
+    whole, streamed = asyncio.run(outputs())
+    assert whole.output == streamed == ANSWERS[question]
+    assert whole.usage.requests == 2 and whole.usage.tool_calls == 1
 
 
 def test_texts_and_errors(model: OpenAIChatModel) -> None:

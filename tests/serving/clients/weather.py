@@ -1,4 +1,4 @@
-"""A tool and a form of answers that the tests of clients share."""
+"""Tools and a form of answers that the tests of clients share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ City = Literal["Rome", "Oslo"]
 Days = Annotated[int, Field(ge=1, le=9)]
 QUESTION = "How is the weather in Rome?"
 
+ANSWERS = {
+    QUESTION: "It is sunny in Rome.",
+    "What is the weather in Oslo?": "It is rainy in Oslo.",
+}
+"""Questions that the trained model answers with the tool `get_weather`."""
+
+
+class Place(BaseModel):
+    """Arguments of `get_weather`."""
+
+    city: City
+
 
 class Weather(BaseModel):
-    """Arguments of the tool."""
+    """Arguments of `weather`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -33,6 +45,11 @@ class Forecast(BaseModel):
 def weather(city: City, days: Days) -> str:
     """Return the weather of the next days in a city."""
     return f"{days} days of rain in {city}"
+
+
+def get_weather(city: City) -> str:
+    """Return the weather in a city, in a form that the trained model knows."""
+    return {"Rome": "sunny", "Oslo": "rainy"}[city]
 
 
 def weather_tool() -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mcp.server import MCPServer
 
-from tests.serving.clients.weather import weather
+from tests.serving.clients.weather import get_weather
 
 if __name__ == "__main__":
     server = MCPServer("weather")
-    server.tool()(weather)
+    server.tool()(get_weather)
     server.run()

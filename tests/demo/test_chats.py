@@ -1,0 +1,61 @@
+"""Chats: every question has its call and its answer, and training leaves some questions out."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from tpcompile.demo.chats import SMALL_TALK, TOOLS, Chat, chats
+
+SOME = 300
+
+
+def _drawn(held_out: bool = False) -> list[Chat]:
+    return list(islice(chats(1, held_out), SOME))
+
+
+def _contents(drawn: list[Chat], role: str) -> set[str]:
+    return {each["content"] for chat in drawn for each in chat.messages if each["role"] == role}
+
+
+def test_a_seed_gives_the_same_chats() -> None:
+    assert [*islice(chats(1), 5)] == [*islice(chats(1), 5)] != [*islice(chats(2), 5)]
+
+
+def test_training_leaves_questions_out() -> None:
+    learned, tested = (_contents(_drawn(held_out), "user") for held_out in (False, True))
+    assert learned & tested <= set(SMALL_TALK)
+    assert len(tested - set(SMALL_TALK)) > SOME / 3
+
+
+def test_calls_have_the_arguments_of_the_question() -> None:
+    called = set()
+    for chat in _drawn():
+        offered = {tool["function"]["name"] for tool in chat.tools}
+        for question, answer in zip(chat.messages, chat.messages[1:], strict=False):
+            for call in answer.get("tool_calls", ()):
+                function = call["function"]
+                called.add(function["name"])
+                assert function["name"] in offered
+                assert list(function["arguments"]) == [*TOOLS[function["name"]].parameters]
+                words = question["content"].replace("?", " ").replace(".", " ").split()
+                assert {str(value) for value in function["arguments"].values()} <= set(words)
+    assert called == set(TOOLS)
+
+
+def test_without_the_tool_there_is_no_call() -> None:
+    refused = _contents(_drawn(), "assistant") & {
+        f"I have no tool for the {tool.topic}." for tool in TOOLS.values()
+    }
+    assert len(refused) == len(TOOLS)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_results_are_text_or_json(name: str) -> None:
+    facts: dict[str, Any] = {"city": "Rome", "sky": "hot", "hour": 7, "a": 1, "b": 2, "sum": 3}
+    for form in TOOLS[name].results:
+        text = form.format(**facts)
+        assert "{" not in text or json.loads(text)
