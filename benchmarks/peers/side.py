@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from benchmarks.peers.kinds import Continued, Settings, Sizes, Written
+from benchmarks.peers.kinds import Continued, Guessed, Settings, Sizes, Written
 from tpcompile.closing import Closing
 
 ROOT = Path(__file__).parents[2]
@@ -158,6 +158,11 @@ class Side(Closing):
         """Continue a prompt greedily by `new` tokens."""
         written: Written = self._call("write", prompt, new)
         return written
+
+    def guess(self, prompt: Sequence[int], new: int, most: int) -> Guessed:
+        """Continue a prompt greedily by `new` tokens, with up to `most` guesses per step."""
+        guessed: Guessed = self._call("guess", prompt, new, most)
+        return guessed
 
     def pause(self) -> None:
         """Stop all processes of the side: some servers poll while they wait."""

@@ -22,6 +22,8 @@ from benchmarks.peers.kinds import (
     KINDS,
     Continued,
     Decoder,
+    Guessed,
+    Guesser,
     Loaded,
     Service,
     Settings,
@@ -53,11 +55,12 @@ class Stepwise:
 
 
 class Runner:
-    """The requests that a side answers: those of decoders, `serve` of services, and `write`."""
+    """The requests that a side answers: of decoders, services, guessers, and `write`."""
 
     def __init__(self, model: Any) -> None:
         self._decoder: Decoder = model
         self._service: Service = model
+        self._guesser: Guesser = model
         self._writer: Writer = model if isinstance(model, Writer) else Stepwise(model)
 
     def serve(self, prompts: Rows, new: int) -> list[Continued]:
@@ -67,6 +70,10 @@ class Runner:
     def write(self, prompt: Sequence[int], new: int) -> Written:
         """Continue a prompt greedily by `new` tokens."""
         return self._writer.write(prompt, new)
+
+    def guess(self, prompt: Sequence[int], new: int, most: int) -> Guessed:
+        """Continue a prompt greedily by `new` tokens, with up to `most` guesses per step."""
+        return self._guesser.guess(prompt, new, most)
 
     def prefill(self, rows: Rows, length: int) -> Result:
         """Start new sequences of up to `length` tokens."""

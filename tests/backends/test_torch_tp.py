@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, stage_logits
 from tests.stages import graph_after
@@ -155,6 +156,8 @@ def test_every_function_that_source_calls_is_a_reference() -> None:
     named |= {"decoded": decoded, "decoded_rows": decoded_rows}  # the values of a weight
     named |= {"DecodedExperts": DecodedExperts, "experts": experts}  # with torch's linears
     named["Router"] = Router  # a module that calls top_experts
+    named |= {name: getattr(functional, name) for name in ("gelu", "silu", "softplus")}  # torch's
+    named["sigmoid"] = torch.sigmoid
     for name in functions.__all__:
         assert getattr(functions, name) is named[name]
 

@@ -59,7 +59,7 @@ def test_the_text_is_hugging_faces_and_stdout_holds_nothing_else(
     assert (ran.status, ran.out) == (0, expected[1] + "\n")
     assert re.fullmatch(
         r"4 prompt tokens, first token after \d+\.\d\d s, 12 new tokens, "
-        r"then \d+\.\d tokens per second; 11 of 12 steps by the program\n",
+        r"then \d+\.\d tokens per second; 12 of 12 steps by the program\n",
         ran.err,
     )
 

@@ -19,11 +19,14 @@ def test_stdout_is_the_directory_and_the_loss(cli: Cli, tmp_path: Path) -> None:
     ran = cli(f"make-demo {tmp_path}/demo --steps 2 --seed 1")
     assert (ran.status, ran.err) == (0, "")
     assert re.fullmatch(
-        re.escape(f"{tmp_path}/demo: ") + r"a Qwen3 trained for 2 steps, final loss \d\.\d{4}\n",
+        re.escape(f"{tmp_path}/demo: ")
+        + r"a Qwen3 trained for 2 steps, final loss \d\.\d{4}; its draft is in "
+        + re.escape(f"{tmp_path}/demo/draft\n"),
         ran.out,
     )
     assert {path.name for path in tmp_path.iterdir()} == {"demo"}
-    assert (tmp_path / "demo" / "model.safetensors").is_file()
+    for directory in ("demo", "demo/draft"):
+        assert (tmp_path / directory / "model.safetensors").is_file()
 
 
 def test_a_model_with_linear_attention(cli: Cli, tmp_path: Path) -> None:
@@ -70,7 +73,8 @@ def test_a_bar_on_a_terminal(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stderr", terminal)
     ran = cli(f"make-demo {tmp_path}/demo --steps 2")
     assert (ran.status, ran.out.count("\n")) == (0, 1)
-    assert "2/2 steps, loss" in terminal.getvalue()
+    for part in ("model", "draft"):
+        assert re.search(rf"training the {part}\b.* 2/2 steps, loss", terminal.getvalue())
     assert "nan" not in terminal.getvalue()
 
 

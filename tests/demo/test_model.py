@@ -32,6 +32,13 @@ PROMPTS = ("Anna is", "One rainy morning Felix", "The grey cat of")
 FEW = 10
 FEW_BITS = ("int4:32", "int4:64", "int8:row", "int8")
 TOKENS = 64
+FILES = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
 
 
 @dataclass(frozen=True)
@@ -40,13 +47,13 @@ class Few:
 
     directory: Path
     loss: float
-    told: list[tuple[int, float]]
+    told: list[tuple[str, int, float]]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Few:
     directory, told = tmp_path_factory.mktemp("demo") / "few", []
-    loss = make_demo(directory, 3, FEW, lambda done, loss: told.append((done, loss)))
+    loss = make_demo(directory, 3, FEW, lambda *progress: told.append(progress))
     return Few(directory, loss, told)
 
 
@@ -80,8 +87,7 @@ def _greedy(model: Any, ids: torch.Tensor, tokens: int) -> tuple[list[int], list
 
 def test_a_normal_checkpoint(few: Path) -> None:
     names = {path.name for path in few.iterdir()}
-    tokenizer_files = {"tokenizer.json", "tokenizer_config.json"}
-    assert names == {"config.json", "generation_config.json", "model.safetensors", *tokenizer_files}
+    assert names == {*FILES, "draft"}
     tokenizer, model = _loaded(few)
     config = model.config
     assert type(model) is Qwen3ForCausalLM
@@ -116,16 +122,30 @@ def test_a_seed_gives_the_same_files(tmp_path: Path, tools: bool) -> None:
     for name, directory in made.items():
         make_demo(directory, seed=4 if name == "other" else 3, steps=1, tools=tools)
     assert torch.equal(torch.get_rng_state(), state)
-    for path in made["one"].iterdir():
-        assert path.read_bytes() == (made["same"] / path.name).read_bytes(), path.name
+    for path in (path for path in made["one"].rglob("*") if path.is_file()):
+        same = made["same"] / path.relative_to(made["one"])
+        assert path.read_bytes() == same.read_bytes(), path
     first, other = _tensors(made["one"]), _tensors(made["other"])
     name = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(first[name], other[name])
 
 
 def test_training_is_told_and_learns(made: Few) -> None:
-    assert [done for done, _ in made.told] == list(range(1, FEW + 1))
-    assert made.told[-1][1] == made.loss < made.told[0][1] - 0.5
+    expected = [(part, done) for part in ("model", "draft") for done in range(1, FEW + 1)]
+    assert [(part, done) for part, done, _ in made.told] == expected
+    losses = [loss for *_, loss in made.told]
+    assert losses[FEW - 1] == made.loss < losses[0] - 0.5
+    assert losses[-1] < losses[FEW] - 0.2
+
+
+def test_the_draft_is_a_tenth_of_the_model_and_has_its_tokenizer(few: Path) -> None:
+    draft = few / "draft"
+    assert {path.name for path in draft.iterdir()} == FILES
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (draft / name).read_bytes() == (few / name).read_bytes()
+    sizes = [sum(map(torch.numel, _tensors(each).values())) for each in (few, draft)]
+    assert 0.09 < sizes[1] / sizes[0] < 0.11
+    assert type(_loaded(draft)[1]) is Qwen3ForCausalLM
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3])
@@ -162,8 +182,8 @@ def test_a_demo_of_another_kind(
 ) -> None:
     told: list[float] = []
     monkeypatch.setattr(module, "SHAPES", ((4, 64),))  # short rows are enough
-    make_demo(tmp_path, 3, 5, lambda _, loss: told.append(loss), arch)
-    assert told[-1] < told[0]
+    make_demo(tmp_path, 3, 5, lambda *progress: told.append(progress[-1]), arch)
+    assert told[4] < told[0]
     tokenizer, eager = _loaded(tmp_path)
     assert type(eager) is kind
     assert getattr(eager.config, setting) == value
@@ -224,7 +244,7 @@ def test_words_are_tokens() -> None:
 
 
 def test_refusals_come_before_training(tmp_path: Path) -> None:
-    def trained(done: int, loss: float) -> None:
+    def trained(part: str, done: int, loss: float) -> None:
         raise AssertionError("it trained")
 
     with pytest.raises(UsageError, match="steps must be at least 1, got 0"):

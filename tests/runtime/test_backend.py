@@ -40,13 +40,13 @@ def test_the_interpreter_is_said_to_be_slow() -> None:
 
 
 def test_auto_decodes_natively() -> None:
-    eager = lively("tiny-qwen3")
+    eager, ids = lively("tiny-qwen3"), torch.arange(5, 17)[None]
     with tpcompile.compile(eager) as model:
         assert model.backend == "native"
-        found = model.generate(IDS, max_new_tokens=5, do_sample=False)
+        found = model.generate(ids, max_new_tokens=5, do_sample=False)
         assert model.steps.program == 4
         assert model.steps.modules == 1
-    assert found.tolist() == eager.generate(IDS, max_new_tokens=5, do_sample=False).tolist()
+    assert found.tolist() == eager.generate(ids, max_new_tokens=5, do_sample=False).tolist()
 
 
 def test_auto_selects_the_kernel_on_a_gpu() -> None:

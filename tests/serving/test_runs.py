@@ -103,6 +103,22 @@ def test_prompts_have_the_bits_of_prompts_alone(
         assert max(sizes) == sum(n for n in LENGTHS if n >= 16) - 13 - 1 - 1
 
 
+def test_short_chunks_share_steps_of_a_program(model: Any) -> None:
+    """The rest of a prompt is one too, whether the chunks before it are in the cache or not."""
+    lengths = (5, 3, 32 + 5, 8, 2)
+    dice = Random(2)
+    asked = [(prompt(dice, n), greedy(3, logprobs=4)) for n in lengths]
+    with Engine(model, max_batch=8, chunk=32) as engine:
+        alone = [engine.add(*one, salt=n).result()[0].chosen for n, one in enumerate(asked)]
+        for modules in (1, 0):  # the second time the whole chunk is in the cache
+            before = model.steps
+            handles = [engine.add(*one) for one in asked]
+            assert [handle.result()[0].chosen for handle in handles] == alone
+            # chunks of 5 + 3 + 5 and of 8 + 2 tokens, and two more tokens of each request
+            assert model.steps.program - before.program == 2 + 2
+            assert model.steps.modules - before.modules == modules
+
+
 def replace_linear(monkeypatch: pytest.MonkeyPatch, linear: Any) -> None:
     for functions in (native_functions, torch_functions):
         monkeypatch.setattr(functions, "linear", linear)

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serving.conftest import KEY, Served
+from tests.serving.conftest import KEY, Served, post
 
 TEXT = "Anna is a baker"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": TEXT}]}
@@ -30,7 +30,8 @@ def test_a_text_and_its_tokens(served: Served) -> None:
 
 def test_messages_by_the_chat_template(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     template = (
-        "{{ start }}{{ messages[0]['content'] }}{% if add_generation_prompt %} Felix{% endif %}"
+        "{{ start }}{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+        "{{ messages[0]['content'] }}{% if add_generation_prompt %} Felix{% endif %}"
     )
     monkeypatch.setattr(served.tokenizer, "chat_template", template)
 
@@ -41,6 +42,12 @@ def test_messages_by_the_chat_template(served: Served, monkeypatch: pytest.Monke
     assert text_of() == f"{TEXT} Felix"
     assert text_of(add_generation_prompt=False) == TEXT
     assert text_of(chat_template_kwargs={"start": "The cat "}) == f"The cat {TEXT} Felix"
+    tools = [{"type": "function", "function": {"name": name}} for name in ("cat", "baker")]
+    assert text_of(tools=tools) == f"cat baker {TEXT} Felix"
+    assert text_of(tools=[]) == text_of(tools=None) == text_of()
+    prompt = post(served, "chat/completions", CHAT | {"tools": tools, "max_tokens": 1}).json()
+    count = ask(served, "tokenize", CHAT | {"tools": tools}).json()["count"]
+    assert prompt["usage"]["prompt_tokens"] == count
 
 
 BAD: dict[str, tuple[str, Any, int, str]] = {
@@ -49,6 +56,8 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "unknown": ("tokenize", {"prompt": "a", "n": 1}, 400, "'n' is not supported"),
     "both": ("tokenize", {"prompt": "a", **CHAT}, 400, "'prompt' is not supported"),
     "clash": ("tokenize", {**CHAT, "chat_template_kwargs": {"tokenize": 1}}, 400, "'tokenize'"),
+    "tools": ("tokenize", {**CHAT, "tools": [{}]}, 400, "tools[0] must be"),
+    "tools of a text": ("tokenize", {"prompt": "a", "tools": []}, 400, "'tools' is not supported"),
     "open end": ("tokenize", {**CHAT, "continue_final_message": True}, 400, "must be false"),
     "model": ("tokenize", {"prompt": "a", "model": "other"}, 404, "There is no model 'other'"),
     "no tokens": ("detokenize", {}, 400, "tokens is missing"),

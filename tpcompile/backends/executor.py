@@ -72,6 +72,9 @@ class Executor(ABC):
     """Whether results have the same bits for every number of ranks that splits the sizes evenly."""
     functions: ClassVar[str] = TORCH
     """The package whose `functions` modules call beside programs of this executor."""
+    most_tokens: ClassVar[int] = 1
+    """The maximum number of new tokens of a sequence that its programs compute, as rows. Modules
+    compute more, except guesses. It is fixed, so that bits do not depend on timing."""
     takes_times: ClassVar[bool] = False
     """Whether the option of `launch` is a tensor that receives the times of instructions."""
 

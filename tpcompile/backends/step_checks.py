@@ -96,10 +96,10 @@ def check_states(
     read: torch.Tensor,
     write: torch.Tensor,
 ) -> None:
-    """Raise unless each row has states to read and to write, and writes no state of another one.
+    """Raise unless each row has states to read and to write, and none of another sequence.
 
-    A row after another one of its sequence must read what that one writes. A sequence of one token
-    is new: it does not use the state that it is said to read.
+    A row after another one of its sequence must read what that one writes, and may write it too. A
+    sequence of one token is new: it does not use the state that it is said to read.
     """
     sequences = len(lengths)
     held = min(memory.values(role)[0].shape[1] for role in LINEAR_STATES)
@@ -119,17 +119,18 @@ def check_states(
                 got=f"state {reads[row]}",
                 expected=f"state {writes[row - 1]}",
             )
-    writers = {state: row for row, state in reversed([*enumerate(writes)])}
+    numbers = sequences_of(starts)
+    writers = {state: number for number, state in reversed([*zip(numbers, writes, strict=True)])}
     used = [
-        (row, reads[row])
+        (numbers[row], reads[row])
         for row, length in enumerate(lengths.tolist())
         if length > 1 and row in firsts
     ]
-    for row, state in (*enumerate(writes), *used):
-        writer = writers.get(state, row)
-        if writer != row:
+    for number, state in (*zip(numbers, writes, strict=True), *used):
+        writer = writers.get(state, number)
+        if writer != number:
             raise UsageError(
-                f"Sequence {writer} must not write the state of sequence {row}",
+                f"Sequence {writer} must not write the state of sequence {number}",
                 got=f"state {state} in both",
                 expected="a state of its own for each sequence to write",
             )

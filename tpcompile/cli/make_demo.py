@@ -1,4 +1,4 @@
-"""`tpcompile make-demo`: train a small model that writes sensible text, and save it."""
+"""`tpcompile make-demo`: train a small model that writes sensible text, and its draft."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tpcompile.runtime.new_directory import check_new_directory
 
 _EXAMPLES = """\
   tpcompile make-demo demo                    a minute on two cores
+  tpcompile generate demo --speculate demo/draft --prompt "Anna is"
   tpcompile make-demo demo-7 --seed 7         different weights
   tpcompile make-demo rough --steps 50        faster, with worse text
   tpcompile make-demo linear --arch qwen3.5   with linear attention
@@ -57,27 +58,28 @@ def _add_arguments(parser: Parser) -> None:
 
 def _run(args: argparse.Namespace) -> Result:
     check_new_directory(args.directory)  # before torch is imported
-    from tpcompile.demo.model import default_steps, make_demo
+    from tpcompile.demo.model import DRAFT, default_steps, make_demo
 
     steps = args.steps or default_steps(args.arch, args.tools)
     with _bar(steps) as follow:
         loss = make_demo(args.directory, args.seed, steps, follow, args.arch, args.tools)
     trained = f"a {_NAMES[args.arch]} trained for {steps} steps, final loss {loss:.4f}"
-    return Result(f"{args.directory}: {trained}\n")
+    draft = "" if args.tools else f"; its draft is in {args.directory}/{DRAFT}"
+    return Result(f"{args.directory}: {trained}{draft}\n")
 
 
 @contextlib.contextmanager
-def _bar(steps: int) -> Iterator[Callable[[int, float], None] | None]:
-    """Show a progress bar with the loss on a terminal, and nothing elsewhere."""
+def _bar(steps: int) -> Iterator[Callable[[str, int, float], None] | None]:
+    """Show a progress bar of each model with the loss on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
     from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
     columns = (
-        TextColumn("training"),
+        TextColumn("training the {task.description}"),
         BarColumn(),
         TextColumn("{task.completed}/{task.total} steps{task.fields[loss]}"),
         TimeElapsedColumn(),
@@ -85,12 +87,18 @@ def _bar(steps: int) -> Iterator[Callable[[int, float], None] | None]:
         TimeLeftColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("training", total=steps, loss="")
-        yield lambda done, loss: progress.update(task, completed=done, loss=f", loss {loss:.3f}")
+        tasks: dict[str, TaskID] = {}
+
+        def follow(part: str, done: int, loss: float) -> None:
+            if part not in tasks:
+                tasks[part] = progress.add_task(part, total=steps, loss="")
+            progress.update(tasks[part], completed=done, loss=f", loss {loss:.3f}")
+
+        yield follow
 
 
 COMMAND = Command(
-    "train a tiny Qwen3 or Qwen3.5 and save it as a checkpoint",
+    "train a tiny Qwen3 or Qwen3.5, and a draft for it, and save them as checkpoints",
     _EXAMPLES,
     _add_arguments,
     _run,

@@ -1,6 +1,7 @@
 """`make_demo`: a tiny Qwen3, Qwen3-MoE or Qwen3.5 that is trained here and writes sensible text.
 
-With tools it is a Qwen3 that answers in chats instead, and calls the tools of `chats.py`.
+A draft model of a tenth of its size is trained beside it, for speculation. With tools it is a Qwen3
+that answers in chats instead, and calls the tools of `chats.py`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,50 @@ SHAPES = ((8, 256), (16, 128))
 
 Long rows train long-range recall; short rows start at more places."""
 
-PEAK_RATE, WARM_STEPS = 4e-3, 20
+WARM_STEPS = 20
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 
-Follow = Callable[[int, float], None]
-"""Callback that receives the number of finished steps and the loss of the last one."""
+MODEL, DRAFT = "model", "draft"
+"""The models that are trained. The second one is also the name of its directory."""
+
+Follow = Callable[[str, int, float], None]
+"""Callback that receives MODEL or DRAFT, its number of finished steps and its latest loss."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The sizes of a model, and the learning rate that suits them."""
+
+    sizes: dict[str, Any]
+    peak_rate: float
+
+
+_SIZES = {
+    MODEL: Size(
+        {
+            "hidden_size": 120,
+            "intermediate_size": 328,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+        },
+        peak_rate=4e-3,
+    ),
+    DRAFT: Size(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+        },
+        peak_rate=1e-2,
+    ),
+}
+"""Few tp divide the sizes of the model, to exercise uneven splits."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +114,7 @@ ARCHITECTURES = {
     "qwen3-moe": Architecture("qwen3_moe", _EXPERTS, 350),
     "qwen3.5": Architecture("qwen3_5_text", _LINEAR, 350),
 }
-"""The demo models by name. They take 50, 80 and 85 seconds on two cores."""
+"""The demo models by name. They take 50, 80 and 85 seconds on two cores, and a draft 12."""
 DEFAULT = "qwen3"
 
 STEPS_WITH_TOOLS = 350
@@ -93,11 +132,13 @@ def make_demo(
     arch: str = DEFAULT,
     tools: bool = False,
 ) -> float:
-    """Train the demo model, save it as a Hugging Face checkpoint and return the final loss.
+    """Train the demo model and its draft, save them and return the final loss of the model.
 
-    `directory` must be new or empty. `steps` is by default enough for text without mistakes. The
-    same seed and steps give the same weights on the same machine with the same number of threads.
-    With `tools`, the model learns chats with calls of tools in place of stories.
+    Both are Hugging Face checkpoints, and the draft is in the subdirectory `draft`. `directory`
+    must be new or empty. `steps` is by default enough for text without mistakes. The same seed and
+    steps give the same weights on the same machine with the same number of threads.
+
+    With `tools`, the model learns chats with calls of tools in place of stories, and has no draft.
     """
     if arch not in ARCHITECTURES:
         raise UsageError(
@@ -111,22 +152,26 @@ def make_demo(
         raise UsageError(f"steps must be at least 1, got {steps!r}")
     check_new_directory(directory)  # now, not after a minute of training
     tokenizer = chat_tokenizer() if tools else demo_tokenizer()
-    batches = (chat_batches if tools else _batches)(tokenizer, seed)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
-        make: Any = AutoModelForCausalLM.from_config
-        model = make(demo_config(tokenizer, arch))
-        if tools:
-            prepare_to_copy(model)
-            model.generation_config.do_sample = False  # arguments are copied, not invented
-        loss = _train(model, batches, steps, follow)
+    batches = chat_batches if tools else _batches
+    configs = {MODEL: demo_config(tokenizer, arch)}
+    if not tools:
+        configs[DRAFT] = draft_config(tokenizer)
+    trained = {}
+    for part, config in configs.items():
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(seed)
+            model = _new_model(config, tools)
+            loss = _train(model, part, batches(tokenizer, seed), steps, follow)
+        trained[part] = model.train(False), loss
     try:
         with new_directory(directory) as made, _no_bars():
-            model.train(False).save_pretrained(made)
-            tokenizer.save_pretrained(made)
+            for part, (model, _) in trained.items():
+                place = made if part == MODEL else made / DRAFT
+                model.save_pretrained(place)
+                tokenizer.save_pretrained(place)
     except SafetensorError as error:  # for example on a full disk
         raise UsageError(f"{directory} cannot be written", got=str(error)) from error
-    return loss
+    return trained[MODEL][1]
 
 
 def default_steps(arch: str, tools: bool) -> int:
@@ -166,24 +211,27 @@ def demo_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def demo_config(tokenizer: PreTrainedTokenizerFast, arch: str = DEFAULT) -> Any:
-    """Return a configuration with sizes that few tp divide, to exercise uneven splits."""
+    """Return the configuration of a demo model."""
     kind = ARCHITECTURES[arch]
+    return _config(tokenizer, kind.model_type, _SIZES[MODEL].sizes | kind.sizes)
+
+
+def draft_config(tokenizer: PreTrainedTokenizerFast) -> Any:
+    """Return the configuration of a draft, which is a Qwen3 for every demo model."""
+    return _config(tokenizer, ARCHITECTURES[DEFAULT].model_type, _SIZES[DRAFT].sizes)
+
+
+def _config(tokenizer: PreTrainedTokenizerFast, model_type: str, sizes: dict[str, Any]) -> Any:
     return AutoConfig.for_model(
-        kind.model_type,
+        model_type,
         vocab_size=len(tokenizer),
-        hidden_size=120,
-        intermediate_size=328,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=24,
         max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype=torch.float32,
-        **kind.sizes,
+        **sizes,
     )
 
 
@@ -202,13 +250,26 @@ def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
         yield ids, ids
 
 
-def _train(model: Any, batches: Iterator[Batch], steps: int, follow: Follow | None) -> float:
+def _new_model(config: Any, tools: bool) -> Any:
+    """Return a model with random weights."""
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config)
+    if tools:
+        prepare_to_copy(model)
+        model.generation_config.do_sample = False  # arguments are copied, not invented
+    return model
+
+
+def _train(
+    model: Any, part: str, batches: Iterator[Batch], steps: int, follow: Follow | None
+) -> float:
+    """Train a model and return its final loss."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     model.train()
     loss = math.inf
     for step, (ids, labels) in enumerate(islice(batches, steps)):
         for group in optimizer.param_groups:
-            group["lr"] = _rate(step, steps)
+            group["lr"] = _SIZES[part].peak_rate * _share_of_rate(step, steps)
         result = model(input_ids=ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         result.backward()
@@ -216,11 +277,11 @@ def _train(model: Any, batches: Iterator[Batch], steps: int, follow: Follow | No
         optimizer.step()
         loss = float(result.detach())
         if follow is not None:
-            follow(step + 1, loss)
+            follow(part, step + 1, loss)
     return loss
 
 
-def _rate(step: int, steps: int) -> float:
-    """Return the learning rate: a linear warm-up times a cosine decay to zero."""
+def _share_of_rate(step: int, steps: int) -> float:
+    """Return a linear warm-up times a cosine decay to zero."""
     warm = min(1.0, (step + 1) / WARM_STEPS)
-    return PEAK_RATE * warm * (1 + math.cos(math.pi * step / steps)) / 2
+    return warm * (1 + math.cos(math.pi * step / steps)) / 2

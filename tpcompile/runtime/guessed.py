@@ -11,9 +11,7 @@ import torch
 from tpcompile.runtime.arguments import Arguments
 from tpcompile.runtime.kv.cache import Guesses, PagedCache
 from tpcompile.runtime.kv.packing import Packed, pack
-
-MOST_ROWS = 16
-"""The maximum number of rows of a sequence in one step. More tokens are computed in several."""
+from tpcompile.runtime.ranks.step import MOST_ROWS
 
 
 def run_guessed(
@@ -22,18 +20,20 @@ def run_guessed(
     cache: PagedCache,
     guesses: Guesses,
     run: Callable[[Packed, bool], torch.Tensor],
+    most: int,
 ) -> torch.Tensor:
     """Compute tokens, of which the last ones are guessed; return the logits of the last `wanted`.
 
     The first of these columns has the last token that is certain. If there are tokens before it,
-    they are computed with it, as a prompt. `run` computes packed tokens, as rows if its second
-    argument is true. If it raises, the cache is restored.
+    they are computed with it, as a prompt: at most `most` of them as rows, like the guesses. `run`
+    computes packed tokens, as rows if its second argument is true. If it raises, the cache is
+    restored.
 
     All guesses count as accepted; `crop` subtracts the rejected ones.
     """
     length, before = arguments.input_ids.shape[1], cache.get_seq_length()
     certain = length - wanted + 1
-    first = 0 if certain == 1 else certain
+    first = 0 if certain <= most else certain
     edges = [*range(first, length, MOST_ROWS), length]
     pieces = [(start, end, True) for start, end in pairwise(edges)]
     if first:
@@ -53,7 +53,7 @@ def run_guessed(
         raise
     guesses.drafted += wanted - 1
     guesses.accepted += wanted - 1
-    return torch.cat(results, 1)
+    return torch.cat(results, 1)[:, -wanted:]
 
 
 def _columns(arguments: Arguments, start: int, end: int, cached: int) -> Arguments:

@@ -112,9 +112,7 @@ class Launches(Leading):
                 own, "tokens", placed.blocks, placed.copies, steps, stops, states=placed.states
             )
             assert isinstance(self._ranks, ProgramRanks)
-            tokens = self._ranks.launch(step, each)
-        self._steps += len(tokens)
-        return tokens
+            return self._ranks.launch(step, each)
 
     def generate_batch(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Continue prompts of any lengths by continuous batching: Hugging Face's `generate_batch`.

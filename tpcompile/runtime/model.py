@@ -175,6 +175,11 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         return self._programs is not None
 
     @property
+    def most_program_tokens(self) -> int:
+        """The maximum number of new tokens of a sequence that a program computes, not modules."""
+        return self._ranks.most_tokens if isinstance(self._ranks, ProgramRanks) else 0
+
+    @property
     def plan(self) -> PlanReport:
         """The weights on each rank, and the communication between ranks."""
         return plan_report(self.graph)
@@ -193,11 +198,14 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
     def steps(self) -> StepCounts:
         """The number of steps run so far by programs and by modules, and of guessed tokens.
 
-        A program takes one new token per sequence, and guesses after it. Modules run prompts, and
-        steps that mix both.
+        Programs compute sequences with few new tokens, and guesses; modules compute others. A call
+        with both has a step of each.
         """
-        ran = self._programs.steps if self._programs is not None else 0
-        return StepCounts(ran, self._steps - ran, self.guesses.drafted, self.guesses.accepted)
+        ranks = self._ranks
+        programs, modules = 0, self._steps
+        if isinstance(ranks, ProgramRanks):
+            programs, modules = ranks.programs.steps, ranks.module_steps
+        return StepCounts(programs, modules, self.guesses.drafted, self.guesses.accepted)
 
     def source(self, rank: int = 0) -> str:
         """Return the generated Python module of a rank, and the Triton kernel if it decodes."""
@@ -244,8 +252,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             columns = given.columns
             guesses = None if own is None or routing is not None else own.guesses
             if own is not None and guesses is not None and isinstance(columns, range):
-                run = partial(self._run_rows, own)
-                found = run_guessed(given, len(columns), own, guesses, run)
+                run, most = partial(self._run_rows, own), self.most_program_tokens
+                found = run_guessed(given, len(columns), own, guesses, run, most)
             else:
                 packed = pack(
                     given.input_ids,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,7 +115,7 @@ def _place(made: Path, target: Path) -> None:
             file.rename(placed[-1])
     except BaseException:
         for path in placed:
-            path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         raise
 
 

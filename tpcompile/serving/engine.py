@@ -16,9 +16,9 @@ import torch
 from tpcompile.closing import Closing
 from tpcompile.errors import EndedError, RankError, UnsupportedError, UsageError
 from tpcompile.ir.ops.delta import CHUNK as DELTA_CHUNK
-from tpcompile.runtime.guessed import MOST_ROWS
 from tpcompile.runtime.kv.blocks import blocks_for
 from tpcompile.runtime.model import CompiledModel
+from tpcompile.runtime.ranks.step import MOST_ROWS
 from tpcompile.runtime.text import encode_prompt
 from tpcompile.serving.continuations import Continuations, end_tokens
 from tpcompile.serving.defaults import sampling_defaults

@@ -11,6 +11,8 @@ import torch
 
 from tpcompile.runtime.launches import Reserved
 from tpcompile.runtime.model import CompiledModel
+from tpcompile.runtime.ranks.parts import groups_of_rows
+from tpcompile.runtime.ranks.step import MOST_ROWS
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Piece, Plan, groups
 from tpcompile.serving.rows import ROWS, independent_from
@@ -25,8 +27,9 @@ guesses, or with these tokens."""
 class Runs:
     """Runs of one model, in blocks of its KV cache.
 
-    Chunks share a run if that changes no bit of theirs: see `independent_from`. A chunk of a single
-    token is a step of the program, whether it comes with the rest of its prompt or later.
+    Chunks share a run if that changes no bit of theirs: see `independent_from`. A program computes
+    chunks of few tokens, whether they come with the rest of their prompts or later, and they share
+    its steps.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Runs:
         self._model, self._reserved = model, reserved
         self._params, self._describe = params, describe
         self._least = independent_from(model)
+        self._few = model.most_program_tokens
         self._copies: Many[tuple[int, int]] = ()
 
     def run(self, plan: Plan) -> Iterator[tuple[Many[Piece], list[Found]]]:
@@ -49,16 +53,23 @@ class Runs:
         since each of their tokens waits for one step's chunks in either order.
         """
         self._copies = plan.copies
-        for pieces in groups(plan.chunks, self._alone, apart=bool(self._reserved.states)):
+        many = [piece for piece in plan.chunks if piece.count > self._few]
+        for pieces in groups(many, self._alone, apart=bool(self._reserved.states)):
             rows = 1 if self._least is None or pieces[0].count == 1 else ROWS
-            run = self._described if self._describes(pieces[0]) else self._together
-            yield pieces, run(pieces, rows)
+            yield pieces, self._chunks(pieces, rows)
+        few = [piece for piece in plan.chunks if piece.count <= self._few]
+        for pieces in groups_of_rows(few, self._rows):
+            yield pieces, self._chunks(pieces, 1)
         if plan.decodes:
             yield plan.decodes, self._together(plan.decodes, 1)
 
     def release(self) -> None:
         """Free the blocks and the states."""
         self._reserved.release()
+
+    def _chunks(self, pieces: Many[Piece], rows: int) -> list[Found]:
+        run = self._described if self._describes(pieces[0]) else self._together
+        return run(pieces, rows)
 
     def _together(self, pieces: Many[Piece], rows: int) -> list[Found]:
         """Run pieces; the number of their logits is padded to a multiple of `rows`."""
@@ -83,6 +94,10 @@ class Runs:
 
     def _alone(self, piece: Piece) -> bool:
         return self._least is None or piece.count < self._least or self._describes(piece)
+
+    def _rows(self, piece: Piece) -> int:
+        """Return the rows of a piece in a step that it may share; all of them if it runs alone."""
+        return MOST_ROWS if self._describes(piece) else piece.count
 
     def _describes(self, piece: Piece) -> bool:
         return self._params(piece).prompt_logprobs is not None

@@ -20,7 +20,8 @@ from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.executor import EXECUTORS
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.ranks.program import ProgramRanks, decodes
+from tpcompile.runtime.ranks.parts import parts_of
+from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.step import Step
 from tpcompile.vm.program.text import parse_program
 
@@ -292,13 +293,14 @@ def test_a_launch_ends_at_the_length_of_the_caller(monkeypatch: pytest.MonkeyPat
 
 
 def _launches(model: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that receives the number of steps of each launch."""
+    """Return a list that receives the number of steps of each launch, but those of prompts."""
     ranks, found = model._ranks, list[int]()
     assert isinstance(ranks, ProgramRanks)
     launch = ranks.launch
 
     def noted(step: Step, each: Any = None) -> torch.Tensor:
-        found.append(step.steps)
+        if not step.rows:
+            found.append(step.steps)
         return launch(step, each)
 
     monkeypatch.setattr(ranks, "launch", noted)
@@ -331,7 +333,10 @@ def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ranks, "run", lambda step: steps.append(step) or run(step))
         past = model(IDS, use_cache=True).past_key_values
         before = model(IDS[:, :1], past_key_values=past).logits
-        assert [decodes(step) for step in steps] == [False, True]
+        assert [[part.by_program for part in parts_of(step, 1)] for step in steps] == [
+            [False],
+            [True],
+        ]
         with monkeypatch.context() as forked:
             forked.setattr(os, "getpid", lambda: own + 1)
             for call in (
@@ -344,22 +349,3 @@ def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
                 with pytest.raises(UsageError, match=rf"belongs to process {own}; .* {own + 1}"):
                     call()
         assert torch.equal(ranks.run(steps[-1]), before[:, -1])
-
-
-@pytest.mark.parametrize(
-    ("starts", "rows", "wanted"),
-    [
-        ([0, 1, 2], [0, 1], True),
-        ([0, 2, 3], [1, 2], False),
-        ([0, 1, 2], [1], False),
-        ([0], [], False),
-    ],
-)
-def test_decodes(starts: list[int], rows: list[int], wanted: bool) -> None:
-    inputs = {
-        "starts": torch.tensor(starts),
-        "logit_rows": torch.tensor(rows, dtype=torch.long),
-        "tables": torch.zeros(len(starts) - 1, 1),
-    }
-    assert decodes(Step(inputs, "logits")) is wanted
-    assert not decodes(Step({k: v for k, v in inputs.items() if k != "tables"}, "logits"))

@@ -68,6 +68,7 @@ class Native(Executor):
 
     name: ClassVar[str] = "native"
     functions: ClassVar[str] = "tpcompile.backends.native"
+    most_tokens: ClassVar[int] = 8
     takes_times: ClassVar[bool] = True
     in_formats: ClassVar[bool] = True
     kv_in_formats: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """Functions that emitted modules call if the native backend runs decode steps.
 
 In bf16, kernels of the native library replace torch's. They round where the dialect's references
-do.
+do. Activations have the same bits for any number of tokens in all dtypes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from tpcompile.backends.torch_tp.functions import (
     attention,
     causal_conv,
     decoded_rows,
-    delta_decay,
     gated_delta_rule,
     vocab_embedding,
 )
 from tpcompile.ir.format import Format
 from tpcompile.ir.layout import Interval
-from tpcompile.ir.ops import EXPERTS, SPECS
+from tpcompile.ir.ops import EXPERTS, SPECS, elementwise, norm
+from tpcompile.ir.ops import delta as linear_attention
 from tpcompile.ir.ops.groups import heads_read, runs_of
+from tpcompile.ir.ops.pointwise import gelu, sigmoid, silu, softplus
 
 __all__ = [
     "DecodedExperts",
@@ -44,6 +45,7 @@ __all__ = [
     "experts",
     "gated_delta_rule",
     "gated_rms_norm",
+    "gelu",
     "linear",
     "local_argmax",
     "paged_attention",
@@ -51,7 +53,10 @@ __all__ = [
     "resumed_delta_rule",
     "rms_norm",
     "rope",
+    "sigmoid",
     "sigmoid_gate",
+    "silu",
+    "softplus",
     "swiglu",
     "vocab_embedding",
 ]
@@ -119,21 +124,26 @@ def gated_rms_norm(
     """See `tpcompile.ir.ops.norm`."""
     if x.dim() == 3 and takes(x, gate, weight):
         return prompts.gated_norm(x, gate, weight, eps)
-    return torchs.gated_rms_norm(x, gate, weight, eps)
+    return norm.gated_rms_norm(x, gate, weight, eps, silu)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """See `tpcompile.ir.ops.elementwise`."""
     if gate.dim() == 2 and takes(gate, up):
         return prompts.swiglu(gate, up)
-    return torchs.swiglu(gate, up)
+    return elementwise.swiglu(gate, up, silu)
 
 
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """See `tpcompile.ir.ops.elementwise`."""
     if x.dim() in (2, 3) and takes(x, gate):
         return prompts.sigmoid_gate(x, gate)
-    return torchs.sigmoid_gate(x, gate)
+    return elementwise.sigmoid_gate(x, gate, sigmoid)
+
+
+def delta_decay(a: torch.Tensor, rate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """See `tpcompile.ir.ops.delta`."""
+    return linear_attention.delta_decay(a, rate, bias, softplus)
 
 
 def rope(

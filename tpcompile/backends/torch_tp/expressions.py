@@ -295,7 +295,12 @@ _WRITERS: dict[Any, Callable[[fx.Node, dict[str, str], Scope], str]] = {
     aten.to.dtype: lambda _, a, scope: f"{a['self']}.to({a['dtype']})",
     aten.add.Tensor: lambda _, a, scope: f"{a['self']} + {a['other']}",
     aten.mul.Tensor: lambda _, a, scope: f"{a['self']} * {a['other']}",
-    aten.gelu.default: lambda _, a, scope: f"F.gelu({a['self']}, approximate={a['approximate']!r})",
+    aten.silu.default: lambda _, a, scope: f"tpc.silu({a['self']})",
+    aten.sigmoid.default: lambda _, a, scope: f"tpc.sigmoid({a['self']})",
+    aten.softplus.default: lambda _, a, scope: f"tpc.softplus({a['self']})",
+    aten.gelu.default: lambda _, a, scope: (
+        f"tpc.gelu({a['self']}, approximate={a['approximate']!r})"
+    ),
     aten.relu.default: lambda _, a, scope: f"F.relu({a['self']})",
     aten.tanh.default: lambda _, a, scope: f"{a['self']}.tanh()",
     EMBEDDING: _write_embedding,

@@ -1,5 +1,8 @@
 """Functions that emitted modules call besides torch: the dialect's references, and linears."""
 
+from torch import sigmoid
+from torch.nn.functional import gelu, silu, softplus
+
 from tpcompile.backends.torch_tp.matrix import as_matrix, experts, linear
 from tpcompile.backends.torch_tp.router import Router
 from tpcompile.ir.ops.argmax import argmax, local_argmax
@@ -27,6 +30,7 @@ __all__ = [
     "experts",
     "gated_delta_rule",
     "gated_rms_norm",
+    "gelu",
     "linear",
     "local_argmax",
     "paged_attention",
@@ -34,7 +38,10 @@ __all__ = [
     "resumed_delta_rule",
     "rms_norm",
     "rope",
+    "sigmoid",
     "sigmoid_gate",
+    "silu",
+    "softplus",
     "swiglu",
     "vocab_embedding",
 ]

@@ -10,7 +10,7 @@ decay, replaces a share `beta` of what S returns for its key by its value, and r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from tpcompile.ir.ops.elementwise import join
 from tpcompile.ir.ops.groups import check_groups, check_whole_heads, heads_read, local_map
+from tpcompile.ir.ops.pointwise import silu
 from tpcompile.ir.ops.spec import Cost, define, numel, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, Partial, ValueType
 
@@ -59,13 +60,17 @@ def convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
         total += x[tap : tap + count].float() * weight[:, 0, tap].float()
     if bias is not None:
         total += bias.float()
-    return functional.silu(total).to(x.dtype)
+    return silu(total).to(x.dtype)
 
 
-def delta_decay(a: torch.Tensor, rate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def delta_decay(
+    a: torch.Tensor,
+    rate: torch.Tensor,
+    bias: torch.Tensor,
+    softplus: Callable[[torch.Tensor], torch.Tensor] = functional.softplus,
+) -> torch.Tensor:
     """Return the logarithm of each head's decay, in fp32: `-exp(rate) softplus(a + bias)`."""
-    step: torch.Tensor = functional.softplus(a.float() + bias.float())
-    return -rate.float().exp() * step
+    return -rate.float().exp() * softplus(a.float() + bias.float())
 
 
 def gated_delta_rule(

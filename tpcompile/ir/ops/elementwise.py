@@ -150,9 +150,13 @@ def cast_like_rule(self: ValueType, other: ValueType) -> ValueType:
     return cast_rule(self, other.dtype)
 
 
-def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Compute x · sigmoid(gate): the output gate of an attention."""
-    return x * aten.sigmoid.default(gate)  # type: ignore[no-any-return]
+def sigmoid_gate(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    sigmoid: Callable[[torch.Tensor], torch.Tensor] = aten.sigmoid.default,
+) -> torch.Tensor:
+    """Compute x · sigmoid(gate), the output gate of an attention, with the given `sigmoid`."""
+    return x * sigmoid(gate)
 
 
 def _check_gate(x: ValueType, gate: ValueType) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from tpcompile.ir.layout import FusedLayout, Layout
 from tpcompile.ir.ops.elementwise import swiglu
 from tpcompile.ir.ops.linear import LINEAR
+from tpcompile.ir.ops.pointwise import silu
 from tpcompile.ir.ops.spec import (
     Cost,
     declare,
@@ -94,7 +95,7 @@ def experts(
     for own, tokens, places in chosen(ids, first, len(down)):
         gate, up = linear(x[tokens], gate_up[own]).chunk(2, -1)
         weights = scores[tokens, places].float().unsqueeze(-1)
-        total[tokens] += linear(swiglu(gate, up), down[own]).float() * weights
+        total[tokens] += linear(swiglu(gate, up, silu), down[own]).float() * weights
     return total.to(x.dtype)
 
 

@@ -58,10 +58,14 @@ def add_rms_norm(
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    silu: Callable[[torch.Tensor], torch.Tensor] = functional.silu,
 ) -> torch.Tensor:
-    """Normalise each head of `x`, and multiply it by the SiLU of its gate in fp32."""
-    return (rms_norm(x, weight, eps) * functional.silu(gate.float())).to(x.dtype)
+    """Normalise each head of `x`, and multiply it by the given `silu` of its gate in fp32."""
+    return (rms_norm(x, weight, eps) * silu(gate.float())).to(x.dtype)
 
 
 def _check_normalised(x: ValueType) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that run decode steps by a program, and all other steps by modules."""
+"""Ranks that run decode steps and short prompts by programs, and other prompts by modules."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -16,16 +17,19 @@ from tpcompile.errors import UsageError
 from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.owner import check_open
+from tpcompile.runtime.ranks.parts import Part, in_rows, joined, parts_of
 from tpcompile.runtime.ranks.rank import ModuleRanks
 from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 
 log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 
 class ProgramRanks:
-    """Ranks that run a step with one new token per sequence, or with rows, by a program.
+    """Ranks that compute sequences with few new tokens, and guesses, by a program.
 
-    Modules run all other steps. Both share each rank's weights and KV cache, so they may alternate.
+    Modules compute all others: see `parts_of`. Both share each rank's weights and KV cache, so they
+    may alternate.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class ProgramRanks:
         self.programs, self.executor, self._device = programs, executor, device
         self._modules, self._rotary = modules, rotary()
         self._loaded: set[ProgramSize] = set()
+        self.module_steps = 0
+        """The number of steps that the modules have run."""
         self.timed = False
         """Whether programs record the times of instructions."""
         self._torch_idle = False
@@ -46,21 +52,41 @@ class ProgramRanks:
         self._last_timed: tuple[ProgramSize, int] | None = None
         """The size of the program of the last timed step, and the mean tokens per sequence."""
 
+    @property
+    def most_tokens(self) -> int:
+        """The maximum number of new tokens of a sequence that a program computes."""
+        return EXECUTORS[self.executor].most_tokens
+
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return its result, which is the same on every rank."""
-        if not decodes(step):
-            log.debug("modules: a step of %d tokens", len(step.inputs["input_ids"]))
-            self._torch_idle = False
-            return self._modules.run(step)
-        found = self.launch(step)
-        return found[0] if step.output == "tokens" else found
+        parts = parts_of(step, self.most_tokens)
+        return joined(parts, [self._run(part) for part in parts])
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """Run a step; return the result of every rank. A program has one result for all."""
-        if not decodes(step):
-            self._torch_idle = False
-            return self._modules.run_all(step)
-        return [self.run(step)] * self.programs.ranks
+        parts = parts_of(step, self.most_tokens)
+        results = [self._run_all(part) for part in parts]
+        return [joined(parts, each) for each in zip(*results, strict=True)]
+
+    def _run(self, part: Part) -> torch.Tensor:
+        if not part.by_program:
+            return self._by_modules(part.step, self._modules.run)
+        result = self.launch(part.step)
+        result = result[0] if part.step.output == "tokens" else result
+        wanted = part.step.inputs["logit_rows"]
+        return result if wanted.tolist() == [*range(len(result))] else result[wanted]
+
+    def _run_all(self, part: Part) -> list[torch.Tensor]:
+        if not part.by_program:
+            return self._by_modules(part.step, self._modules.run_all)
+        return [self._run(part)] * self.programs.ranks
+
+    def _by_modules(self, step: Step, run: Callable[[Step], _Result]) -> _Result:
+        log.debug("modules: a step of %d tokens", len(step.inputs["input_ids"]))
+        self._torch_idle = False
+        result = run(step)
+        self.module_steps += 1
+        return result
 
     def launch(self, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by a program; return their tokens, `[steps, sequences]`, or the last logits.
@@ -143,31 +169,3 @@ class ProgramRanks:
     def closed(self) -> str:
         """The reason why the ranks cannot run; empty while they can."""
         return self._modules.closed
-
-
-def decodes(step: Step) -> bool:
-    """Return whether a program runs the step.
-
-    Each sequence has one new token, or all tokens are rows. All their logits are requested, and no
-    choices of routers are.
-    """
-    rows, starts = step.inputs["logit_rows"].tolist(), step.inputs["starts"].tolist()
-    if step.routing is not None or "tables" not in step.inputs or not starts[-1]:
-        return False
-    alone = step.rows or starts == [*range(len(starts))]
-    return alone and rows == [*range(starts[-1])]
-
-
-def in_rows(step: Step) -> Step:
-    """Return the step with the length and the blocks of each row instead of each sequence."""
-    if not step.rows:
-        return step
-    starts = step.inputs["starts"]
-    counts = starts.diff()
-    lengths, tables = (step.inputs[name].repeat_interleave(counts, 0) for name in _PER_SEQUENCE)
-    later = starts[1:].repeat_interleave(counts) - 1 - torch.arange(len(lengths))
-    inputs = {**step.inputs, "lengths": lengths - later, "tables": tables}
-    return replace(step, inputs=inputs)
-
-
-_PER_SEQUENCE = ("lengths", "tables")

@@ -14,6 +14,9 @@ from tpcompile.backends.share import SharedLayout
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program
 
+MOST_ROWS = 16
+"""The maximum number of rows in a step if a sequence has several. More are computed in several."""
+
 
 @dataclass(frozen=True)
 class Routing:

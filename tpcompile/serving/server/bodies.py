@@ -78,7 +78,7 @@ def read_completion(body: Any, most: int, defaults: Mapping[str, Any]) -> Comple
 def read_chat(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
     """Read the body of `/v1/chat/completions`, as `read_completion` does."""
     fields = fields_of(body, {**_COMMON, **_CHAT})
-    messages, tools = messages_of(fields.pop("messages")), _tools(fields)
+    messages, tools = messages_of(fields.pop("messages")), tools_of(fields)
     budget = fields.pop("thinking_budget", None)
     max_tokens = fields.pop("max_tokens", defaults.get("max_tokens"))
     max_tokens = fields.pop("max_completion_tokens", max_tokens)
@@ -105,7 +105,7 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def _tools(fields: dict[str, Any]) -> ToolUse | None:
+def tools_of(fields: dict[str, Any]) -> ToolUse | None:
     """Return the use of tools that fields of a body ask for."""
     tools, parallel = fields.pop("tools", []), fields.pop("parallel_tool_calls", True)
     choice = fields.pop("tool_choice", AUTO)
@@ -279,6 +279,7 @@ TOKENIZE_CHAT = {
     "add_special_tokens": (_only(False), "false: the chat template adds them"),
     "continue_final_message": (_only(False), "false: others are not supported"),
     "chat_template_kwargs": (_object, "an object"),
+    "tools": (_anything, ""),
 }
 DETOKENIZE: dict[str, tuple[Check, str]] = {
     "model": (_text, "a text"),

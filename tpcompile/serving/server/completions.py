@@ -149,9 +149,8 @@ class Completions:
         tokenizer = self._engine.tokenizer
         if tokenizer is None or not tokenizer.chat_template:
             raise BadRequestError("The model has no chat template: use /v1/completions")
-        tools = {} if parsed.tools is None else {"tools": list(parsed.tools.listed)}
         return chat_tokens(
-            tokenizer, self._options, parsed.messages, parsed.template_options, **tools
+            tokenizer, self._options, parsed.messages, parsed.template_options, parsed.tools
         )
 
     async def _collect(

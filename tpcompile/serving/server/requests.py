@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from tpcompile.errors import UsageError
 from tpcompile.runtime.text import encode_chat
+from tpcompile.serving.chats.tools import ToolUse
 from tpcompile.serving.server.answers import error_of
 from tpcompile.serving.server.bodies import BadRequestError
 from tpcompile.serving.server.options import Options
@@ -40,16 +41,22 @@ async def read_json(request: Request) -> Any:
 
 
 def chat_tokens(
-    tokenizer: Any, options: Options, messages: Any, template_options: Any, **more: Any
+    tokenizer: Any,
+    options: Options,
+    messages: Any,
+    template_options: Any,
+    tools: ToolUse | None,
+    **more: Any,
 ) -> list[int]:
     """Return the tokens of a chat, by the template of the checkpoint.
 
     `template_options` are variables of the template that a request sets; the server has defaults.
     """
+    variables = {**options.template_options, **template_options}
+    if tools is not None:
+        more["tools"] = list(tools.listed)
     try:
-        return encode_chat(
-            tokenizer, messages, **more, **{**options.template_options, **template_options}
-        )
+        return encode_chat(tokenizer, messages, **more, **variables)
     except UsageError as error:
         raise BadRequestError(str(error), "messages") from error
 

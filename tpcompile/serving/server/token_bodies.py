@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpcompile.serving.chats.tools import ToolUse
 from tpcompile.serving.server.bodies import (
     DETOKENIZE,
     TOKENIZE,
@@ -13,6 +14,7 @@ from tpcompile.serving.server.bodies import (
     fields_of,
     messages_of,
     template_options_of,
+    tools_of,
 )
 
 
@@ -29,6 +31,7 @@ class TokenizeRequest:
     """Whether the answer has the tokens as texts too."""
     generation_prompt: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    tools: ToolUse | None = None
 
 
 def read_tokenize(body: Any) -> TokenizeRequest:
@@ -45,6 +48,7 @@ def read_tokenize(body: Any) -> TokenizeRequest:
         texts=texts,
         generation_prompt=fields.get("add_generation_prompt", True),
         template_options=template_options_of(fields),
+        tools=tools_of(fields),
     )
 
 

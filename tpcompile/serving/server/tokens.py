@@ -69,6 +69,7 @@ class Tokens:
             self._options,
             parsed.messages,
             parsed.template_options,
+            parsed.tools,
             add_generation_prompt=parsed.generation_prompt,
         )
 

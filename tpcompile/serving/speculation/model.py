@@ -9,7 +9,7 @@ import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.cache_name import CACHE
-from tpcompile.runtime.kv.cache import Guesses, PagedCache
+from tpcompile.runtime.kv.cache import PagedCache
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.serving.speculation.drafters import Wanted
 
@@ -95,11 +95,9 @@ class ModelDrafter:
         text.tokens = list(tokens[:last])
         if not missing:
             return
-        text.cache.guesses = Guesses() if kept and self._draft.computes_rows else None
         self._draft(
             input_ids=torch.tensor([missing]),
-            logits_to_keep=len(missing) if text.cache.guesses else 1,
+            logits_to_keep=1,
             return_dict=True,
             **{CACHE: text.cache},
         )
-        text.cache.guesses = None

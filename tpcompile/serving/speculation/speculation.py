@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-from tpcompile.runtime.guessed import MOST_ROWS
 from tpcompile.runtime.kv.cache import Guesses
+from tpcompile.runtime.ranks.step import MOST_ROWS
 from tpcompile.serving.plan import Piece, Sequence
 from tpcompile.serving.speculation.drafters import Drafter, Wanted
 from tpcompile.serving.speculation.gain import Rate, Times, counts_for
