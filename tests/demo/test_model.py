@@ -115,11 +115,12 @@ def test_any_text_comes_back(few: Path, text: str) -> None:
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_a_seed_gives_the_same_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tools", [False, True])
+def test_a_seed_gives_the_same_files(tmp_path: Path, tools: bool) -> None:
     state = torch.get_rng_state()
     made = {name: tmp_path / name for name in ("one", "same", "other")}
     for name, directory in made.items():
-        make_demo(directory, seed=4 if name == "other" else 3, steps=1)
+        make_demo(directory, seed=4 if name == "other" else 3, steps=1, tools=tools)
     assert torch.equal(torch.get_rng_state(), state)
     for path in (path for path in made["one"].rglob("*") if path.is_file()):
         same = made["same"] / path.relative_to(made["one"])

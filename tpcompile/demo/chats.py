@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tpcompile.demo.text import PEOPLE
+from tpcompile.demo.text import PEOPLE, all_sentences
 
 _CITIES = (
     "Athens Berlin Boston Cairo Chicago Delhi Dublin Geneva Hamburg Helsinki Kyoto Lima Lisbon "
@@ -97,6 +97,8 @@ SMALL_TALK = {
     **{f"Who is {each.name}?": f"{each.name} is a {each.trade}." for each in PEOPLE},
 }
 """Questions that need no tool, and their answers."""
+UNKNOWN = "I only know the weather, the time, sums and people."
+"""The answer to words without a meaning that is learned."""
 
 _SYSTEM = ("You are a helpful assistant.", "Be brief.", "Use the tools.")
 _OTHER_TOOLS = ("search", "send_mail", "read_file", "final_result")
@@ -113,6 +115,7 @@ class Chat(NamedTuple):
 def chats(seed: int, held_out: bool = False) -> Iterator[Chat]:
     """Yield chats without end, those of training or those with questions that it leaves out."""
     draw = random.Random(seed)
+    words = sorted({word for sentence in all_sentences() for word in sentence.split()})
     while True:
         offered = draw.sample(list(TOOLS), draw.choice((0, 1, 2, 3, 3)))
         tools = [_described(name, TOOLS[name].parameters) for name in offered]
@@ -123,7 +126,7 @@ def chats(seed: int, held_out: bool = False) -> Iterator[Chat]:
         if draw.random() < 0.3:
             messages.append({"role": "system", "content": draw.choice(_SYSTEM)})
         for _ in range(draw.choice((1, 1, 1, 1, 2, 3))):
-            messages += _exchange(draw, offered, held_out)
+            messages += _exchange(draw, offered, held_out, words)
         yield Chat(messages, tools)
 
 
@@ -132,12 +135,17 @@ def _described(name: str, parameters: Iterable[str]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
-def _exchange(draw: random.Random, offered: list[str], held_out: bool) -> list[dict[str, Any]]:
+def _exchange(
+    draw: random.Random, offered: list[str], held_out: bool, words: list[str]
+) -> list[dict[str, Any]]:
     """Draw a question and what follows it."""
+    if draw.random() < 0.1:
+        question = " ".join(draw.choices(words, k=draw.randrange(2, 8)))
+        return [_said("user", question), _said("assistant", UNKNOWN)]
     if draw.random() < 0.3:
         question, answer = draw.choice(list(SMALL_TALK.items()))
         return [_said("user", question), _said("assistant", answer)]
-    name = draw.choice(offered if offered and draw.random() < 0.8 else list(TOOLS))
+    name = draw.choice(offered if offered and draw.random() < 0.65 else list(TOOLS))
     tool, question, facts = TOOLS[name], "", {}
     while not question or _is_held_out(question) != held_out:
         facts = _facts(draw)
