@@ -21,6 +21,14 @@ BENCHMARKS = {
     "contention": ("benchmarks.contention", "decoding beside other programs and on fewer cores"),
     "experts": ("benchmarks.experts", "decode steps and prompts of a mixture of experts"),
     "speculation": ("benchmarks.speculation", "guessed tokens: the cost of rows, and the speed"),
+    "speculation-bits": (
+        "benchmarks.speculation_bits",
+        "guessed tokens: every bit beside plain decoding",
+    ),
+    "speculation-demo": (
+        "benchmarks.speculation_demo",
+        "guessed tokens: the demo model, alone and with its draft",
+    ),
     "gpu-decode": ("benchmarks.gpu_decode", "decode steps on a GPU: numbers, bandwidth, peers"),
     "choose": ("benchmarks.choose", "time to choose a token from logits, by setting and batch"),
     "grammar": ("benchmarks.grammar", "structured output: compiling schemas, and masks in steps"),
@@ -46,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _usage() -> str:
-    names = "".join(f"  {name:14}{says}\n" for name, (_, says) in BENCHMARKS.items())
+    names = "".join(f"  {name:18}{says}\n" for name, (_, says) in BENCHMARKS.items())
     return (
         f"usage: python -m benchmarks NAME [--json] [options]\n\n{names}\n"
         "NAME --help lists the options of a benchmark.\n"
