@@ -2,13 +2,14 @@
 
 from tpcompile.backends.torch_tp.matrix import as_matrix, experts, linear
 from tpcompile.backends.torch_tp.router import Router
+from tpcompile.backends.torch_tp.steady import delta_decay, gated_rms_norm, sigmoid_gate
 from tpcompile.ir.ops.argmax import argmax, local_argmax
 from tpcompile.ir.ops.attention import attention
-from tpcompile.ir.ops.delta import causal_conv, delta_decay, gated_delta_rule
-from tpcompile.ir.ops.elementwise import sigmoid_gate, swiglu
+from tpcompile.ir.ops.delta import causal_conv, gated_delta_rule
+from tpcompile.ir.ops.elementwise import swiglu
 from tpcompile.ir.ops.embedding import vocab_embedding
 from tpcompile.ir.ops.few_bits import DecodedExperts, decoded, decoded_rows
-from tpcompile.ir.ops.norm import add_rms_norm, gated_rms_norm, rms_norm
+from tpcompile.ir.ops.norm import add_rms_norm, rms_norm
 from tpcompile.ir.ops.paged_attention import paged_attention
 from tpcompile.ir.ops.resumed import resumed_conv, resumed_delta_rule
 from tpcompile.ir.ops.rotary import rope
