@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _FORGETTING = 0.1
 """The weight of the latest guess in the rate of right ones."""
@@ -77,22 +77,37 @@ def counts_for(
     """Return the number of guesses for each sequence, given the rates of right ones.
 
     `most` are the maximum numbers, and `most_rows` is the maximum number of rows. `per_guess` is
-    the time to guess a token.
+    the time to guess one more token of every sequence.
     """
-    counts = best = [0] * len(rates)
-    tokens = float(len(rates))
-    best_speed = _WORTH * tokens / times.of(len(rates)) if rates else 0.0
+    count = len(rates)
+    seconds = [times.of(rows) for rows in range(count, max(count, most_rows) + 1)]
+    best, best_speed = [0] * count, _WORTH * count / seconds[0] if count else 0.0
+    longest = max(most, default=0)
+    for limit in range(1, longest + 1) if per_guess else (longest,):
+        limits = [min(limit, each) for each in most]
+        for rows, (counts, tokens) in enumerate(_by_gain(rates, limits, most_rows - count), 1):
+            speed = tokens / (seconds[rows] + per_guess * max(counts))
+            if speed > best_speed:
+                best, best_speed = counts, speed
+    return best
+
+
+def _by_gain(
+    rates: Sequence[float], most: Sequence[int], guesses: int
+) -> Iterator[tuple[list[int], float]]:
+    """Yield the numbers of guesses for 1, 2, … guesses in all, and the expected tokens.
+
+    Each further guess is the one that is accepted most probably.
+    """
+    counts, tokens = [0] * len(rates), float(len(rates))
     gains = [(-rate, place) for place, rate in enumerate(rates) if most[place]]
     heapq.heapify(gains)
-    for rows in range(len(rates) + 1, most_rows + 1):
+    for _ in range(guesses):
         if not gains:
-            break
+            return
         gain, place = heapq.heappop(gains)
         counts = [*counts[:place], counts[place] + 1, *counts[place + 1 :]]
         tokens -= gain
         if counts[place] < most[place]:
             heapq.heappush(gains, (gain * rates[place], place))
-        speed = tokens / (times.of(rows) + per_guess * sum(counts))
-        if speed > best_speed:
-            best, best_speed = counts, speed
-    return best
+        yield counts, tokens
