@@ -60,6 +60,7 @@ def test_times_that_are_not_known_follow_from_those_that_are() -> None:
     times.add(1, 5.0)
     assert times.of(1) == 1.0
     times.add(1, 0.03)
+    assert times.of(5) == times.of(6) < times.of(7)
     assert times.of(1) == 0.03 and times.of(7) == pytest.approx(0.03 * 1.14)
 
 

@@ -6,6 +6,8 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 
+from tpcompile.runtime.ranks.step import size_for
+
 _FORGETTING = 0.1
 """The weight of the latest guess in the rate of right ones."""
 _LATEST = 0.2
@@ -31,7 +33,7 @@ class Rate:
 
 
 class Times:
-    """The times of steps by number of rows, which programs round up to a power of two."""
+    """The times of steps by number of rows, which `size_for` rounds up."""
 
     def __init__(self) -> None:
         self._measured: dict[int, float] = {}
@@ -39,7 +41,7 @@ class Times:
 
     def add(self, rows: int, seconds: float) -> None:
         """Count a step. The first one with so many rows made its program, and is left out."""
-        size = rounded(rows)
+        size = size_for(rows)
         if size not in self._begun:
             self._begun.add(size)
             return
@@ -51,7 +53,7 @@ class Times:
 
         It is bounded by the times of fewer and of more rows.
         """
-        size = rounded(rows)
+        size = size_for(rows)
         if size in self._measured:
             return self._measured[size]
         known = self._measured.items()
@@ -60,11 +62,6 @@ class Times:
         least = max((seconds for other, seconds in known if other < size), default=0.0)
         most = min((seconds for other, seconds in known if other > size), default=math.inf)
         return min(max(expected, least), most)
-
-
-def rounded(rows: int) -> int:
-    """Return the rows of the program for so many rows."""
-    return 1 << (rows - 1).bit_length()
 
 
 def _expected(rows: int) -> float:
