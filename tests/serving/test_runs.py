@@ -119,6 +119,20 @@ def test_short_chunks_share_steps_of_a_program(model: Any) -> None:
             assert model.steps.modules - before.modules == modules
 
 
+def test_a_whole_chunk_is_longer_than_short_ones() -> None:
+    """Else a chunk that others share would be computed as the rest of one prompt requires."""
+    eager = lively("tiny-qwen3")
+    with (
+        tpcompile.compile(eager, max_seq_len=64, pipeline="standard{block=4}") as model,
+        Engine(model, max_batch=2, chunk=4) as engine,
+    ):
+        assert model.most_program_tokens == 8
+        assert engine.scheduler.limits.chunk == 12
+        asked = [(prompt(Random(3), n), greedy(3, logprobs=2)) for n in (8, 12, 31)]
+        alone = [engine.add(*each, salt=n).result()[0].chosen for n, each in enumerate(asked)]
+        assert [engine.add(*each).result()[0].chosen for each in asked] == alone
+
+
 def replace_linear(monkeypatch: pytest.MonkeyPatch, linear: Any) -> None:
     for functions in (native_functions, torch_functions):
         monkeypatch.setattr(functions, "linear", linear)

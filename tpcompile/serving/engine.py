@@ -94,7 +94,7 @@ class Engine(Closing):
         tokens, states = room_for(model, sequences, kv_tokens, snapshots, guesses)
         size = model.block_size
         count, unit = blocks_for(tokens, size), lcm(size, DELTA_CHUNK) if states else size
-        whole = blocks_for(chunk, unit) * unit
+        whole = blocks_for(max(chunk, model.most_program_tokens + 1), unit) * unit
         most = max_tokens_per_step or sequences + max(_PROMPT_TOKENS, whole)
         limits = Limits(count, size, sequences, most, whole, states)
         self.scheduler = Scheduler(limits)

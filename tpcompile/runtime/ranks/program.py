@@ -98,10 +98,7 @@ class ProgramRanks:
         batch = size_for(len(step.inputs["lengths"]))
         size = ProgramSize(batch, batch if step.rows else 1)
         if size not in self._loaded:
-            program = self.programs.of_size(size).program
-            rotation = rotation_of(program, self._rotary, self._device)
-            self._modules.load_program(StepCode(program, size, rotation, self.executor))
-            self._loaded.add(size)
+            self._load(size)
         asked = replace(step, timed=True) if self.timed else step
         wait = partial(self._modules.run_program, size, asked, each)
         found = wait() if self._torch_idle else EXECUTORS[self.executor].during(wait)
@@ -113,6 +110,14 @@ class ProgramRanks:
             tokens = float(step.inputs["lengths"].float().mean())
             self._last_timed = size, round(tokens) + steps - 1
         return found
+
+    def _load(self, size: ProgramSize) -> None:
+        """Load the program of this size. Its buffers outlive the inference mode of this call."""
+        with torch.inference_mode(False):
+            program = self.programs.of_size(size).program
+            rotation = rotation_of(program, self._rotary, self._device)
+            self._modules.load_program(StepCode(program, size, rotation, self.executor))
+        self._loaded.add(size)
 
     def trace(self) -> StepTrace:
         """Return the last timed step beside its simulation."""
