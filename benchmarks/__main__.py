@@ -25,6 +25,14 @@ BENCHMARKS = {
         "benchmarks.speculation_peers",
         "guesses from the text: tpcompile and its peers",
     ),
+    "speculation-bits": (
+        "benchmarks.speculation_bits",
+        "guessed tokens: every bit beside plain decoding",
+    ),
+    "speculation-demo": (
+        "benchmarks.speculation_demo",
+        "guessed tokens: the demo model, alone and with its draft",
+    ),
     "gpu-decode": ("benchmarks.gpu_decode", "decode steps on a GPU: numbers, bandwidth, peers"),
     "choose": ("benchmarks.choose", "time to choose a token from logits, by setting and batch"),
     "grammar": ("benchmarks.grammar", "structured output: compiling schemas, and masks in steps"),

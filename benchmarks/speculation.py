@@ -1,5 +1,7 @@
 """Guessed tokens: the cost of rows, and tokens per second with and without guesses, in turn.
 
+The last column has the limits for these figures on a machine with two quiet cores.
+
 Models have random weights, which continue no text sensibly. So the tokens of each text are forced:
 the model computes all of them, but the next token is that of the text, whatever the logits say. The
 first text is an edit: a document, and then the same document with some words replaced by others.
@@ -22,18 +24,45 @@ from rich.console import Console
 from rich.table import Table
 
 import tpcompile
+from benchmarks.products import CachedProducts
 from benchmarks.report import write_json
+from tpcompile.backends.native.bandwidth import ReadLoop
+from tpcompile.cores import cores
 from tpcompile.frontend import config_of
 from tpcompile.serving import Engine, SamplingParams
 from tpcompile.serving.sampling import Chosen
 from tpcompile.serving.speculation import Wanted
+from tpcompile.vm.program.instruction import WeightInstruction
 
 _DOCUMENT = Path(__file__).parent.parent / "docs" / "serving.md"
 _WORDS = 400
 _RENAMED = ("the", "request", "tokens", "blocks")
 """The words of the document that the edit replaces."""
+_MODELS = ["qwen3-0.6b", "qwen3-1.7b"]
 _CONTEXT = 64
 _RIGHT = 0.8
+_NUMBERS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+"""The numbers of rows, and of sequences."""
+_SHARE = "8 rows, share of the limit"
+_ROWS, _EDIT, _ORACLE = "rows relative to sequences", "prompt:8", f"right {_RIGHT:.0%}, 4 guesses"
+_NEVER, _EIGHT_NEVER = "right never", "8 sequences, right never"
+_LIMITS = {
+    ("bf16", "8 rows"): "≤ 1.25",
+    ("int4", _SHARE): "≥ 0.8",
+    ("bf16", _EDIT): "≥ 2.0",
+    ("bf16", _ORACLE): "≥ 2.2",
+    ("int4", _ORACLE): "≥ 1.5",
+    **{
+        (weights, what): limit
+        for weights in ("bf16", "int4")
+        for what, limit in {
+            **{f"{number} {_ROWS}": "≤ 1.1" for number in _NUMBERS},
+            _NEVER: "≥ 0.97",
+            _EIGHT_NEVER: "≥ 0.98",
+        }.items()
+    },
+}
+"""The limits of ratios, by weights and by what is measured."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +75,11 @@ class Result:
     ms: float
     """Milliseconds per step, or per token of a sequence."""
     ratio: float
-    """Of steps, the time relative to one row; of tokens, the speed relative to plain decoding."""
+    """Of steps, the time relative to one row; of tokens, the speed relative to plain decoding.
+
+    The share of a limit is the larger of the time to read the weights and that of their products,
+    over the time of a step; both are measured in the run.
+    """
     accepted: float | None = None
     """The share of guesses that were accepted."""
 
@@ -86,11 +119,12 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         write_json([asdict(each) for each in results])
         return 0
-    table = Table("model", "weights", "", "ms", "ratio", "accepted")
+    table = Table("model", "weights", "", "ms", "ratio", "accepted", "limit")
     for each in results:
         share = "" if each.accepted is None else f"{each.accepted:.2f}"
-        row = (each.model, each.weights, each.what, f"{each.ms:.2f}", f"{each.ratio:.2f}", share)
-        table.add_row(*row)
+        limit = _LIMITS.get((each.weights, each.what), "")
+        numbers = f"{each.ms:.2f}", f"{each.ratio:.2f}", share, limit
+        table.add_row(each.model, each.weights, each.what, *numbers)
     Console().print(table)
     return 0
 
@@ -98,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks speculation", description=__doc__)
     add = parser.add_argument
-    add("models", nargs="*", default=["qwen3-0.6b"], help="presets; default: qwen3-0.6b")
+    add("models", nargs="*", default=_MODELS, help=f"presets; default: {' '.join(_MODELS)}")
     add("--weights", nargs="+", default=["bf16", "int4"], help="default: bf16 int4")
     add("--layers", type=int, help="default: all of them")
     add("--turns", type=int, default=5, help="default: %(default)s")
@@ -117,16 +151,17 @@ def _measured(name: str, weights: str, options: argparse.Namespace) -> Iterator[
     ) as model:  # fmt: skip
         for what, ms, ratio in _rows(model, options.turns):
             yield Result(name, weights, what, ms, ratio)
+        if options.layers is None:
+            yield Result(name, weights, _SHARE, *_share(model, name, few, options.turns))
         for what, ms, ratio, accepted in _speeds(model, options):
             yield Result(name, weights, what, ms, ratio, accepted)
 
 
 def _rows(model: Any, turns: int) -> Iterator[tuple[str, float, float]]:
     """Measure steps of several rows of a sequence, and of as many sequences."""
-    numbers = (1, 2, 4, 8, 16)
     times: dict[str, list[float]] = {}
     for turn in range(turns + 1):
-        for number in numbers:
+        for number in _NUMBERS:
             for kind, batch, length in (("rows", 1, number), ("sequences", number, 1)):
                 seconds = _step(model, batch, length)
                 if turn:  # the first one makes programs
@@ -134,6 +169,21 @@ def _rows(model: Any, turns: int) -> Iterator[tuple[str, float, float]]:
     alone = median(times["1 rows"])
     for what, each in times.items():
         yield what, median(each) * 1e3, median(each) / alone
+    for number in _NUMBERS:
+        rows, sequences = (median(times[f"{number} {kind}"]) for kind in ("rows", "sequences"))
+        yield f"{number} {_ROWS}", rows * 1e3, rows / sequences
+
+
+def _share(model: Any, name: str, few: str | None, turns: int) -> tuple[float, float]:
+    """Return the time that a step of eight rows cannot be below, and its share of a step's time."""
+    instructions = model.program.program.instructions
+    read = sum(one.traffic for one in instructions if isinstance(one, WeightInstruction))
+    loop, limits, shares = ReadLoop(1 << 28), [], []
+    with CachedProducts(name, torch.bfloat16, 8, cores(), few) as products:
+        for _ in range(turns):
+            limits.append(max(read / loop.bandwidth(), products.seconds()))
+            shares.append(limits[-1] / _step(model, 1, 8))
+    return median(limits) * 1e3, median(shares)
 
 
 def _step(model: Any, batch: int, rows: int, steps: int = 12) -> float:
@@ -162,12 +212,12 @@ def _speeds(
     eight = {first: [first, *next(iter(edit.values()))[1:]] for first in range(1, 9)}
     sides: dict[str, tuple[dict[int, list[int]], Any]] = {
         "plain": (edit, None),
-        "prompt:8": (edit, "prompt:8"),
-        f"right {_RIGHT:.0%}, 4 guesses": (edit, oracle),
-        "right never": (edit, Guesses(edit, 0.0, 8)),
+        _EDIT: (edit, "prompt:8"),
+        _ORACLE: (edit, oracle),
+        _NEVER: (edit, Guesses(edit, 0.0, 8)),
         "8 sequences, plain": (eight, None),
         "8 sequences, prompt:8": (eight, "prompt:8"),
-        "8 sequences, right never": (eight, Guesses(eight, 0.0, 8)),
+        _EIGHT_NEVER: (eight, Guesses(eight, 0.0, 8)),
     }
     times: dict[str, list[float]] = {}
     counts: dict[str, list[int]] = {}

@@ -14,7 +14,7 @@ import torch
 
 from tpcompile.frontend import capture
 from tpcompile.passes import run_passes
-from tpcompile.runtime.programs import StepPrograms
+from tpcompile.runtime.ranks.step import size_for
 from tpcompile.scheduling import choose
 from tpcompile.serving.plan import Piece, Plan, groups
 from tpcompile.serving.plan import Sequence as Sequence_
@@ -48,7 +48,7 @@ class Prices:
         return found
 
     def _decode(self, sequences: int, context: float) -> float:
-        known = self.decode[StepPrograms.batch_for(sequences)]
+        known = self.decode[size_for(sequences)]
         place = min(max(1, bisect_left(self._contexts, context)), len(known) - 1)
         (low, first), (high, second) = known[place - 1], known[place]
         return max(first * 0.5, first + (second - first) * (context - low) / (high - low))
@@ -64,9 +64,9 @@ def from_schedules(
     """Return the prices of a target: decode steps simulated, chunks by bytes and arithmetic."""
     contexts = [c for c in (64, 512, 2048, 8192, 32768) if c < longest] + [longest]
     decode: dict[int, list[tuple[float, float]]] = {}
-    one, graph = 1, None
+    graph = None
     weights = 0
-    while one <= StepPrograms.batch_for(batch):
+    for one in sorted({size_for(rows) for rows in range(1, batch + 1)}):
         say(f"scheduling a step of {one} sequences")
         choices = choose(target=target, batch=one, context=longest, max_seq_len=longest)
         if graph is None:
@@ -75,7 +75,6 @@ def from_schedules(
         decode[one] = [(float(c), timing_at(program, target, c).makespan / 1e6) for c in contexts]
         weights = sum(i.traffic for i in program.instructions if isinstance(i, WeightInstruction))
         cache = next(b for b in program.buffers if b.role.kind == "cache")
-        one *= 2
     assert cache.storage is not None
     layers, _, _, heads, width = cache.storage
     macs = weights / cache.dtype.itemsize
@@ -112,7 +111,7 @@ class Recorder:
         """Return prices that fit these steps: by batch of a program, and linear for chunks."""
         by_batch: dict[int, list[tuple[float, float]]] = {}
         for sequences, context, seconds in self.decodes:
-            by_batch.setdefault(StepPrograms.batch_for(sequences), []).append((context, seconds))
+            by_batch.setdefault(size_for(sequences), []).append((context, seconds))
         ends = (0.0, max(context for _, context, _ in self.decodes))
         decode = {
             batch: [(end, sum(s for _, s in own) / len(own)) for end in ends]

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig
+from transformers.generation import utils
 
 import tpcompile
 from tests.backends.reference.stepping import EXPERTS, OWN, with_lively_routers
-from tests.runtime.eager_pair import enlivened, lively
+from tests.runtime.eager_pair import enlivened, listening, lively
 from tpcompile.errors import RankError
 from tpcompile.runtime import guessed
 from tpcompile.runtime.ranks.program import ProgramRanks
@@ -81,6 +82,16 @@ def test_an_assistant(model: Any) -> None:
     assert same(greedy(model, assistant_model=model), plain)
     drafted, accepted = (now - past for now, past in zip(model.steps[2:], before[2:], strict=True))
     assert drafted == accepted > 0
+
+
+def test_an_assistant_logs_no_warning(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hugging Face's loop passes an assistant a configuration and lengths, which is deprecated."""
+    logged: list[str] = []
+    monkeypatch.setattr(utils.logger, "warning_once", lambda text, *_: logged.append(text))
+    with listening() as heard:
+        ids = model.generate(IDS, max_new_tokens=20, assistant_model=model, pad_token_id=PAD)
+    assert ids.shape[1] == IDS.shape[1] + 20
+    assert (logged, heard) == ([], [])
 
 
 def test_without_rows_bits_differ(monkeypatch: pytest.MonkeyPatch) -> None:

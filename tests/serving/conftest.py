@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import uvicorn
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tpcompile
+from tests.serving.scripted import Scripts
 from tpcompile.demo.model import make_demo
 from tpcompile.serving import Engine
 from tpcompile.serving.server.app import application
@@ -30,6 +32,16 @@ KEY = "a key"
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """The marks of Qwen3 in the text of an assistant."""
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+ASSISTANT_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+    '{% if tools %}Call: <tool_call>{"arguments": }{% endif %}'
+    "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content or '' }}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}("
+    "{% for k, v in call.function.arguments | items %}{{ k }}={{ v | tojson }},{% endfor %})"
+    "{% endfor %} {% endfor %}"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% elif begun %}<think>\n{% endif %}"
+)
+"""A template with tools, histories of calls, and thinking."""
 
 
 @dataclass(frozen=True)
@@ -139,3 +151,31 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(url, engine, eager, tokenizer)
         server.should_exit = True
         thread.join()
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Provide a server whose tokenizer has the marks as special tokens."""
+    directory = tmp_path_factory.mktemp("demo") / "demo"
+    eager, tokenizer = small_demo(directory, ASSISTANT_TEMPLATE, MARKS)
+    with (
+        tpcompile.compile(eager, max_seq_len=512) as model,
+        Engine(model, tokenizer=tokenizer, max_batch=4).start() as engine,
+    ):
+        running, thread, url = serve(engine, Options("demo", KEY))
+        yield Served(url, engine, eager, tokenizer)
+        running.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def scripts(server: Served, monkeypatch: pytest.MonkeyPatch) -> Scripts:
+    scripts = Scripts(server.tokenizer)
+    scripts.install(monkeypatch)
+    return scripts
+
+
+@pytest.fixture
+def chat(server: Served) -> Any:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+    return client.chat.completions

@@ -5,94 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 import torch
 
-import tpcompile
-from tests.serving.conftest import KEY, MARKS, Served, post, post_to, serve, small_demo
+from tests.serving.assistants import BODY, CALLS, THOUGHT, TOOLS, USER, streamed, whole
+from tests.serving.conftest import Served, post, post_to
 from tests.serving.scripted import Scripts
 from tests.serving.test_server import measured
-from tpcompile.serving import Engine
 from tpcompile.serving.server.options import Options
-
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
-    '{% if tools %}Call: <tool_call>{"arguments": }{% endif %}'
-    "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content or '' }}{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}{{ call.function.name }}("
-    "{% for k, v in call.function.arguments | items %}{{ k }}={{ v | tojson }},{% endfor %})"
-    "{% endfor %} {% endfor %}"
-    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% elif begun %}<think>\n{% endif %}"
-)
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
-TOOLS: Any = [
-    {"type": "function", "function": {"name": name, "parameters": SCHEMA}}
-    for name in ("weather", "time")
-]
-USER: Any = [{"role": "user", "content": "Anna"}]
-BODY: dict[str, Any] = {"model": "demo", "messages": USER, "max_tokens": 256}
-CALLS = (
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln </tool_call>", "days": 2}}\n'
-    '</tool_call>\n<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
-)
-THOUGHT = "<think>\nHm, 🐈.\n</think>\n\n"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Provide a server whose tokenizer has the marks as special tokens."""
-    directory = tmp_path_factory.mktemp("demo") / "demo"
-    eager, tokenizer = small_demo(directory, TEMPLATE, MARKS)
-    with (
-        tpcompile.compile(eager, max_seq_len=512) as model,
-        Engine(model, tokenizer=tokenizer, max_batch=4).start() as engine,
-    ):
-        running, thread, url = serve(engine, Options("demo", KEY))
-        yield Served(url, engine, eager, tokenizer)
-        running.should_exit = True
-        thread.join()
-
-
-@pytest.fixture
-def scripts(server: Served, monkeypatch: pytest.MonkeyPatch) -> Scripts:
-    scripts = Scripts(server.tokenizer)
-    scripts.install(monkeypatch)
-    return scripts
-
-
-@pytest.fixture
-def chat(server: Served) -> Any:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
-    return client.chat.completions
-
-
-def whole(server: Served, body: dict[str, Any]) -> Any:
-    answer = post(server, "chat/completions", BODY | body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def streamed(chat: Any, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the message that the pieces of a stream join to, and why it ends."""
-    known = {"tools", "tool_choice", "parallel_tool_calls", "stop", "n", "seed", "temperature"}
-    options = {name: value for name, value in (BODY | body).items() if name in {*BODY, *known}}
-    extra = {name: value for name, value in body.items() if name not in options}
-    message: dict[str, Any] = {"reasoning_content": "", "content": "", "calls": []}
-    for chunk in chat.create(stream=True, extra_body=extra, **options):
-        (choice,) = chunk.choices
-        message["content"] += choice.delta.content or ""
-        message["reasoning_content"] += getattr(choice.delta, "reasoning_content", None) or ""
-        for piece in choice.delta.tool_calls or ():
-            if piece.id:
-                assert (piece.index, piece.type) == (len(message["calls"]), "function")
-                message["calls"].append([piece.id, piece.function.name, ""])
-            message["calls"][piece.index][2] += piece.function.arguments or ""
-        message["finish"] = choice.finish_reason
-    return message
 
 
 def test_thinking_text_and_calls(server: Served, chat: Any, scripts: Scripts) -> None:
@@ -339,53 +261,13 @@ def test_histories_reach_the_template(
     )
 
 
-def tool(**function: Any) -> dict[str, Any]:
-    return {"tools": [{"type": "function", "function": {"name": "f"} | function}]}
-
-
-def said(**message: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "assistant", "content": None} | message]}
-
-
-def call(**function: Any) -> dict[str, Any]:
-    return said(tool_calls=[{"id": "1", "type": "function", "function": function}])
-
-
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
-    "tools": ({"tools": {}}, "tools", "tools must be a list"),
-    "type": ({"tools": [{"type": "web"}]}, "tools", "tools[0] must be"),
-    "no name": (tool(name=None), "tools", "tools[0].function.name must be"),
-    "bad name": (tool(name="a b"), "tools", "tools[0].function.name must be"),
-    "twice": ({"tools": tool()["tools"] * 2}, "tools", "different names, got 'f' twice"),
-    "description": (tool(description=1), "tools", "tools[0].function.description must be"),
-    "schema": (tool(parameters=[]), "tools", "tools[0].function.parameters must be"),
-    "array": (tool(parameters={"type": "array"}), "tools", "must be a JSON schema of an object"),
-    "properties": (tool(parameters={"properties": {"a": 1}}), "tools", "must be a JSON schema"),
-    "choice": (tool() | {"tool_choice": "any"}, "tool_choice", "must be auto, none, required"),
-    "other": (
-        tool() | {"tool_choice": {"type": "function", "function": {"name": "g"}}},
-        "tool_choice",
-        "must name one of tools, got 'g'",
-    ),
-    "no function": (tool() | {"tool_choice": {"type": "function"}}, "tool_choice", "must be {"),
+    "tools": ({"tools": [{"type": "web"}]}, "tools", "tools[0] must be"),
+    "choice": ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "must be auto, none, requi"),
     "no tools": ({"tool_choice": "required"}, "tool_choice", "tool_choice needs tools"),
-    "parallel": (tool() | {"parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
+    "parallel": ({"parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
     "budget": ({"thinking_budget": -1}, "thinking_budget", "an integer of at least 0"),
-    "no messages": ({"messages": []}, "messages", "a list that is not empty"),
-    "no role": ({"messages": [{"content": "a"}]}, "messages", "messages[0] must have a role"),
-    "no content": (said(), "messages", "messages[0].content must be a text"),
-    "user": ({"messages": [{"role": "user"}]}, "messages", "messages[0].content must be a text"),
-    "image": (said(content=[{"type": "image_url"}]), "messages", "messages[0].content must be"),
-    "calls": (said(tool_calls={"a": 1}), "messages", "messages[0].tool_calls must be a list"),
-    "user's": (said(role="user", tool_calls=[1]), "messages", "in a message of the assistant"),
-    "call": (said(tool_calls=[1]), "messages", "messages[0].tool_calls[0] must have"),
-    "no arguments": (call(name="f", arguments=3), "messages", "must be a JSON object"),
-    "arguments": (call(name="f", arguments="{"), "messages", "function.arguments must be JSON"),
-    "list": (call(name="f", arguments="[]"), "messages", "arguments must be a JSON object"),
-    "deep": (call(name="f", arguments="[" * 100_000), "messages", "arguments must be JSON"),
-    "half": (call(name="f", arguments='{"a": "\\ud800"}'), "messages", "must be JSON, in UTF-8"),
-    "id": (said(role="tool", content="a", tool_call_id=1), "messages", "tool_call_id must be"),
-    "thought": (said(content="a", reasoning_content=1), "messages", "reasoning_content must be"),
+    "messages": ({"messages": [{"content": "a"}]}, "messages", "messages[0] must have a role"),
 }
 
 
@@ -396,124 +278,3 @@ def test_bad_bodies(server: Served, name: str) -> None:
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert message in error["message"]
-
-
-SHORT = {
-    "type": "object",
-    "properties": {
-        "city": {"enum": ["Köln", "Rome"]},
-        "days": {"type": "integer", "minimum": 1, "maximum": 9},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-SHORT_TOOLS: Any = [
-    {"type": "function", "function": {"name": name, "parameters": SHORT}}
-    for name in ("weather", "time")
-]
-NAMED = {"type": "function", "function": {"name": "time"}}
-
-
-def check_calls(message: Any, names: set[str]) -> None:
-    assert message["content"] is None and message["tool_calls"]
-    for call in message["tool_calls"]:
-        arguments = json.loads(call["function"]["arguments"])
-        assert call["function"]["name"] in names
-        assert arguments["city"] in ("Köln", "Rome") and 1 <= arguments["days"] <= 9
-
-
-@pytest.mark.parametrize("form", ["hermes", "qwen3-coder"])
-@pytest.mark.parametrize("thinks", [False, True])
-@pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
-def test_required_calls(server: Served, form: str, thinks: bool, choice: Any) -> None:
-    """The model is free in its thinking, and after it nothing but calls may follow."""
-    options = Options("demo", tool_parser=form)
-    fields = {
-        "tools": SHORT_TOOLS,
-        "tool_choice": choice,
-        "parallel_tool_calls": False,
-        "chat_template_kwargs": {"enable_thinking": thinks},
-        "thinking_budget": 6,
-        "temperature": 1,
-        "n": 4,
-    }
-    for seed in range(3):
-        body = BODY | fields | {"seed": seed}
-        answer = post_to(server.engine, options, "/v1/chat/completions", body)
-        assert answer.status_code == 200, answer.text
-        for entry in answer.json()["choices"]:
-            check_calls(entry["message"], {"time"} if choice == NAMED else {"weather", "time"})
-            assert ("reasoning_content" in entry["message"]) == thinks
-            assert entry["finish_reason"] == "tool_calls"
-
-
-def test_required_calls_in_a_stream(server: Served, chat: Any) -> None:
-    """They are those of the whole answer, although other requests run."""
-    body = {"tools": SHORT_TOOLS, "tool_choice": "required", "temperature": 1, "seed": 3}
-    body |= {"parallel_tool_calls": False, "thinking_budget": 4}
-    handle = server.engine.add([5, 6, 7], tpcompile.SamplingParams(max_tokens=300))
-    message = streamed(chat, body)
-    handle.abort()
-    (choice,) = whole(server, body)["choices"]
-    assert [call[1:] for call in message["calls"]] == [
-        [call["function"]["name"], call["function"]["arguments"]]
-        for call in choice["message"]["tool_calls"]
-    ]
-    assert message["reasoning_content"] == choice["message"]["reasoning_content"]
-
-
-def test_a_schema_after_the_thinking(server: Served) -> None:
-    """The grammar of an answer begins after the thinking, which is limited."""
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SHORT}}
-    body = {"response_format": form, "thinking_budget": 5, "temperature": 1, "seed": 1}
-    (choice,) = whole(server, body)["choices"]
-    assert choice["message"]["reasoning_content"]
-    assert json.loads(choice["message"]["content"]).keys() == {"city", "days"}
-    (choice,) = whole(server, body | {"chat_template_kwargs": {"enable_thinking": False}})[
-        "choices"
-    ]
-    assert "reasoning_content" not in choice["message"]
-    assert json.loads(choice["message"]["content"]).keys() == {"city", "days"}
-
-
-FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SHORT}}
-JSON = '{"city": "Rome", "days": 2}'
-TWO_CALLS = CALLS.replace(" </tool_call>", "", 1)
-
-
-@pytest.mark.parametrize("form", [FORM, {"type": "json_object"}], ids=lambda form: form["type"])
-@pytest.mark.parametrize("thought", [THOUGHT, ""], ids=["thinks", "silent"])
-def test_calls_or_json(server: Served, scripts: Scripts, form: Any, thought: str) -> None:
-    """With tools, an answer of a form is JSON or calls, as the model decides."""
-    fields = {"tools": TOOLS, "response_format": form, "n": 2}
-    fields["chat_template_kwargs"] = {"enable_thinking": bool(thought)}
-    body = scripts.say(thought + TWO_CALLS, thought + JSON) | fields
-    calls, answer = whole(server, body)["choices"]
-    names = [call["function"]["name"] for call in calls["message"]["tool_calls"]]
-    assert (names, calls["finish_reason"]) == (["weather", "time"], "tool_calls")
-    assert (answer["message"]["content"], answer["finish_reason"]) == (JSON, "stop")
-    body = scripts.say(thought + "Yes.") | fields | {"n": 1}
-    refused = post(server, "chat/completions", BODY | body)
-    assert refused.status_code == 500 and "does not allow token" in refused.text
-
-
-def test_no_calls_but_json(server: Served, scripts: Scripts) -> None:
-    fields = {"tools": TOOLS, "tool_choice": "none", "response_format": FORM}
-    silent = {"chat_template_kwargs": {"enable_thinking": False}}
-    body = scripts.say(TWO_CALLS) | fields | silent
-    refused = post(server, "chat/completions", BODY | body)
-    assert refused.status_code == 500 and "does not allow token" in refused.text
-
-
-def test_a_form_and_required_calls(server: Served) -> None:
-    """The form is that of an answer without calls."""
-    fields = {"tools": SHORT_TOOLS, "tool_choice": "required", "response_format": FORM}
-    silent = {"chat_template_kwargs": {"enable_thinking": False}, "parallel_tool_calls": False}
-    (choice,) = whole(server, fields | silent)["choices"]
-    check_calls(choice["message"], {"weather", "time"})
-
-
-def test_another_form_and_required_calls(server: Served) -> None:
-    fields = {"tools": SHORT_TOOLS, "tool_choice": "required", "guided_regex": "a+"}
-    answer = post(server, "chat/completions", BODY | fields)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")

@@ -25,6 +25,10 @@ STATED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"do_sample": False, "max_new_tokens": 2048},
         {"temperature": 0.0, "max_tokens": 2048},
     ),
+    "greedy, with a temperature": (
+        {"do_sample": False, "temperature": 0.7},
+        {"temperature": 0.0},
+    ),
     "a penalty": (
         {"repetition_penalty": 1.05, "min_p": 0.1},
         {"repetition_penalty": 1.05, "min_p": 0.1},

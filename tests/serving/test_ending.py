@@ -12,8 +12,9 @@ import pytest
 from benchmarks.grammars.answers import is_instance
 from tests.serving.tokens import END, SIZE, byte_tokenizer
 from tpcompile.serving import Structure
-from tpcompile.serving.ending import closes_from
+from tpcompile.serving.ending import Ending, closes_from
 from tpcompile.serving.grammars import Grammars
+from tpcompile.serving.vocabulary import Vocabulary
 
 NODE = {"value": {"type": "string"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"const": None}]}}
 SCHEMAS: dict[str, Any] = {
@@ -47,6 +48,32 @@ def test_it_is_closed(name: str) -> None:
         assert own.complete, byte_tokenizer().decode(tokens)
         assert is_instance(SCHEMAS[name], byte_tokenizer().decode(tokens))
     grammars.close()
+
+
+NARROWED = [
+    ('"a', '"b ', '"'),
+    ('"a\\"', '"}', '"'),
+    ("", '"{}1 ', "}"),
+    ("", '"],1', "]"),
+    ("1", ",1", ","),
+    ("", '"1{[ \n', '"1'),
+    ("", "{[", "{["),
+    ("", " {", " {"),
+]
+"""A text so far, the bytes that may follow, and those that may follow when it is closed."""
+
+
+@pytest.mark.parametrize(("text", "allowed", "left"), NARROWED)
+def test_what_closes(text: str, allowed: str, left: str) -> None:
+    vocabulary = Vocabulary(byte_tokenizer(), SIZE, frozenset([END]))
+    ending = Ending(vocabulary)
+    for token in byte_tokenizer().encode(text):
+        ending.read(token)
+    forbidden = np.ones(SIZE, np.bool_)
+    forbidden[[vocabulary.single[char.encode()] for char in allowed]] = False
+    ending.narrow(forbidden)
+    words = [vocabulary.words[token].decode() for token in np.flatnonzero(~forbidden)]
+    assert set(words) == set(left)
 
 
 def test_when_it_begins() -> None:

@@ -108,13 +108,30 @@ def test_an_empty_text_is_complete(grammars: Grammars) -> None:
 
 
 def test_a_mask_that_is_computed_ahead(grammars: Grammars) -> None:
+    """It is used once: the next mask is computed, whether ahead or not."""
     ahead, then = (matcher(grammars, "choice", '["yes", "no"]') for _ in range(2))
-    for token in byte_tokenizer().encode("yes"):
-        ahead.look_ahead(closes=False)
+    for place, token in enumerate(byte_tokenizer().encode("yes")):
+        if place % 2 == 0:
+            ahead.look_ahead(closes=False)
         assert np.array_equal(ahead.forbidden(), then.forbidden())
         ahead.accept(token)
         then.accept(token)
     assert ahead.complete and then.complete
+
+
+def test_only_json_is_closed(grammars: Grammars) -> None:
+    masks = []
+    for closes in (False, True):
+        own = matcher(grammars, "regex", '[a-z",\\]]+')
+        own.look_ahead(closes)
+        masks.append(own.forbidden())
+    assert np.array_equal(*masks)
+
+
+def test_a_grammar_that_cannot_be_continued(grammars: Grammars) -> None:
+    loop = '{"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}'
+    with pytest.raises(RequestError, match="The structure cannot be continued"):
+        matcher(grammars, "json_schema", loop).forbidden()
 
 
 def test_a_token_that_is_not_allowed(grammars: Grammars) -> None:
@@ -150,15 +167,23 @@ def test_no_token_reaches_from_free_text_into_the_structure(grammars: Grammars) 
     own.accept(words.encode("x")[0])
     assert own.forbidden()[list(crossing)].all()
     assert not own.forbidden()[words.encode('":')].any()
+    assert not own.forbidden()[words.encode('": ')].any()
 
 
 def test_little_whitespace_before_the_structure(grammars: Grammars) -> None:
     own = matcher(grammars, "choice", '["yes"]', after=THINK_END)
     for token in byte_tokenizer().encode(THINK_END):
         own.accept(token)
-    newline = byte_tokenizer().encode("\n")[0]
-    taken = 0
-    while not own.forbidden()[newline]:
+    (newline,) = byte_tokenizer().encode("\n")
+    for _ in range(4):
+        assert own.forbidden()[[END, PADDING]].all() and not own.forbidden()[newline]
         own.accept(newline)
-        taken += 1
-    assert taken == 4 and fits(own, "yes")
+    assert own.forbidden()[newline] and fits(own, "yes")
+
+
+def test_no_whitespace_within_the_structure(grammars: Grammars) -> None:
+    own = matcher(grammars, "choice", '["yes"]', after=THINK_END)
+    (newline,) = byte_tokenizer().encode("\n")
+    for token in byte_tokenizer().encode(f"{THINK_END}y"):
+        own.accept(token)
+    assert own.forbidden()[newline]

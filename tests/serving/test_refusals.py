@@ -45,6 +45,7 @@ def refused(grammars: Grammars, schema: Any) -> StructureError:
         ({**OBJECT, "properties": {"a": False}}, "properties.a", "Unsatisfiable"),
         ({"oneOf": [{"type": "string"}, {"minLength": 3}]}, "oneOf", "oneOf"),
         ({"type": "object", "minProperties": 2}, "minProperties", "at most 1 more"),
+        ({"required": ["a", "a"], "minProperties": 3}, "minProperties", "names, which are 1"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "not", "Unimplemented keys"),
         (False, "", "is not supported"),
         ({"properties": {"a": {"const": float("nan")}}}, "properties.a.const", "expected value"),

@@ -18,7 +18,6 @@ from tests.runtime.eager_pair import lively
 from tests.serving.tokens import END, THINK_END, byte_tokenizer
 from tpcompile.errors import RequestError, UsageError
 from tpcompile.serving import Completion, Engine, SamplingParams, Structure
-from tpcompile.serving.grammars import Grammars
 from tpcompile.serving.matcher import Matcher
 from tpcompile.serving.sampling import Sampler
 from tpcompile.serving.structure import StructureError
@@ -228,17 +227,6 @@ def test_wrong_structures(model: Any) -> None:
                 engine.add([1], SamplingParams(structure=structure))
     with Engine(model) as engine, pytest.raises(UsageError, match="needs an engine with a tokeniz"):
         engine.add([1], SamplingParams(structure=DIGITS))
-
-
-def test_grammars_are_compiled_once_and_forgotten() -> None:
-    grammars = Grammars(byte_tokenizer(), 1013, frozenset([END]))
-    for number in range(200):
-        grammars.grammar(Structure("regex", f"a{{{number + 1}}}"))
-    first = grammars.grammar(Structure("regex", "b"))
-    again = grammars.grammar(Structure("regex", "b", after="x"))
-    assert first._automaton is again._automaton
-    assert len(grammars._compiled) == 64
-    grammars.close()
 
 
 def test_random_schemas(model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NoReturn, Self
 
 import torch
@@ -25,6 +26,21 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
     main_input_name = "input_ids"
     input_modalities = ("text",)
     _is_stateful = False
+
+    def _prepare_generation_config(
+        self, generation_config: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Merge the lengths of an assistant's call into a copy of its configuration.
+
+        Hugging Face's assisted loop passes both, which is deprecated, and would be warned about.
+        """
+        if generation_config is not None and generation_config.is_assistant:
+            generation_config = copy.deepcopy(generation_config)
+            kwargs = generation_config.update(**kwargs)
+        prepared: tuple[Any, dict[str, Any]] = super()._prepare_generation_config(
+            generation_config, *args, **kwargs
+        )
+        return prepared
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -71,14 +71,17 @@ class Launches(Leading):
         cache for all its steps, and does not release them if all sequences end early. So it needs
         a temporary cache.
         """
-        ranks = self._ranks
         cache: PagedCache = inputs[CACHE]
-        if stops is None or not isinstance(ranks, ProgramRanks) or not cache.temporary:
+        if stops is None or not cache.temporary:
             return 1
         positions = inputs.get("position_ids")
         last = 0 if positions is None else int(positions.max())
         room = min(cache.room, cache.get_max_length() - last)
-        return max(1, min(ranks.most_steps(len(stops)), room, remaining))
+        return max(1, min(self.most_steps(len(stops)), room, remaining))
+
+    def most_steps(self, stops: int = 0) -> int:
+        """Return the maximum number of steps per launch if so many tokens end a sequence."""
+        return self._ranks.most_steps(stops) if isinstance(self._ranks, ProgramRanks) else 1
 
     def launch(
         self,
@@ -104,14 +107,19 @@ class Launches(Leading):
             cache.real,
         )
         new = torch.ones(len(ended), steps, dtype=torch.bool)
-        with self._open_calls.enter(), cache.append(new) as placed:
+        with cache.append(new) as placed:
             own = packed.inputs() | placed.inputs()
             del own["slots"]
             own |= {"lengths": placed.lengths - (steps - 1), "ended": ended.cpu()}
             step = Step(
                 own, "tokens", placed.blocks, placed.copies, steps, stops, states=placed.states
             )
-            assert isinstance(self._ranks, ProgramRanks)
+            return self.run_steps(step, each)
+
+    def run_steps(self, step: Step, each: OnTokens | None = None) -> torch.Tensor:
+        """Run `step.steps` greedy steps by a program; return their tokens, `[steps, sequences]`."""
+        assert isinstance(self._ranks, ProgramRanks)
+        with self._open_calls.enter():
             return self._ranks.launch(step, each)
 
     def generate_batch(self, inputs: Any, *arguments: Any, **options: Any) -> Any:

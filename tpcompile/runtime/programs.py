@@ -16,7 +16,7 @@ from tpcompile.ir.info import info_of
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.passes.plan_sharding import PlanSharding
-from tpcompile.runtime.ranks.step import ProgramSize
+from tpcompile.runtime.ranks.step import ProgramSize, size_for
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
@@ -104,7 +104,7 @@ class StepPrograms:
             if options.target is None
             else target_of(options.target, workers, tp)
         )
-        self.batch = self.batch_for(batch)
+        self.batch = size_for(batch)
         """The batch size of the program for the batch that the model was compiled for."""
         block = max((one.block for one in passes if isinstance(one, CacheKv)), default=1)
         sizes = {"batch": self.batch, "max_seq_len": max_seq_len}
@@ -129,11 +129,6 @@ class StepPrograms:
     def most_stops(self) -> int:
         """The maximum number of tokens that end a sequence."""
         return self._choices.plan.stops
-
-    @staticmethod
-    def batch_for(sequences: int) -> int:
-        """Return the batch size of the program for so many sequences: the next power of two."""
-        return 1 << (sequences - 1).bit_length()
 
     def for_batch(self, batch: int) -> StepProgram:
         """Return the verified program for `batch` sequences."""

@@ -73,7 +73,7 @@ def test_program() -> None:
         assert program is model.program
         found = program.schedule.to_json()
         assert found["verified"] and found["tp"] == 2
-        assert found["batch"] == 4, "the batch is rounded up to a power of two"
+        assert found["batch"] == 3
         assert parse_program(program.text()) == program.program
 
 

@@ -22,7 +22,7 @@ def speed(counts: tuple[int, ...], rates: list[float], times: Times, per_guess: 
         rate**i for rate, count in zip(rates, counts, strict=True) for i in range(count + 1)
     )
     rows = sum(counts) + len(counts)
-    return tokens / (times.of(rows) + per_guess * sum(counts))
+    return tokens / (times.of(rows) + per_guess * max(counts))
 
 
 @pytest.mark.parametrize("rates", [[0.9], [0.3], [0.0], [0.9, 0.1], [0.5, 0.8, 0.95]])
@@ -47,7 +47,8 @@ def test_no_other_numbers_are_faster(
 
 def test_limits() -> None:
     times = Times()
-    assert counts_for([0.9] * 16, [8] * 16, times, 16, 0.0) == [0] * 16
+    for count in (16, 17):
+        assert counts_for([0.9] * count, [8] * count, times, 16, 0.0) == [0] * count
     assert sum(counts_for([0.9] * 4, [8] * 4, times, 16, 0.0)) == 12
     assert counts_for([0.99, 0.99], [0, 1], times, 16, 0.0) == [0, 1]
     assert counts_for([], [], times, 16, 0.0) == []
@@ -59,6 +60,7 @@ def test_times_that_are_not_known_follow_from_those_that_are() -> None:
     times.add(1, 5.0)
     assert times.of(1) == 1.0
     times.add(1, 0.03)
+    assert times.of(5) == times.of(6) < times.of(7)
     assert times.of(1) == 0.03 and times.of(7) == pytest.approx(0.03 * 1.14)
 
 

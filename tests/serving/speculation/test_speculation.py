@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from transformers import AutoConfig
 
 import tpcompile
+from benchmarks.oracle import Oracle
+from benchmarks.speculation_bits import SIZES, answers, requests, texts
 from tests.backends.reference.stepping import EXPERTS, OWN, with_lively_routers
 from tests.runtime.eager_pair import enlivened, lively
-from tests.serving.speculation.oracle import Oracle
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.kv.cache import Guesses
 from tpcompile.serving import Engine, SamplingParams
@@ -21,52 +23,7 @@ from tpcompile.serving.plan import Limits, Piece, Sequence
 from tpcompile.serving.scheduler import Scheduler
 from tpcompile.serving.speculation import Speculation
 
-SMALL = {"chunk": 32, "max_tokens_per_step": 64}
-WIDER = {"chunk": 64, "max_tokens_per_step": 128}
-Result = list[tuple[list[Any], str | None]]
-
-
-def requests(dice: Random, count: int, tokens: int = 199) -> list[tuple[list[int], SamplingParams]]:
-    """Return prompts of parts that repeat, with all kinds of options."""
-    made = []
-    for number in range(count):
-        part = [dice.randrange(tokens) for _ in range(dice.randrange(1, 12))]
-        options: dict[str, Any] = dice.choice(
-            [
-                {},
-                {"logprobs": 2},
-                {"temperature": 0.8, "seed": number, "logprobs": 0},
-                {"temperature": 1.2, "seed": number, "top_k": 20, "n": 2},
-                {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "min_tokens": 3},
-            ]
-        )
-        new = dice.randrange(1, 40)
-        made.append((part * dice.randrange(1, 5), SamplingParams(max_tokens=new, **options)))
-    return made
-
-
-def answers(model: Any, asked: Any, *, abort: int | None = None, **options: Any) -> list[Result]:
-    """Return all tokens of requests, with their log-probabilities, and why each has ended."""
-    sizes = WIDER if model.keeps_states else SMALL
-    with Engine(model, **sizes, **options) as engine:
-        handles = [engine.add(*each) for each in asked]
-        if abort is not None:
-            for _ in range(5):
-                engine.step()
-            handles.pop(abort).abort()
-        results = [[(one.chosen, one.finish) for one in each.result()] for each in handles]
-        assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
-        assert engine.scheduler.states.available == engine.scheduler.limits.states
-    return results
-
-
-def texts(asked: Any, results: list[Result]) -> list[list[int]]:
-    """Return prompts with their continuations."""
-    return [
-        [*tokens, *(each.token for each in chosen)]
-        for (tokens, _), result in zip(asked, results, strict=True)
-        for chosen, _ in result
-    ]
+TOKENS = 199
 
 
 def _dense(dtype: torch.dtype) -> Any:
@@ -101,7 +58,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
 
 
 def test_no_bit_depends_on_guesses(model: Any) -> None:
-    asked = requests(Random(1), 10)
+    asked = requests(Random(1), 10, TOKENS)
     plain = answers(model, asked)
     known = texts(asked, plain)
     before = model.steps
@@ -115,22 +72,26 @@ def test_no_bit_depends_on_guesses(model: Any) -> None:
 
 def test_aborts_and_preemption(model: Any) -> None:
     """Preempted sequences are computed again as prompts, so tokens are compared in fp32 alone."""
-    asked = requests(Random(2), 8)
+    asked = requests(Random(2), 8, TOKENS)
     plain = answers(model, asked)
     known = texts(asked, plain)
     oracle = Oracle(known, 0.9)
-    assert answers(model, asked, abort=3, speculate=oracle) == plain[:3] + plain[4:]
+    others = {number: result for number, result in plain.items() if number != 3}
+    assert answers(model, asked, aborted=[3], speculate=oracle) == others
     assert oracle.forgotten
+    preempted: set[int] = set()
+    few = answers(model, asked, preempted=preempted, speculate=Oracle(known, 0.9), kv_tokens=192)
+    assert preempted
     if model.dtype == torch.float32:
-        few = answers(model, asked, speculate=Oracle(known, 0.9), kv_tokens=192)
         assert texts(asked, few) == known
+    assert all(few[number] == plain[number] for number in plain.keys() - preempted)
 
 
 def test_fewer_steps() -> None:
     with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as model:
         asked = [([5, 6, 7], SamplingParams(max_tokens=60))]
         known = texts(asked, answers(model, asked))
-        with Engine(model, speculate=Oracle(known, most=3), **SMALL) as engine:
+        with Engine(model, speculate=Oracle(known, most=3), **SIZES) as engine:
             engine.add(*asked[0]).result()
             assert engine.steps <= 1 + 60 / 4 + 8  # the first steps measure
         assert model.steps.accepted >= 40
@@ -139,7 +100,7 @@ def test_fewer_steps() -> None:
 def test_a_draft_model() -> None:
     """The model itself is right about greedy tokens, and another one seldom."""
     eager = lively("tiny-qwen3")
-    asked = requests(Random(3), 8)
+    asked = requests(Random(3), 8, TOKENS)
     with (
         tpcompile.compile(eager, max_seq_len=160) as model,
         tpcompile.compile(lively("tiny-qwen3", seed=5), max_seq_len=100) as other,
@@ -166,9 +127,6 @@ def test_what_cannot_speculate_is_refused() -> None:
                 Engine(model, speculate=wrong)
         vocabulary = pytest.raises(UsageError, match="must have the vocabulary of the model")
         with tpcompile.compile(_experts(torch.float32)) as draft, vocabulary:
-            Engine(model, speculate=draft)
-        states = pytest.raises(UnsupportedError, match="must not have linear attention")
-        with tpcompile.compile(lively("tiny-qwen3.5")) as draft, states:
             Engine(model, speculate=draft)
 
 
@@ -234,6 +192,30 @@ def test_free_guesses_are_tested_without_rows() -> None:
             sequence.tokens.append(8 if wrong else 7)
             speculation.learn(piece, 0 if wrong else len(piece.guesses))
         assert (len(piece.guesses) == 0) == wrong
+
+
+def test_prompts_and_new_programs_are_no_time_of_guesses() -> None:
+    """A draft model computes the prompt of a new sequence, and makes programs now and then."""
+
+    class Slow(_Never):
+        def __init__(self, *pauses: float) -> None:
+            super().__init__()
+            self.pauses = list(pauses)
+
+        def propose(self, wanted: Any) -> list[list[int]]:
+            time.sleep(self.pauses.pop(0))
+            return super().propose(wanted)
+
+    drafter = Slow(*[0.05] * 5, *[0.001, 0.05, 0.001])
+    speculation = Speculation(drafter, Guesses(), 199)
+    for number in range(5):
+        speculation.guess({Sequence((number, 0), [1, 2, 3]): 1})
+    assert speculation._per_guess == 0
+    sequence = Sequence((0, 0), [1, 2, 3])
+    drafter.pauses.insert(0, 0.05)
+    for _ in range(4):
+        speculation.guess({sequence: 1})
+    assert 0.001 <= speculation._per_guess < 0.05
 
 
 def test_guesses_take_no_blocks_from_others() -> None:

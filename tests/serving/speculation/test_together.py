@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import tpcompile
+from benchmarks.oracle import Oracle
 from tests.runtime.eager_pair import lively
 from tests.serving.conftest import post_to
-from tests.serving.speculation.oracle import Oracle
 from tests.serving.tokens import byte_tokenizer
 from tpcompile.serving import Engine, SamplingParams, Structure
 from tpcompile.serving.server.options import Options

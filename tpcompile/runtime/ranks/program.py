@@ -19,7 +19,7 @@ from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.parts import Part, in_rows, joined, parts_of
 from tpcompile.runtime.ranks.rank import ModuleRanks
-from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
+from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode, size_for
 
 log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -95,7 +95,7 @@ class ProgramRanks:
         """
         check_open(self.closed)
         step = in_rows(step)
-        batch = self.programs.batch_for(len(step.inputs["lengths"]))
+        batch = size_for(len(step.inputs["lengths"]))
         size = ProgramSize(batch, batch if step.rows else 1)
         if size not in self._loaded:
             program = self.programs.of_size(size).program

@@ -86,9 +86,19 @@ class ProgramSize(NamedTuple):
     """The parameters that distinguish the programs of a model."""
 
     batch: int
-    """The number of rows, a power of two."""
+    """The number of rows, one of those that `size_for` returns."""
     sequence_rows: int = 1
     """The number of rows that may belong to one sequence: one, or all of them."""
+
+
+def size_for(rows: int) -> int:
+    """Return the rows of the program for so many: a power of two, or three quarters of one.
+
+    So there are few programs, and at most a quarter of the rows of one are empty.
+    """
+    power = 1 << (rows - 1).bit_length()
+    less = power // 4 * 3
+    return less if rows <= less else power
 
 
 @dataclass(frozen=True)

@@ -63,14 +63,14 @@ def _call(value: Any, where: str) -> dict[str, Any]:
 
 def _arguments(value: Any, where: str) -> dict[str, Any]:
     """Return arguments as an object; none at all are an empty one."""
-    if isinstance(value, str) and value.strip():
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return {}
+    if isinstance(value, str):
         try:
             value = json.loads(value)
             json.dumps(value, ensure_ascii=False).encode()  # not half of a surrogate pair
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{where} must be JSON, in UTF-8") from error
-    if value in (None, ""):
-        return {}
     if not isinstance(value, dict):
         raise UsageError(f"{where} must be a JSON object")
     return value

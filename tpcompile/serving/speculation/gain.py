@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from tpcompile.runtime.ranks.step import size_for
 
 _FORGETTING = 0.1
 """The weight of the latest guess in the rate of right ones."""
@@ -31,7 +33,7 @@ class Rate:
 
 
 class Times:
-    """The times of steps by number of rows, which programs round up to a power of two."""
+    """The times of steps by number of rows, which `size_for` rounds up."""
 
     def __init__(self) -> None:
         self._measured: dict[int, float] = {}
@@ -39,7 +41,7 @@ class Times:
 
     def add(self, rows: int, seconds: float) -> None:
         """Count a step. The first one with so many rows made its program, and is left out."""
-        size = rounded(rows)
+        size = size_for(rows)
         if size not in self._begun:
             self._begun.add(size)
             return
@@ -51,7 +53,7 @@ class Times:
 
         It is bounded by the times of fewer and of more rows.
         """
-        size = rounded(rows)
+        size = size_for(rows)
         if size in self._measured:
             return self._measured[size]
         known = self._measured.items()
@@ -60,11 +62,6 @@ class Times:
         least = max((seconds for other, seconds in known if other < size), default=0.0)
         most = min((seconds for other, seconds in known if other > size), default=math.inf)
         return min(max(expected, least), most)
-
-
-def rounded(rows: int) -> int:
-    """Return the rows of the program for so many rows."""
-    return 1 << (rows - 1).bit_length()
 
 
 def _expected(rows: int) -> float:
@@ -77,22 +74,37 @@ def counts_for(
     """Return the number of guesses for each sequence, given the rates of right ones.
 
     `most` are the maximum numbers, and `most_rows` is the maximum number of rows. `per_guess` is
-    the time to guess a token.
+    the time to guess one more token of every sequence.
     """
-    counts = best = [0] * len(rates)
-    tokens = float(len(rates))
-    best_speed = _WORTH * tokens / times.of(len(rates)) if rates else 0.0
+    count = len(rates)
+    seconds = [times.of(rows) for rows in range(count, max(count, most_rows) + 1)]
+    best, best_speed = [0] * count, _WORTH * count / seconds[0] if count else 0.0
+    longest = max(most, default=0)
+    for limit in range(1, longest + 1) if per_guess else (longest,):
+        limits = [min(limit, each) for each in most]
+        for rows, (counts, tokens) in enumerate(_by_gain(rates, limits, most_rows - count), 1):
+            speed = tokens / (seconds[rows] + per_guess * max(counts))
+            if speed > best_speed:
+                best, best_speed = counts, speed
+    return best
+
+
+def _by_gain(
+    rates: Sequence[float], most: Sequence[int], guesses: int
+) -> Iterator[tuple[list[int], float]]:
+    """Yield the numbers of guesses for 1, 2, … guesses in all, and the expected tokens.
+
+    Each further guess is the one that is accepted most probably.
+    """
+    counts, tokens = [0] * len(rates), float(len(rates))
     gains = [(-rate, place) for place, rate in enumerate(rates) if most[place]]
     heapq.heapify(gains)
-    for rows in range(len(rates) + 1, most_rows + 1):
+    for _ in range(guesses):
         if not gains:
-            break
+            return
         gain, place = heapq.heappop(gains)
         counts = [*counts[:place], counts[place] + 1, *counts[place + 1 :]]
         tokens -= gain
         if counts[place] < most[place]:
             heapq.heappush(gains, (gain * rates[place], place))
-        speed = tokens / (times.of(rows) + per_guess * sum(counts))
-        if speed > best_speed:
-            best, best_speed = counts, speed
-    return best
+        yield counts, tokens

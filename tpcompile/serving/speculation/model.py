@@ -1,17 +1,23 @@
-"""Guesses of a smaller model, which continues each sequence greedily."""
+"""Guesses of a smaller model, which continues all sequences greedily, together."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import copy
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
-from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.runtime.cache_name import CACHE
-from tpcompile.runtime.kv.cache import PagedCache
+from tpcompile.errors import UsageError
+from tpcompile.runtime.kv.cache import Appended, PagedCache
+from tpcompile.runtime.kv.joined import append_all
 from tpcompile.runtime.model import CompiledModel
+from tpcompile.runtime.ranks.step import Step
 from tpcompile.serving.speculation.drafters import Wanted
+
+_MOST_TOKENS = 512
+"""The maximum number of pending tokens of several sequences in a step."""
 
 
 @dataclass
@@ -23,8 +29,35 @@ class _Text:
     """The tokens in the cache."""
 
 
+@dataclass
+class _Continued:
+    """A sequence that is continued by guesses."""
+
+    text: _Text
+    pending: list[int]
+    """The tokens to compute next."""
+    most: int
+    guesses: list[int] = field(default_factory=list)
+
+    @property
+    def missing(self) -> int:
+        """The number of guesses to come."""
+        return self.most - len(self.guesses)
+
+    def add(self, new: Sequence[int]) -> None:
+        """Add guesses. All tokens before the last of them are in the cache now."""
+        self.text.tokens += [*self.pending, *new[:-1]]
+        self.guesses += new
+        self.pending = [new[-1]]
+
+
 class ModelDrafter:
-    """Guesses of a compiled model with the same vocabulary. It is closed by its owner."""
+    """Guesses of a compiled model with the same vocabulary. It is closed by its owner.
+
+    A step computes the next tokens of several sequences. Keys and values of wrong guesses are
+    dropped from the cache. States of linear attention cannot go back, so guesses are computed in a
+    copy of the cache, and the right ones again in the cache itself.
+    """
 
     free = False
 
@@ -37,67 +70,106 @@ class ModelDrafter:
                 got=f"{sizes[0]:,} tokens",
                 expected=f"{sizes[1]:,} tokens",
             )
-        if draft.keeps_states:
-            raise UnsupportedError(
-                "A draft model must not have linear attention, whose states cannot go back",
-                hint="Use a draft model with attention alone, or guesses from the text: prompt:8",
-            )
         self.most, self._draft = most, draft
         self._texts: dict[Hashable, _Text] = {}
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Return the greedy continuation of each sequence."""
-        return [self._continue(each) for each in wanted]
+        continued = [self._begun(each) for each in wanted]
+        size = self._draft.max_batch or len(continued)
+        for first in range(0, len(continued), size):
+            self._continue(continued[first : first + size])
+        return [each.guesses[: each.most] for each in continued]
 
     def forget(self, key: Hashable) -> None:
         """Drop the cache of a sequence."""
         self._texts.pop(key, None)
 
-    def _continue(self, wanted: Wanted) -> list[int]:
-        room = self._draft.max_seq_len - len(wanted.tokens)
-        most = min(wanted.most, room)
-        if most < 1:
-            return []
-        if wanted.key not in self._texts:
-            cache = self._draft.new_cache()
-            cache.temporary = True
-            self._texts[wanted.key] = _Text(cache)
-        text = self._texts[wanted.key]
-        self._catch_up(text, wanted.tokens)
-        guesses: list[int] = []
-        token = wanted.tokens[-1]
-        while len(guesses) < most:
-            inputs = {"input_ids": torch.tensor([[token]]), CACHE: text.cache}
-            steps = self._draft.steps_ahead(inputs, (), most - len(guesses))
-            new = self._steps(inputs, steps)
-            text.tokens += [token, *new[:-1]]
-            guesses += new
-            token = new[-1]
-        return guesses
-
-    def _steps(self, inputs: dict[str, object], steps: int) -> list[int]:
-        """Return the tokens of greedy steps."""
-        if steps > 1:
-            ended = torch.zeros(1, dtype=torch.bool)
-            return self._draft.launch(inputs, ended, steps, ())[:, 0].tolist()
-        tokens: list[int] = self._draft(**inputs, greedy=True, return_dict=True).tokens.tolist()
-        return tokens
-
-    def _catch_up(self, text: _Text, tokens: Sequence[int]) -> None:
-        """Let the cache hold all tokens but the last: drop wrong guesses, and compute new ones."""
-        last = len(tokens) - 1
-        kept = min(len(text.tokens), last)
-        while kept and text.tokens[kept - 1] != tokens[kept - 1]:
+    def _begun(self, wanted: Wanted) -> _Continued:
+        """Drop wrong guesses from the cache of a sequence; return what is to be computed."""
+        most = max(0, min(wanted.most, self._draft.max_seq_len - len(wanted.tokens)))
+        text = self._texts.get(wanted.key)
+        if text is None:
+            text = self._texts[wanted.key] = _Text(self._draft.new_cache())
+        kept = min(len(text.tokens), len(wanted.tokens) - 1)
+        while kept and text.tokens[kept - 1] != wanted.tokens[kept - 1]:
             kept -= 1
         if kept < len(text.tokens):
+            kept = 0 if self._draft.keeps_states else kept
             text.cache.crop(kept - len(text.tokens))
-        missing = list(tokens[kept:last])
-        text.tokens = list(tokens[:last])
-        if not missing:
+            del text.tokens[kept:]
+        return _Continued(text, list(wanted.tokens[kept:]), most)
+
+    def _continue(self, batch: Sequence[_Continued]) -> None:
+        """Compute pending tokens, and then guesses until each sequence has enough."""
+        active = [each for each in batch if each.missing > 0]
+        for part in self._parts(active):
+            self._step(part)
+        if self._draft.keeps_states:
+            for each in active:
+                each.text = copy.deepcopy(each.text)
+        while active := [each for each in active if each.missing > 0]:
+            missing = max(each.missing for each in active)
+            room = min(each.text.cache.room for each in active)
+            self._steps(active, min(missing, room, self._draft.most_steps()))
+
+    def _parts(self, batch: Sequence[_Continued]) -> Iterator[list[_Continued]]:
+        """Yield the sequences of each step that computes pending tokens in the cache itself.
+
+        Sequences with a single one wait for the launch of all, unless their step has room for it.
+        With states, all pending tokens are computed before the cache is copied.
+        """
+        parts: list[list[_Continued]] = []
+        for each in sorted(batch, key=lambda each: -len(each.pending)):
+            tokens = sum(len(other.pending) for other in parts[-1]) if parts else _MOST_TOKENS
+            if tokens + len(each.pending) > _MOST_TOKENS:
+                parts.append([])
+            parts[-1].append(each)
+        for part in parts:
+            if self._draft.keeps_states or len(part[0].pending) > 1:
+                yield part
+
+    def _step(self, batch: Sequence[_Continued]) -> None:
+        """Compute all pending tokens; the last result of each sequence is a guess."""
+        counts = [len(each.pending) for each in batch]
+        with append_all([each.text.cache for each in batch], counts) as placed:
+            inputs, blocks, copies = _inputs(batch, placed, counts), placed.blocks, placed.copies
+            step = Step(inputs, "tokens", blocks, copies, states=placed.states)
+            tokens = self._draft.run_step(step)
+        for each, token in zip(batch, tokens.tolist(), strict=True):
+            each.add([token])
+
+    def _steps(self, batch: Sequence[_Continued], steps: int) -> None:
+        """Compute so many guesses of each sequence, in one launch."""
+        if steps == 1:
+            self._step(batch)
             return
-        self._draft(
-            input_ids=torch.tensor([missing]),
-            logits_to_keep=1,
-            return_dict=True,
-            **{CACHE: text.cache},
-        )
+        with append_all([each.text.cache for each in batch], [steps] * len(batch)) as placed:
+            inputs = _inputs(batch, placed, [steps] * len(batch))
+            del inputs["slots"]
+            inputs["lengths"] = placed.lengths - (steps - 1)
+            inputs["ended"] = torch.zeros(len(batch), dtype=torch.bool)
+            blocks, copies = placed.blocks, placed.copies
+            step = Step(inputs, "tokens", blocks, copies, steps, states=placed.states)
+            tokens = self._draft.run_steps(step)
+        for each, new in zip(batch, tokens.T.tolist(), strict=True):
+            each.add(new)
+
+
+def _inputs(
+    batch: Sequence[_Continued], placed: Appended, new: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    """Return the inputs of pending tokens, after which there is room for `new` ones."""
+    starts = [0, *accumulate(len(each.pending) for each in batch)]
+    before = (placed.lengths - torch.tensor(new)).tolist()
+    inputs = {
+        "input_ids": [token for each in batch for token in each.pending],
+        "positions": [
+            place
+            for first, each in zip(before, batch, strict=True)
+            for place in range(first, first + len(each.pending))
+        ],
+        "starts": starts,
+        "logit_rows": [end - 1 for end in starts[1:]],
+    }
+    return {name: torch.tensor(value) for name, value in inputs.items()} | placed.inputs()

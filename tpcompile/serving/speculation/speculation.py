@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
+from statistics import median_low
 
 from tpcompile.runtime.kv.cache import Guesses
 from tpcompile.runtime.ranks.step import MOST_ROWS
@@ -18,8 +20,10 @@ _FIRST_RATES = {True: 0.05, False: 0.7}
 are compared with the next tokens before any is computed."""
 _PROBE = 32
 """The steps after which a guess is computed although it does not seem worth the time."""
-_LATEST = 0.2
-"""The weight of the latest time of a guess."""
+_TIMES = 5
+"""The latest times of guesses, of which the median counts. Some include the making of a program."""
+_FEWEST_TIMES = 3
+"""The times that are measured before guesses cost anything."""
 
 
 @dataclass
@@ -29,6 +33,8 @@ class _State:
     rate: Rate
     steps: int = 0
     """The steps since the last guess that was computed."""
+    begun: bool = False
+    """Whether tokens were guessed. The first time, a model computes the prompt too."""
     test: tuple[int, int] | None = None
     """A place and a guess for it that no step computes: it shows whether guesses would be right."""
 
@@ -55,7 +61,7 @@ class Speculation:
         self._rate = Rate(_FIRST_RATES[drafter.free])
         """The rate of all sequences, with which new ones begin."""
         self._states: dict[Sequence, _State] = {}
-        self._per_guess = 0.0
+        self._times_of_guesses: deque[float] = deque(maxlen=_TIMES)
 
     def guess(self, rooms: Mapping[Sequence, int]) -> None:
         """Set the drafts of sequences that decode, given the number of tokens that may follow."""
@@ -69,7 +75,7 @@ class Speculation:
             most,
             self._times,
             self._most_rows,
-            0.0 if self._drafter.free else self._per_guess,
+            self._per_guess,
         )
         wanted: dict[Sequence, int] = {}
         for sequence, state, count, limit in zip(rooms, states, counts, most, strict=True):
@@ -115,8 +121,18 @@ class Speculation:
         begun = time.perf_counter()
         requests = [Wanted(each, each.tokens, most) for each, most in wanted.items()]
         proposals = self._drafter.propose(requests) if requests else []
-        count = sum(map(len, proposals))
-        if count:
-            seconds = (time.perf_counter() - begun) / count
-            self._per_guess += (seconds - self._per_guess) * (_LATEST if self._per_guess else 1)
+        seconds = time.perf_counter() - begun
+        most = max(map(len, proposals), default=0)
+        states = [self._states[each] for each in wanted]
+        if most and all(state.begun for state in states):
+            self._times_of_guesses.append(seconds / most)
+        for state in states:
+            state.begun = True
         return proposals
+
+    @property
+    def _per_guess(self) -> float:
+        """The time to guess one more token of every sequence."""
+        times = self._times_of_guesses
+        measured = not self._drafter.free and len(times) >= _FEWEST_TIMES
+        return median_low(times) if measured else 0.0

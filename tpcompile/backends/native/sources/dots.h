@@ -18,8 +18,9 @@
 namespace {
 
 // The number of bytes between a load and the prefetch that precedes it. Rows are contiguous, so
-// the prefetch runs across the ends of rows.
-constexpr int64_t kAhead = 4096;
+// the prefetch runs across the ends of rows. Loads of weights for one or two sequences are so fast
+// that the prefetchers of the CPU follow them; a far prefetch would begin another stream.
+constexpr int64_t kAhead = 4096, kNearAhead = 1 << 11, kFarAhead = 1 << 14;
 
 // Sums of lanes that are still to be added, eight at a time. A flush writes all of them.
 class Sums {
@@ -45,7 +46,7 @@ class Sums {
 };
 
 // Increase the sums of even and odd chunks by the products of a row with `kBatch` sequences. `ahead`
-// is where the loads will be `kAhead` bytes later; it is fetched into the second-level cache.
+// is where loads will be later; it is fetched into the second-level cache.
 template <class F, int kBatch>
 TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
                              const typename F::Value* x, int64_t stride, int64_t columns,
@@ -93,15 +94,19 @@ TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead,
   for (int b = 0; b < kBatch; ++b) sums.add(lanes(even[b]) + lanes(odd[b]), out + b * out_stride);
 }
 
+// Call `run` with a constant that equals `count`, from 1 to `kMost`; for 0, do nothing.
+template <int kMost, class Run>
+TPC_INLINE void with_count(int64_t count, const Run& run) {
+  if (count == kMost) return run(std::integral_constant<int, kMost>());
+  if constexpr (kMost > 1) with_count<kMost - 1>(count, run);
+}
+
 // Call `run` with runs of at most eight of so many sequences: a constant, and the first one.
 template <class Run>
 TPC_INLINE void in_eights(int64_t batch, const Run& run) {
   int64_t first = 0;
   for (; batch - first >= 8; first += 8) run(std::integral_constant<int, 8>(), first);
-  const int64_t left = batch - first;
-  if (left & 4) run(std::integral_constant<int, 4>(), first), first += 4;
-  if (left & 2) run(std::integral_constant<int, 2>(), first), first += 2;
-  if (left & 1) run(std::integral_constant<int, 1>(), first);
+  with_count<7>(batch - first, [&](auto count) TPC_ALWAYS { run(count, first); });
 }
 
 // Multiply one row by all sequences, eight at a time. The row stays in the nearest cache.
@@ -114,8 +119,12 @@ inline void row_dots(typename F::Weights::Row row, const char* ahead, Sequences<
   });
 }
 
-// The number of rows in about `kAhead` bytes, if they are `stride` bytes apart.
-TPC_INLINE int64_t rows_ahead(int64_t stride) { return stride >= kAhead ? 1 : kAhead / stride; }
+// The number of rows in about so many bytes, if they are `stride` bytes apart.
+TPC_INLINE int64_t rows_within(int64_t bytes, int64_t stride) {
+  return stride >= bytes ? 1 : bytes / stride;
+}
+
+TPC_INLINE int64_t rows_ahead(int64_t stride) { return rows_within(kAhead, stride); }
 
 // The place `rows` rows after a row, of which `left` rows are left: in these or the next weights.
 TPC_INLINE const char* ahead_of(const char* row, int64_t stride, int64_t rows, int64_t left,
@@ -154,7 +163,8 @@ template <class F>
 struct Operand {
   Sequences<F> values;
   int64_t batch, columns, leaves;
-  const float* const* packed;  // tiles for AMX, or panels for AVX2, if there are enough sequences
+  // If there are enough sequences, columns of some of them: tiles for AMX, panels for AVX2, or chunks.
+  const void* const* packed;
   // If not 0, the sums of leaves are not added: those of a leaf are stored so far from the last ones.
   int64_t apart = 0;
 };
@@ -190,17 +200,15 @@ class NextRows {
   int64_t stride_, bytes_, at_ = 0;
 };
 
-// The rows and sequences of a block, and the least number of sequences that blocks are for.
-constexpr int kBlock = 4;
-
-// Pack the values of all sequences, in groups of 16, each with a run of columns for each leaf.
+// Pack the values of all sequences, in groups of `most`, each with a run of columns for each leaf.
 template <class T, class Pack>
-inline const float* const* packed_runs(const T* x, int64_t stride, int64_t batch, int64_t columns,
-                                       int64_t leaves, Scratch& scratch, const Pack& pack) {
-  const float** found = scratch.take<const float*>((batch + 15) / 16 * leaves);
-  const float** next = found;
-  for (int64_t group = 0; group < batch; group += 16) {
-    const int64_t left = batch - group, sequences = left < 16 ? left : 16;
+inline const void* const* packed_runs(const T* x, int64_t stride, int64_t batch, int64_t columns,
+                                      int64_t leaves, int64_t most, Scratch& scratch,
+                                      const Pack& pack) {
+  const void** found = scratch.take<const void*>((batch + most - 1) / most * leaves);
+  const void** next = found;
+  for (int64_t group = 0; group < batch; group += most) {
+    const int64_t left = batch - group, sequences = left < most ? left : most;
     for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
       const int64_t width = columns / leaves + (leaf < columns % leaves);
       *next++ = pack(x + group * stride + first, stride, sequences, width, scratch);
@@ -218,97 +226,156 @@ inline const float* const* packed_runs(const T* x, int64_t stride, int64_t batch
 #include "float8.h"
 #include "grouped.h"
 
-template <class F, class S>
-inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
-                          const Plain<S>&, [[maybe_unused]] Scratch& scratch) {
-  Operand<F> found{values, batch, columns, leaves, nullptr};
-#if defined(__AMX_BF16__)
-  if constexpr (kHasTiles<F>)
-    found.packed =
-        packed_runs(values.first, values.stride, batch, columns, leaves, scratch, tiled);
-#elif defined(TPC_PANELS)
-  if constexpr (kHasPanels<F>)
-    if (batch >= kFewest)
-      found.packed =
-          packed_runs(values.first, values.stride, batch, columns, leaves, scratch, panel);
-#endif
+// The least number of sequences whose values are packed, and the most that are multiplied at a time.
+constexpr int64_t kFewestPacked = 3, kTogether = 8;
+// The rows of a block, and those whose leaves are multiplied one after the other, so that the values
+// of a leaf stay in the nearest cache.
+constexpr int kBlock = 2, kPanel = 8;
+
+// Lay out columns of some sequences as `[chunk][sequence][column]`; the last columns are zeros.
+template <class F>
+inline const void* in_chunks(const typename F::Value* x, int64_t stride, int64_t sequences,
+                             int64_t columns, Scratch& scratch) {
+  using Value = typename F::Value;
+  constexpr int64_t kChunk = F::kChunk;
+  const int64_t chunks = (columns + kChunk - 1) / kChunk;
+  auto* found = scratch.take<Value>(chunks * sequences * kChunk);
+  const auto each = [&](int64_t at, int64_t count) TPC_ALWAYS {
+    for (int64_t b = 0; b < sequences; ++b)
+      std::memcpy(found + at * sequences + b * kChunk, x + b * stride + at,
+                  sizeof(Value) * static_cast<size_t>(count));
+  };
+  int64_t at = 0;
+  for (; at + kChunk <= columns; at += kChunk) each(at, kChunk);
+  if (at < columns) {
+    std::memset(found + at * sequences, 0, sizeof(Value) * static_cast<size_t>(sequences * kChunk));
+    each(at, columns - at);
+  }
   return found;
 }
 
-// Multiply `kRows` rows by `kBatch` sequences. Return the sums, `[kBatch][kRows]`.
-//
-// Each loaded vector serves all rows or all sequences. Even chunks come first, then odd ones, so
-// that there is one accumulator per sum at a time. The bits are those of `row_dots`.
+template <class F, class S>
+inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
+                          const Plain<S>&, Scratch& scratch) {
+  const auto packed = [&](int64_t most, const auto& pack) {
+    return packed_runs(values.first, values.stride, batch, columns, leaves, most, scratch, pack);
+  };
+  Operand<F> found{values, batch, columns, leaves, nullptr};
+#if defined(__AMX_BF16__)
+  if constexpr (kHasTiles<F>) {
+    found.packed = packed(16, tiled);
+    return found;
+  }
+#elif defined(TPC_PANELS)
+  if constexpr (kHasPanels<F>)
+    if (batch >= kFewest) {
+      found.packed = packed(kGroup, panel);
+      return found;
+    }
+#endif
+  if (batch >= kFewestPacked) found.packed = packed(kTogether, in_chunks<F>);
+  return found;
+}
+
+// Return the sums of even or of odd chunks of `kRows` rows, times `kBatch` sequences in chunks:
+// `[kBatch][kRows]`. Each loaded vector serves all rows or all sequences. Meanwhile, prefetch a row
+// from `ahead` on.
+template <class F, int kRows, int kBatch>
+TPC_INLINE void add_chunks(typename F::Weights weight, int64_t odd, const typename F::Value* x,
+                           int64_t columns, const char* ahead, Registers* sums) {
+  using W = typename F::Weights;
+  constexpr int64_t kChunk = F::kChunk;
+  const auto add = [&](int64_t at, const typename F::Loaded* rows) TPC_ALWAYS {
+#pragma GCC unroll 8
+    for (int b = 0; b < kBatch; ++b) {
+      const auto values = F::values(x + kBatch * at + b * kChunk);
+#pragma GCC unroll 4
+      for (int row = 0; row < kRows; ++row)
+        sums[b * kRows + row] = F::add(sums[b * kRows + row], rows[row], values);
+    }
+  };
+  typename F::Loaded rows[kRows];
+  int64_t at = odd * kChunk;
+  for (; at + kChunk <= columns; at += 2 * kChunk) {
+    for (int64_t line = 0; line < W::bytes(2 * kChunk); line += 64)
+      __builtin_prefetch(ahead + W::bytes(at) + line, 0, 2);
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) rows[row] = F::weights(weight.row(row), at);
+    add(at, rows);
+  }
+  if (at >= columns) return;
+  for (int row = 0; row < kRows; ++row)
+    rows[row] = F::some_weights(weight.row(row), at, columns - at);
+  add(at, rows);
+}
+
+// Multiply `kRows` rows by `kBatch` sequences. Return the sums, `[kBatch][kRows]`. There is one
+// accumulator per sum at a time. The bits are those of `row_dots`.
 template <class F, int kRows, int kBatch>
 TPC_INLINE Lanes block_dots(typename F::Weights weight, const typename F::Value* x,
-                            int64_t x_stride, int64_t columns, NextRows& next, int64_t lines) {
-  constexpr int64_t kChunk = F::kChunk;
+                            int64_t columns, const char* ahead, const char* ahead_odd) {
   static_assert(kRows * kBatch <= kLanes);
+  constexpr int64_t kOdd = F::Weights::bytes(F::kChunk);
+  Registers even[kBatch * kRows] = {}, odd[kBatch * kRows] = {};
+  add_chunks<F, kRows, kBatch>(weight, 0, x, columns, ahead, even);
+  add_chunks<F, kRows, kBatch>(weight, 1, x, columns, ahead_odd - kOdd, odd);
   Lanes totals[kLanes] = {};
-  for (int64_t odd = 0; odd < 2; ++odd) {
-    Registers own[kBatch * kRows] = {};
-    int64_t at = odd * kChunk;
-    for (; at + kChunk <= columns; at += 2 * kChunk) {
-      next.fetch(lines);
-      typename F::Loaded rows[kRows];
-#pragma GCC unroll 4
-      for (int row = 0; row < kRows; ++row) rows[row] = F::weights(weight.row(row), at);
-#pragma GCC unroll 4
-      for (int b = 0; b < kBatch; ++b) {
-        const auto values = F::values(x + b * x_stride + at);
-#pragma GCC unroll 4
-        for (int row = 0; row < kRows; ++row)
-          own[b * kRows + row] = F::add(own[b * kRows + row], rows[row], values);
-      }
-    }
-    if (at < columns) {
-      for (int b = 0; b < kBatch; ++b) {
-        const auto values = F::some_values(x + b * x_stride + at, columns - at);
-        for (int row = 0; row < kRows; ++row) {
-          const auto some = F::some_weights(weight.row(row), at, columns - at);
-          own[b * kRows + row] = F::add(own[b * kRows + row], some, values);
-        }
-      }
-    }
-    for (int sum = 0; sum < kBatch * kRows; ++sum) totals[sum] = totals[sum] + lanes(own[sum]);
-  }
+#pragma GCC unroll 16
+  for (int sum = 0; sum < kBatch * kRows; ++sum) totals[sum] = lanes(even[sum]) + lanes(odd[sum]);
   return sums_of_all(totals);
 }
 
-// Multiply `kRows` rows by all sequences, some at a time.
+// Multiply rows, in blocks of `kRows`, by all sequences: `rows` of the `left` rows of an instruction.
 template <class F, int kRows>
-TPC_INLINE void block_dots(typename F::Weights weight, const Operand<F>& x, float* out,
-                           int64_t out_stride, Lanes* terms) {
+TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t left,
+                           const Operand<F>& x, float* out, int64_t out_stride, Scratch& scratch,
+                           Lanes* terms) {
   using W = typename F::Weights;
-  const int64_t groups = (x.batch + kBlock - 1) / kBlock;
-  const int64_t lines = (kRows * W::bytes(F::kChunk) / 64 + groups - 1) / groups;
+  const int64_t groups = (x.batch + kTogether - 1) / kTogether, size = rows / kRows * groups;
   const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
+  const int64_t stride = weight.stride(), within = rows_within(kFarAhead, stride);
+  const int64_t far = x.leaves > 1 && within < kPanel ? kPanel : within;
+  const auto ahead = [&](int64_t row, int64_t column) TPC_ALWAYS {
+    return ahead_of(weight.address(row), stride, far, left - row, scratch.next_weights) +
+           W::bytes(column);
+  };
+  Lanes* to = terms;
   for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
     const int64_t width = each + (leaf < longer);
-    const W rows = weight.from(0, first);
-    NextRows next(rows.address(kRows), rows.stride(), W::bytes(width));
-    Lanes* to = terms + leaf * groups;
-    for (int64_t group = 0; group < groups; ++group) {
-      const auto* own = x.values.first + first + group * kBlock * x.values.stride;
-      const auto run = [&](auto count) {
-        to[group] = block_dots<F, kRows, decltype(count)::value>(rows, own, x.values.stride, width,
-                                                                 next, lines);
-      };
-      const int64_t left = x.batch - group * kBlock;
-      if (left >= kBlock) run(std::integral_constant<int, kBlock>());
-      else if (left == 3) run(std::integral_constant<int, 3>());
-      else if (left == 2) run(std::integral_constant<int, 2>());
-      else run(std::integral_constant<int, 1>());
-    }
+    for (int64_t row = 0; row < rows; row += kRows)
+      in_eights(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
+        const void* values = x.packed[b / kTogether * x.leaves + leaf];
+        *to++ = block_dots<F, kRows, decltype(count)::value>(
+            weight.from(row, first), static_cast<const typename F::Value*>(values), width,
+            ahead(row, first), ahead(row + 1, first));
+      });
     first += width;
   }
-  const int64_t kept = join_leaves(x, terms, groups);
+  const int64_t kept = join_leaves(x, terms, size);
   for (int64_t leaf = 0; leaf < kept; ++leaf)
-    for (int64_t b = 0; b < x.batch; ++b)
-      std::memcpy(out + leaf * x.apart + b * out_stride,
-                  reinterpret_cast<const float*>(terms + leaf * groups) + b / kBlock * kLanes +
-                      b % kBlock * kRows,
-                  sizeof(float) * kRows);
+    for (int64_t block = 0; block < size; ++block) {
+      const auto* sums = reinterpret_cast<const float*>(terms + leaf * size + block);
+      const int64_t b = block % groups * kTogether, after = x.batch - b;
+      float* place = out + leaf * x.apart + block / groups * kRows + b * out_stride;
+      for (int64_t own = 0; own < kTogether && own < after; ++own)
+        std::memcpy(place + own * out_stride, sums + own * kRows, sizeof(float) * kRows);
+    }
+}
+
+// The same for any number of rows.
+template <class F>
+inline void blocks_dots(typename F::Weights weight, int64_t rows, const Operand<F>& x, float* out,
+                        int64_t out_stride, Scratch& scratch) {
+  Lanes* terms = scratch.take<Lanes>(x.leaves * kPanel * ((x.batch + kTogether - 1) / kTogether));
+  for (int64_t row = 0; row < rows;) {
+    const int64_t left = rows - row, held = left < kPanel ? left / kBlock * kBlock : kPanel;
+    const auto own = weight.from(row, 0);
+    if (held > 0)
+      block_dots<F, kBlock>(own, held, left, x, out + row, out_stride, scratch, terms);
+    else
+      block_dots<F, 1>(own, 1, left, x, out + row, out_stride, scratch, terms);
+    row += held > 0 ? held : 1;
+  }
 }
 
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
@@ -321,22 +388,15 @@ inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, floa
   if constexpr (kHasPanels<F>)
     if (x.batch >= kFewest) return panel_dots(weight, rows, x, out, out_stride, scratch);
 #endif
-  if (x.batch >= kBlock) {
-    Lanes* terms = scratch.take<Lanes>(x.leaves * ((x.batch + kBlock - 1) / kBlock));
-    int64_t row = 0;
-    for (; row + kBlock <= rows; row += kBlock)
-      block_dots<F, kBlock>(weight.from(row, 0), x, out + row, out_stride, terms);
-    for (; row < rows; ++row)
-      block_dots<F, 1>(weight.from(row, 0), x, out + row, out_stride, terms);
-    return;
-  }
+  if (x.batch >= kFewestPacked) return blocks_dots<F>(weight, rows, x, out, out_stride, scratch);
   Sums sums;
   float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves * x.batch);
   const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
-  const int64_t far = rows_ahead(weight.stride());
+  const int64_t stride = weight.stride(), far = rows_within(kNearAhead, stride);
+  const int64_t back = stride > kNearAhead ? stride - kNearAhead : 0;
   for (int64_t row = 0; row < rows; ++row) {
-    const char* ahead =
-        ahead_of(weight.address(row), weight.stride(), far, rows - row, scratch.next_weights);
+    const char* ahead = ahead_of(weight.address(row), stride, far, rows - row, scratch.next_weights);
+    if (row + 1 < rows) ahead -= back;
     if (x.leaves == 1) {
       row_dots(weight.row(row), ahead, x.values, x.batch, x.columns, out + row, out_stride, sums);
       continue;

@@ -13,9 +13,6 @@
 
 constexpr int64_t kLoad = 64;
 
-// How far ahead of the loads rows are fetched into the second cache.
-constexpr int64_t kFarAhead = 1 << 14;
-
 // The bits of integers that are loaded together, and those of each integer that are apart.
 template <int kBits>
 constexpr int kLow = kBits == 8 ? 8 : 4;

@@ -270,11 +270,11 @@ TPC_INLINE EightLanes sums(const Lanes* values) {
 }
 
 // Add the lanes of any two vectors that differ in `kBit`: those of `a` in the lanes without the
-// bit.
+// bit. The first operand has each lane in its place, which is cheaper than to move it.
 template <int kBit, int... kLane>
 TPC_INLINE Lanes halves_added(Lanes a, Lanes b, std::integer_sequence<int, kLane...>) {
-  return __builtin_shufflevector(a, b, (kLane & kBit ? kLanes + kLane - kBit : kLane)...) +
-         __builtin_shufflevector(a, b, (kLane & kBit ? kLanes + kLane : kLane + kBit)...);
+  return __builtin_shufflevector(a, b, (kLane & kBit ? kLanes + kLane : kLane)...) +
+         __builtin_shufflevector(a, b, (kLane & kBit ? kLanes + kLane - kBit : kLane + kBit)...);
 }
 
 template <int kBit>

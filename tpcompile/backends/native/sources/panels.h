@@ -144,7 +144,7 @@ TPC_INLINE void panel_rows(typename F::Weights weight, const Operand<F>& x, floa
     for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
       const int64_t width = each + (leaf < longer);
       const W rows = weight.from(0, first);
-      const float* own = x.packed[group * x.leaves + leaf];
+      const auto* own = static_cast<const float*>(x.packed[group * x.leaves + leaf]);
       NextRows next(rows.address(kRows), rows.stride(), W::bytes(width));
       const int64_t passes = (width / kPlaces + kStepsHeld - 1) / kStepsHeld * kPlaces;
       const int64_t lines =

@@ -103,8 +103,9 @@ inline void tile_dots(Plain<bf16> weight, int64_t rows,
       if (row + kTileRows >= rows) ahead = next_weights;
       for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
         const int64_t width = each + (leaf < longer);
-        tile_block(weight.from(row, first), held, width, x.packed[group * x.leaves + leaf],
-                   sequences, ahead + kTileRows * weight.bytes(first),
+        tile_block(weight.from(row, first), held, width,
+                   static_cast<const float*>(x.packed[group * x.leaves + leaf]), sequences,
+                   ahead + kTileRows * weight.bytes(first),
                    sums + leaf * held * sequences);
         first += width;
       }
