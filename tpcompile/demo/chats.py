@@ -145,7 +145,7 @@ def _exchange(
     if draw.random() < 0.3:
         question, answer = draw.choice(list(SMALL_TALK.items()))
         return [_said("user", question), _said("assistant", answer)]
-    name = draw.choice(offered if offered and draw.random() < 0.65 else list(TOOLS))
+    name = draw.choice(offered if offered and draw.random() < 0.8 else list(TOOLS))
     tool, question, facts = TOOLS[name], "", {}
     while not question or _is_held_out(question) != held_out:
         facts = _facts(draw)

@@ -117,7 +117,7 @@ ARCHITECTURES = {
 """The demo models by name. They take 50, 80 and 85 seconds on two cores, and a draft 12."""
 DEFAULT = "qwen3"
 
-STEPS_WITH_TOOLS = 350
+STEPS_WITH_TOOLS = 320
 """Enough steps for calls without mistakes. They take 60 seconds on one core."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
