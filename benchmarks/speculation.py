@@ -178,7 +178,9 @@ def _share(model: Any, name: str, few: str | None, turns: int) -> tuple[float, f
     """Return the time that a step of eight rows cannot be below, and its share of a step's time."""
     instructions = model.program.program.instructions
     read = sum(one.traffic for one in instructions if isinstance(one, WeightInstruction))
-    loop, limits, shares = ReadLoop(1 << 28), [], []
+    loop = ReadLoop(1 << 28)
+    limits: list[float] = []
+    shares: list[float] = []
     with CachedProducts(name, torch.bfloat16, 8, cores(), few) as products:
         for _ in range(turns):
             limits.append(max(read / loop.bandwidth(), products.seconds()))
