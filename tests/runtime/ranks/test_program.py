@@ -307,6 +307,17 @@ def _launches(model: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> list[int
     return found
 
 
+@pytest.mark.parametrize("ids", [IDS[:, :1], IDS[:, :4]])
+def test_a_program_that_is_loaded_in_inference_mode(ids: torch.Tensor) -> None:
+    """Its buffers are written by later calls, which may be in another mode."""
+    with _compiled("native") as model:
+        with torch.inference_mode():
+            past = model(ids, use_cache=True).past_key_values
+            wanted = model(ids, past_key_values=past).logits
+        past.crop(-ids.shape[1])
+        assert torch.equal(model(ids, past_key_values=past).logits, wanted)
+
+
 def test_modules_have_no_program() -> None:
     with _compiled("torch") as model, pytest.raises(UnsupportedError, match="has no program"):
         _ = model.program
