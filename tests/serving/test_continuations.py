@@ -146,7 +146,7 @@ def test_an_error_ends_one_request_of_a_thread(
         with pytest.raises(RequestError):
             bad.result()
         assert [handle.result() for handle in handles] == wanted
-        assert engine._thread is not None and engine._thread.is_alive()
+        assert engine._loop._thread is not None and engine._loop._thread.is_alive()
 
 
 def test_no_token_is_left(model: Any, wanted: list[Any]) -> None:

@@ -105,8 +105,15 @@ def fuzzed(served: Served, count: int) -> None:
     dice = random.Random(count)
     names = ["prompt", "max_tokens", "n", "stop", "seed", "logprobs", "stream", "echo", "x"]
     names += ["temperature", "top_p", "top_k", "messages", "stream_options", "stop_token_ids"]
+    names += ["tools", "tool_choice", "parallel_tool_calls", "thinking_budget", "logit_bias"]
+    names += ["response_format", "structured_outputs", "guided_choice", "guided_regex"]
+    names += ["chat_template_kwargs", "guided_json"]
     values: list[Any] = [None, 1, -1, 1.5, "a", [], {}, [1], ["a"], True, 10**30, "\u0000", [[]]]
     values += [{"role": "user"}, [{"role": "user", "content": "a"}], float("inf"), "\ud800"]
+    values += [[{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}], "required"]
+    values += [[{"type": "function", "function": {"name": "f", "parameters": {}}}], {"7": 100}]
+    values += [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {}}}]
+    values += [{"regex": "a+"}, {"choice": ["a"], "json": None}, "[", {"enable_thinking": True}]
     with httpx.Client(headers=HEADERS, timeout=60) as http:
         for _ in range(count):
             body = {name: dice.choice(values) for name in dice.sample(names, dice.randrange(5))}
@@ -125,9 +132,15 @@ def test_fuzzed_bodies(served: Served) -> None:
     fuzzed(served, 200)
 
 
+def test_fuzzed_bodies_for_an_assistant(server: Served) -> None:
+    """Its template has tools and thinking, so these fields take effect."""
+    fuzzed(server, 200)
+
+
 @pytest.mark.slow
-def test_two_thousand_fuzzed_bodies(served: Served) -> None:
-    fuzzed(served, 2000)
+def test_two_thousand_fuzzed_bodies(served: Served, server: Served) -> None:
+    for each in (served, server):
+        fuzzed(each, 2000)
 
 
 def resident() -> int:

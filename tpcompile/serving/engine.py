@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from math import lcm
 from typing import Any
@@ -23,6 +21,7 @@ from tpcompile.runtime.text import encode_prompt
 from tpcompile.serving.continuations import Continuations, end_tokens
 from tpcompile.serving.defaults import sampling_defaults
 from tpcompile.serving.grammars import Grammar, Grammars
+from tpcompile.serving.loop import Loop
 from tpcompile.serving.memory import room_for
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Limits
@@ -38,8 +37,6 @@ SEQUENCES = 16
 _PROMPT_TOKENS = 1024
 """The tokens of prompts in a step by default: with fewer, more steps have few new tokens."""
 _CHUNK = 128
-_BEAT_S = 5.0
-"""The time between messages to the other processes under a launcher, if there are no steps."""
 _MOST_LOST = 3
 """The times that a step is tried again, with new ranks."""
 
@@ -111,12 +108,7 @@ class Engine(Closing):
         self._grammars = None if tokenizer is None else Grammars(tokenizer, words, ends)
         self._work = Continuations(self.scheduler, tokenizer, ends)
         self._runs = self._runs_of(model)
-        self._commands: deque[Callable[[], None]] = deque()
-        self._turn = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self.failure = ""
-        """Why the engine cannot go on; empty while it can."""
+        self._loop = Loop(self.step, lambda: bool(self._work), self._beat)
 
     def add(
         self,
@@ -148,9 +140,9 @@ class Engine(Closing):
         if params.stop and self.tokenizer is None:
             raise UsageError("Stop texts need an engine with a tokenizer", got=str(params.stop))
         grammar = self.grammar(params)
-        handle = Handle(tokens, params, self._drive, self.start, self.abort)
+        handle = Handle(tokens, params, self._loop.drive, self.start, self.abort)
         most = room if params.max_tokens is None else min(room, len(tokens) + params.max_tokens)
-        self._command(lambda: self._work.begin(handle, most, salt, grammar))
+        self._loop.command(lambda: self._work.begin(handle, most, salt, grammar))
         return handle
 
     def grammar(self, params: SamplingParams) -> Grammar | None:
@@ -169,17 +161,21 @@ class Engine(Closing):
 
         Its blocks are free after the current step.
         """
-        self._command(lambda: self._work.abort(handle, index))
+        self._loop.command(lambda: self._work.abort(handle, index))
 
     def end_requests(self, reason: str) -> None:
         """End all requests with an error, after the current step."""
         if not self.failure:  # else they have ended
-            self._command(lambda: self._work.fail(EndedError(reason)))
+            self._loop.command(lambda: self._work.fail(EndedError(reason)))
+
+    @property
+    def failure(self) -> str:
+        """Why the engine cannot go on; empty while it can."""
+        return self._loop.failure
 
     def step(self) -> bool:
         """Run a step; return whether there is more to do. Call it only without a thread."""
-        while self._commands:
-            self._commands.popleft()()
+        self._loop.run_commands()
         try:
             return self._run_plan()
         except RankError as error:
@@ -217,7 +213,7 @@ class Engine(Closing):
 
         Running requests go on afterwards: their tokens are computed again, as prompts.
         """
-        self._command(lambda: self._restart(changes))
+        self._loop.command(lambda: self._restart(changes))
 
     def _recover(self, error: RankError) -> None:
         """Start the ranks again after one has died, or end all requests if that does not help."""
@@ -254,7 +250,7 @@ class Engine(Closing):
 
     def _give_up(self, error: BaseException) -> None:
         """End all requests, because there is no model that can run."""
-        self.failure = str(error)
+        self._loop.failure = str(error)
         log.error("the engine cannot go on: %s", error)
         self._work.fail(error)
 
@@ -269,9 +265,7 @@ class Engine(Closing):
 
     def start(self) -> Engine:
         """Run steps in a thread whenever there is something to do."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
-            self._thread.start()
+        self._loop.start()
         return self
 
     def close(self) -> None:
@@ -279,15 +273,8 @@ class Engine(Closing):
 
         The model stays open, except if the engine has compiled it again.
         """
-        with self._turn:
-            if self._closed:
-                return
-            self._closed = True
-            self._turn.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-        while self._commands:
-            self._commands.popleft()()
+        if not self._loop.close():
+            return
         self._work.fail(UsageError("The engine is closed"))
         self._runs.release()
         if self._grammars is not None:
@@ -296,23 +283,6 @@ class Engine(Closing):
         if self.restarts:
             self.model.close()
 
-    def _loop(self) -> None:
-        while True:
-            with self._turn:
-                ready = self._turn.wait_for(self._has_work, _BEAT_S)
-                if self._closed or self.failure:
-                    return
-            try:
-                if ready:
-                    self.step()
-                else:
-                    self._beat()
-            except Exception:  # the requests have it, or `failure` says it
-                continue
-
-    def _has_work(self) -> bool:
-        return bool(self._closed or self._commands or self._work)
-
     def _beat(self) -> None:
         """Notice while there is nothing to do that another process has died."""
         try:
@@ -320,24 +290,6 @@ class Engine(Closing):
         except RankError as error:
             self._give_up(error)
             raise
-
-    def _drive(self) -> bool:
-        """Run a step for somebody who waits; return False if a thread does."""
-        if self._closed:
-            raise UsageError("The engine is closed")
-        if self._thread is not None:
-            return False
-        return self.step()
-
-    def _command(self, command: Callable[[], None]) -> None:
-        """Run a command before the next step."""
-        with self._turn:
-            if self._closed:
-                raise UsageError("The engine is closed")
-            if self.failure:
-                raise RankError(f"The engine cannot go on: {self.failure}")
-            self._commands.append(command)
-            self._turn.notify_all()
 
     def _tokens(self, prompt: str | Many[int] | torch.Tensor) -> list[int]:
         if isinstance(prompt, str):

@@ -69,6 +69,7 @@ JSON: dict[str, tuple[str, bool]] = {
     "another value": (call('{"name": "weather", "arguments": {"city": 1}}'), False),
     "another parameter": (call('{"name": "weather", "arguments": {"city": "", "a": 1}}'), False),
     "not closed": (TIME[:-1], False),
+    "spaces": (call('{"name": "time", "arguments": { "any": [1]}}'), False),
 }
 
 
@@ -78,6 +79,15 @@ def test_calls_as_json(name: str) -> None:
     assert allows(json_calls(TOOLS, quoted, True), text) == allowed
     if name == "two":
         assert not allows(json_calls(TOOLS, quoted, False), text)
+
+
+@pytest.mark.parametrize(
+    "schema", [{"format": "x-y"}, {"oneOf": [{"type": "string"}, {"minLength": 1}]}], ids=str
+)
+def test_parts_of_schemas_that_are_not_supported_are_ignored(schema: dict[str, Any]) -> None:
+    tools = [{"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}]
+    text = call('{"name": "f", "arguments": {"a": "b"}}')
+    assert allows(json_calls(tools, quoted, True), text)
 
 
 def parameter(name: str, text: str) -> str:
