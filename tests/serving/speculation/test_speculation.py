@@ -169,7 +169,7 @@ def test_guesses_end_if_they_are_wrong_and_are_tried_again() -> None:
 
 
 def test_right_guesses_get_as_many_as_they_may() -> None:
-    assert _steps(_Never(), 60, right=True)[-1] == 8 - 1  # eight rows, then sixteen
+    assert _steps(_Never(), 60, right=True)[-1] == 8
 
 
 def test_free_guesses_are_tested_without_rows() -> None:
