@@ -9,6 +9,7 @@ import torch
 from tpcompile.ir.ops.spec import Cost, declare, local_bytes, numel, refuse, require
 from tpcompile.ir.roles import HeadParts
 from tpcompile.ir.types import PARTIAL, REPLICATE, Partial, Placement, Shard, ValueType
+from tpcompile.ir.values.build import linear
 
 aten = torch.ops.aten
 
@@ -113,5 +114,10 @@ def linear_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> 
 
 
 LINEAR = declare(
-    aten.linear.default, linear_rule, linear_cost, takes_roles=True, in_formats=("weight",)
+    aten.linear.default,
+    linear_rule,
+    linear_cost,
+    takes_roles=True,
+    in_formats=("weight",),
+    value=lambda scope, input, weight, bias: linear(scope.terms, input, weight, bias),
 )

@@ -1,0 +1,293 @@
+"""Index expressions: sums of digits of index variables, in one normal form.
+
+A digit is `coefficient * ((variable // divisor) % modulus)`. Reshapes, transposes, slices and
+permutations of rows map indices to such sums, so that a view and its inverse cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+COORDINATE, BOUND, COMPUTED = 0, 1, 2
+
+
+class Variable(NamedTuple):
+    """An index variable with values from 0 to `extent`; an extent of 0 is symbolic.
+
+    A coordinate is an axis of the value, a bound variable that of a sum (counted from the
+    innermost one), and a computed one an element of a value of integers, or a quotient or a
+    remainder that is no digit.
+    """
+
+    kind: int
+    name: Any
+    extent: int
+
+
+class Digit(NamedTuple):
+    """`coefficient * ((variable // divisor) % modulus)`; a modulus of 0 is unbounded."""
+
+    coefficient: int
+    variable: Variable
+    divisor: int
+    modulus: int
+
+
+class Index(NamedTuple):
+    """A sum of a constant and digits."""
+
+    constant: int
+    digits: tuple[Digit, ...]
+
+
+ZERO = Index(0, ())
+
+
+class Inexact(NamedTuple):
+    """The name of a computed variable: a quotient (or remainder) that is no sum of digits."""
+
+    index: Index
+    divisor: int
+    remainder: bool
+
+
+def constant(value: int) -> Index:
+    return Index(value, ())
+
+
+def variable(kind: int, name: Any, extent: int) -> Index:
+    """Return a variable as an index; that of an axis with one element is zero."""
+    if extent == 1:
+        return ZERO
+    return Index(0, (Digit(1, Variable(kind, name, extent), 1, extent),))
+
+
+def plus(*indices: Index) -> Index:
+    """Add indices."""
+    return _sum(
+        sum(index.constant for index in indices),
+        [digit for index in indices for digit in index.digits],
+    )
+
+
+def shifted(index: Index, offset: int) -> Index:
+    return Index(index.constant + offset, index.digits) if offset else index
+
+
+def times(index: Index, factor: int) -> Index:
+    if factor == 1:
+        return index
+    if factor == 0:
+        return ZERO
+    return Index(
+        index.constant * factor,
+        tuple(digit._replace(coefficient=digit.coefficient * factor) for digit in index.digits),
+    )
+
+
+def bounds(index: Index) -> tuple[int, int | None]:
+    """Return the least value and the end of the values of an index; None if it is unbounded."""
+    low = high = index.constant
+    unbounded = False
+    for digit in index.digits:
+        if digit.coefficient < 0:
+            low += digit.coefficient * (digit.modulus - 1)
+        elif digit.modulus:
+            high += digit.coefficient * (digit.modulus - 1)
+        else:
+            unbounded = True
+    return low, None if unbounded else high + 1
+
+
+def divided(index: Index, divisor: int) -> tuple[Index, Index]:
+    """Return the quotient and the remainder of an index that is at least zero."""
+    if divisor == 1:
+        return index, ZERO
+    low, high = bounds(index)
+    if high is not None and 0 <= low and high <= divisor:
+        return ZERO, index
+    parts = _divided(index, divisor)
+    if parts is not None:
+        return parts
+    extent = 0 if high is None else -(-high // divisor)
+    return (
+        variable(COMPUTED, Inexact(index, divisor, False), extent),
+        variable(COMPUTED, Inexact(index, divisor, True), divisor),
+    )
+
+
+def _divided(index: Index, divisor: int) -> tuple[Index, Index] | None:
+    first, rest = divmod(index.constant, divisor)
+    quotient: list[Digit] = []
+    remainder: list[Digit] = []
+    for digit in index.digits:
+        factor, of, by, modulus = digit
+        if factor % divisor == 0:
+            quotient.append(Digit(factor // divisor, of, by, modulus))
+            continue
+        split, odd = divmod(divisor, factor)
+        if odd or factor < 0 or 0 < modulus <= split:
+            remainder.append(digit)
+            continue
+        if modulus and modulus % split and modulus != _count(of, by):
+            return None
+        remainder.append(Digit(factor, of, by, split))
+        quotient.append(Digit(1, of, by * split, -(-modulus // split)))
+    low = Index(rest, tuple(remainder))
+    least, end = bounds(low)
+    if end is None or least < 0 or end > divisor:
+        return None
+    return _sum(first, quotient), _sum(rest, remainder)
+
+
+def _count(of: Variable, divisor: int) -> int:
+    """Return the number of values of `variable // divisor`, 0 if there is no bound."""
+    return -(-of.extent // divisor)
+
+
+def _sum(constant: int, digits: Iterable[Digit]) -> Index:
+    """Return the normal form of a sum of digits: sorted, with adjacent digits joined."""
+    whole = []
+    for factor, of, divisor, modulus in digits:
+        count = _count(of, divisor)
+        if count and (not modulus or modulus > count):
+            modulus = count
+        if modulus != 1 and factor:
+            whole.append(Digit(factor, of, divisor, modulus))
+    if len(whole) < 2:
+        return Index(constant, tuple(whole))
+    whole.sort(key=_order)
+    joined: list[Digit] = []
+    for digit in whole:
+        last = joined[-1] if joined else None
+        if last is None or last.variable != digit.variable:
+            joined.append(digit)
+        elif last[2:] == digit[2:]:
+            joined.pop()
+            factor = last.coefficient + digit.coefficient
+            if factor:
+                joined.append(last._replace(coefficient=factor))
+        elif (
+            last.modulus
+            and digit.divisor == last.divisor * last.modulus
+            and digit.coefficient == last.coefficient * last.modulus
+        ):
+            joined[-1] = last._replace(modulus=last.modulus * digit.modulus)
+        else:
+            joined.append(digit)
+    if len(joined) < len(whole):
+        return _sum(constant, joined)
+    return Index(constant, tuple(joined))
+
+
+def _order(digit: Digit) -> tuple[Any, ...]:
+    kind, name, extent = digit.variable
+    return kind, order_of(name), extent, digit.divisor, digit.modulus, digit.coefficient
+
+
+def order_of(name: Any) -> tuple[Any, ...]:
+    """Return the place of a variable's name in the order of digits."""
+    if isinstance(name, Inexact):
+        index, divisor, remainder = name
+        digits = tuple(_order(digit) for digit in index.digits)
+        return 2, index.constant, divisor, remainder, digits
+    return (0, name) if isinstance(name, int) else (1, name.number)
+
+
+Name = tuple[int, Any]
+"""The kind and the name of a variable, whatever its extent."""
+
+
+def replaced(
+    index: Index,
+    by: Mapping[Name, Index],
+    compute: Callable[[Any], Any],
+    depth: int = 0,
+    shift: int = 0,
+) -> Index:
+    """Replace variables of an index; `compute` does so in the terms of computed ones.
+
+    Bound variables from `depth` on that are not replaced are renamed by `shift`.
+    """
+    parts = [constant(index.constant)]
+    for factor, of, divisor, modulus in index.digits:
+        kind, name, extent = of
+        if kind != COMPUTED:
+            new = by.get((kind, name))
+            if new is None and shift and kind == BOUND and name >= depth:
+                of = Variable(kind, name + shift, extent)
+        elif isinstance(name, Inexact):
+            inner = replaced(name.index, by, compute, depth, shift)
+            new = divided(inner, name.divisor)[name.remainder]
+        else:
+            new = variable(COMPUTED, compute(name), extent)
+        if new is None:
+            parts.append(Index(0, (Digit(factor, of, divisor, modulus),)))
+            continue
+        if divisor != 1:
+            new = divided(new, divisor)[0]
+        if modulus and modulus != _count(of, divisor):  # the new index is within the extent
+            new = divided(new, modulus)[1]
+        parts.append(times(new, factor))
+    return plus(*parts)
+
+
+def deeper(index: Index, depth: int) -> Index:
+    """Return an index within this number of further binders."""
+    if not depth or not any(kind == BOUND for kind, _ in names_of(index)):
+        return index
+    return replaced(index, {}, lambda term: term, 0, depth)
+
+
+def threshold_split(
+    place: Index, extents: tuple[int, ...]
+) -> tuple[Variable, tuple[int, ...]] | None:
+    """Return a variable, and runs of its values in each of which an index is in one piece.
+
+    The pieces lie side by side. Return None if the index does not depend on one variable alone.
+    """
+    if not place.digits:
+        return None
+    high = max(place.digits, key=lambda digit: digit.coefficient)
+    rest = Index(0, tuple(digit for digit in place.digits if digit is not high))
+    low, end = bounds(rest)
+    factor, of, divisor, modulus = high
+    if of.kind == COMPUTED or not of.extent or end is None or low < 0:
+        return None
+    if modulus != _count(of, divisor) or (end > 1 and end > factor):
+        return None
+    edges, total = [], 0
+    for extent in extents[:-1]:
+        total += extent
+        steps, odd = divmod(total - place.constant, factor)
+        if odd and end > 1:
+            return None
+        edge = (steps + (odd > 0)) * divisor
+        if 0 < edge < of.extent:
+            edges.append(edge)
+    stops = [0, *sorted(set(edges)), of.extent]
+    return of, tuple(b - a for a, b in zip(stops, stops[1:], strict=False))
+
+
+def names_of(index: Index) -> Iterator[Name]:
+    """Yield the coordinates and bound variables of an index."""
+    for digit in index.digits:
+        kind, name, _ = digit.variable
+        if kind != COMPUTED:
+            yield kind, name
+        elif isinstance(name, Inexact):
+            yield from names_of(name.index)
+        else:
+            yield from name.free
+
+
+def numbers_of(index: Index) -> Iterator[Any]:
+    """Yield the terms that compute parts of an index."""
+    for digit in index.digits:
+        kind, name, _ = digit.variable
+        if kind == COMPUTED:
+            if isinstance(name, Inexact):
+                yield from numbers_of(name.index)
+            else:
+                yield name

@@ -1,0 +1,416 @@
+"""Terms: the expression of one element of a value, hash-consed, in one normal form.
+
+A value `[T, 64]` is the term of its element `(i, j)`, so views, transposes, slices, splits and
+selections of rows are changes of indices, and leave no op behind:
+
+    const       a number
+    element     one op on elements: `add`, `silu`, a cast; each rounds to its dtype
+    over        an op over whole axes, which its operands bind: a linear, a mean, a softmax
+    read        an element of a checkpoint tensor, an input, or a result of a call
+    cases       pieces along one axis, as a concatenation has
+    picked      pieces along a computed index
+    call        an op on whole values: attention, or any op without a rule
+    whole       an operand of a call: the term of its elements, and its extents
+
+Equal terms are the same object. What is computed twice, as in 80 equal layers, is built once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from tpcompile.ir.values.index import (
+    BOUND,
+    COORDINATE,
+    Index,
+    Name,
+    bounds,
+    deeper,
+    names_of,
+    numbers_of,
+    replaced,
+    shifted,
+    threshold_split,
+    variable,
+)
+
+Dim = int | str
+_NOTHING: frozenset[Name] = frozenset()
+
+
+class Term:
+    """A node of an expression; `head` says which op or tensor, `indices` where it is read."""
+
+    __slots__ = ("args", "dtype", "free", "head", "indices", "kind", "number")
+
+    def __init__(
+        self,
+        number: int,
+        kind: str,
+        head: Any,
+        args: tuple[Term, ...],
+        indices: tuple[Index, ...],
+        dtype: torch.dtype | None,
+        free: frozenset[Name],
+    ) -> None:
+        self.number, self.kind, self.head, self.args = number, kind, head, args
+        self.indices, self.dtype, self.free = indices, dtype, free
+
+    def __repr__(self) -> str:
+        return f"<term {self.number}: {self.kind} {self.head}>"
+
+
+@dataclass(eq=False)
+class Change:
+    """A replacement of variables by indices, with the terms that it has been applied to.
+
+    Other bound variables are renamed by `shift`, where a binder is added or removed.
+    """
+
+    by: dict[Name, Index]
+    shift: int = 0
+    _done: dict[int, dict[Term, Term]] = field(default_factory=dict)
+    _deep: dict[int, dict[Name, Index]] = field(default_factory=dict)
+
+    def under(self, depth: int) -> dict[Name, Index]:
+        """Return the replacement within this number of further binders."""
+        if not depth:
+            return self.by
+        if depth not in self._deep:
+            self._deep[depth] = {
+                (kind, name + depth if kind == BOUND else name): deeper(index, depth)
+                for (kind, name), index in self.by.items()
+            }
+        return self._deep[depth]
+
+    def done(self, depth: int) -> dict[Term, Term]:
+        """Return the terms that have been replaced at a depth, if that matters."""
+        return self._done.setdefault(depth if self._local else 0, {})
+
+    @cached_property
+    def _local(self) -> bool:
+        """Whether the replacement concerns bound variables, which are counted from within."""
+        names = (*self.by, *(name for index in self.by.values() for name in names_of(index)))
+        return bool(self.shift) or any(kind == BOUND for kind, _ in names)
+
+    def touches(self, term: Term, depth: int) -> bool:
+        """Return whether the replacement can change a term."""
+        if not term.free.isdisjoint(self.under(depth)):
+            return True
+        return bool(self.shift) and any(k == BOUND and n >= depth for k, n in term.free)
+
+
+@dataclass(eq=False)
+class Terms:
+    """The table of terms: constructors, which normalise, and changes of indices."""
+
+    _known: dict[Any, Term] = field(default_factory=dict)
+    _changes: dict[Any, Change] = field(default_factory=dict)
+
+    def _term(
+        self,
+        kind: str,
+        head: Any,
+        args: tuple[Term, ...] = (),
+        indices: tuple[Index, ...] = (),
+        dtype: torch.dtype | None = None,
+    ) -> Term:
+        key = (kind, head, args, indices, dtype)
+        term = self._known.get(key)
+        if term is None:
+            free = _free(kind, head, args, indices)
+            term = Term(len(self._known), kind, head, args, indices, dtype, free)
+            self._known[key] = term
+        return term
+
+    def const(self, value: float) -> Term:
+        """Return a number; 1 and 1.0 are the same."""
+        return self._term("const", float(value))
+
+    def zero(self, dtype: torch.dtype) -> Term:
+        """Return the number with which a parameter is padded."""
+        return self._term("const", 0.0, dtype=dtype)
+
+    def source(self, kind: str, head: Any, dtype: torch.dtype) -> Term:
+        """Return a checkpoint tensor or an input, to be read."""
+        return self._term(kind, head, dtype=dtype)
+
+    def call(self, head: Any, args: Iterable[Term], dtype: torch.dtype | None = None) -> Term:
+        """Return an op on whole values, to be read."""
+        return self._term("call", head, tuple(args), dtype=dtype)
+
+    def whole(self, shape: Sequence[Dim], body: Term) -> Term:
+        """Return a whole value as an operand of a call."""
+        extents = tuple(extent if isinstance(extent, int) else 0 for extent in shape)
+        if body.kind == "read" and body.args[0].kind == "call":
+            axes = [extent for extent in extents if extent != 1]
+            same = tuple(variable(COORDINATE, n, extent) for n, extent in enumerate(axes))
+            if body.indices == same:
+                return self._term("whole", (body.head, extents), body.args, dtype=body.dtype)
+        return self._term("whole", extents, (body,), dtype=body.dtype)
+
+    def read(
+        self,
+        source: Term,
+        indices: tuple[Index, ...],
+        item: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> Term:
+        """Return an element of a source; `item` is the place of the result of a call."""
+        return self._term("read", item, (source,), indices, dtype or source.dtype)
+
+    def element(self, head: Any, args: Sequence[Term], dtype: torch.dtype) -> Term:
+        """Return an op on elements, whose result has this dtype."""
+        for arg in args:
+            if arg.kind == "cases":
+                return self._in_cases(arg, args, (), 0, partial(self._element, head, dtype))
+        operands = [_unwidened(arg, dtype) for arg in args]
+        if head in _COMMUTATIVE:
+            operands.sort(key=lambda term: term.number)
+        return self._term("element", head, tuple(operands), dtype=dtype)
+
+    def _element(
+        self, head: Any, dtype: torch.dtype, args: Sequence[Term], _: tuple[Index, ...]
+    ) -> Term:
+        return self.element(head, args, dtype)
+
+    def cast(self, term: Term, dtype: torch.dtype) -> Term:
+        """Return a term in another dtype."""
+        if term.dtype == dtype:
+            return term
+        inner = term.args[0] if term.kind == "element" and term.head == CAST else term
+        if inner is not term and is_exact(inner.dtype, term.dtype):
+            return self.cast(inner, dtype)
+        return self.element(CAST, [term], dtype)
+
+    def over(
+        self,
+        head: Any,
+        extents: tuple[int, ...],
+        args: Sequence[Term],
+        dtype: torch.dtype,
+        indices: tuple[Index, ...] = (),
+    ) -> Term:
+        """Return an op over axes that its operands bind; `indices` choose among its results."""
+        count = len(extents)
+        for arg in args:
+            if arg.kind == "cases" and (arg.head[0][0] != BOUND or arg.head[0][1] >= count):
+                build = partial(self._over, head, extents, dtype)
+                return self._in_cases(arg, args, indices, count, build)
+        operands = tuple(_unwidened(arg, dtype) for arg in args)
+        return self._term("over", (head, extents), operands, indices, dtype)
+
+    def _over(
+        self,
+        head: Any,
+        extents: tuple[int, ...],
+        dtype: torch.dtype,
+        args: Sequence[Term],
+        indices: tuple[Index, ...],
+    ) -> Term:
+        return self.over(head, extents, args, dtype, indices)
+
+    def _in_cases(
+        self,
+        cases: Term,
+        args: Sequence[Term],
+        indices: tuple[Index, ...],
+        binders: int,
+        build: Callable[[Sequence[Term], tuple[Index, ...]], Term],
+    ) -> Term:
+        """Move an op into the pieces of one of its operands, which is within its binders."""
+        (kind, place), extents = cases.head
+        outer = place - binders if kind == BOUND else place
+        pieces, offset = [], 0
+        for extent in extents:
+            inside, outside = (
+                self.change({(kind, name): shifted(variable(kind, name, extent), offset)})
+                for name in (place, outer)
+            )
+            parts = [self.replace(arg, inside) for arg in args]
+            pieces.append(build(parts, self._moved(indices, outside, 0)))
+            offset += extent
+        return self.cases((kind, outer), extents, pieces)
+
+    def cases(self, name: Name, extents: Sequence[int], pieces: Sequence[Term]) -> Term:
+        """Return pieces along an axis; each is the term of an element by its place in the piece."""
+        flat: list[tuple[int, Term]] = []
+        for extent, piece in zip(extents, pieces, strict=True):
+            if piece.kind == "cases" and piece.head[0] == name:
+                flat += zip(piece.head[1], piece.args, strict=True)
+            elif extent:
+                flat.append((extent, piece))
+        if len(flat) == 1:
+            return flat[0][1]
+        sizes = tuple(extent for extent, _ in flat)
+        terms = tuple(piece for _, piece in flat)
+        return self._term("cases", (name, sizes), terms, dtype=terms[0].dtype)
+
+    def change(self, by: Mapping[Name, Index], shift: int = 0) -> Change:
+        key = (shift, *sorted(by.items(), key=_by_name))
+        change = self._changes.get(key)
+        if change is None:
+            change = self._changes[key] = Change(dict(by), shift)
+        return change
+
+    def replace(self, term: Term, change: Change, depth: int = 0) -> Term:
+        """Replace variables of a term by indices.
+
+        Terms are as deep as a model, so this visits them with a stack of its own.
+        """
+        if not change.touches(term, depth):
+            return term
+        new = change.done(depth).get(term)
+        if new is not None:
+            return new
+        stack = [(term, depth)]
+        while stack:
+            current, level = stack[-1]
+            done = change.done(level)
+            if current in done:
+                stack.pop()
+                continue
+            left = [
+                (part, within)
+                for part, within in _parts(current, level)
+                if change.touches(part, within) and part not in change.done(within)
+            ]
+            if left:
+                stack += left
+                continue
+            stack.pop()
+            done[current] = self._replace(current, change, level)
+        return change.done(depth)[term]
+
+    def _replace(self, term: Term, change: Change, depth: int) -> Term:
+        if term.kind == "cases":
+            return self._replace_cases(term, change, depth)
+        indices = self._moved(term.indices, change, depth)
+        if term.kind == "read":
+            return self.read(term.args[0], indices, term.head, term.dtype)
+        if term.kind == "picked":
+            pieces = [self.replace(piece, change, depth + 1) for piece in term.args]
+            return self._picked(indices[0], term.head, pieces)
+        assert term.dtype is not None
+        if term.kind == "over":
+            head, extents = term.head
+            args = [self.replace(arg, change, depth + len(extents)) for arg in term.args]
+            return self.over(head, extents, args, term.dtype, indices)
+        args = [self.replace(arg, change, depth) for arg in term.args]
+        return self.element(term.head, args, term.dtype)
+
+    def _moved(self, indices: tuple[Index, ...], change: Change, depth: int) -> tuple[Index, ...]:
+        by = change.under(depth)
+        return tuple(
+            replaced(index, by, lambda term: self.replace(term, change, depth), depth, change.shift)
+            for index in indices
+        )
+
+    def _replace_cases(self, term: Term, change: Change, depth: int) -> Term:
+        (kind, own), extents = term.head
+        by = change.under(depth)
+        place = by.get((kind, own))
+        if place is None:
+            moved = own + (change.shift if kind == BOUND and own >= depth else 0)
+            name = (kind, moved)
+            if not any(name in names_of(index) for index in by.values()):
+                pieces = [self.replace(piece, change, depth) for piece in term.args]
+                return self.cases(name, extents, pieces)
+            place = variable(kind, moved, sum(extents))
+        pieces = [
+            self.replace(self._closed(piece, (kind, own), extent), change, depth + 1)
+            for extent, piece in zip(extents, term.args, strict=True)
+        ]
+        return self._picked(place, extents, pieces)
+
+    def _closed(self, piece: Term, axis: Name, extent: int) -> Term:
+        """Return a piece that binds its place along the axis."""
+        return self.replace(piece, self.change({axis: variable(BOUND, 0, extent)}, 1))
+
+    def _picked(self, place: Index, extents: tuple[int, ...], pieces: Sequence[Term]) -> Term:
+        """Return the piece, or the pieces, that an index reaches; each binds its own place."""
+        low, end = bounds(place)
+        offset = 0
+        for extent, piece in zip(extents, pieces, strict=True):
+            if end is not None and offset <= low and end <= offset + extent:
+                return self.replace(piece, self.change({_OWN: shifted(place, -offset)}, -1))
+            offset += extent
+        split = threshold_split(place, extents)
+        if split is None:
+            return self._term("picked", extents, tuple(pieces), (place,), pieces[0].dtype)
+        (kind, name, _), sizes = split
+        parts, start = [], 0
+        for size in sizes:
+            part = shifted(variable(kind, name, size), start)
+            run = self.change({(kind, name): part})
+            inner = [self.replace(piece, run, 1) for piece in pieces]
+            parts.append(self._picked(self._moved((place,), run, 0)[0], extents, inner))
+            start += size
+        return self.cases((kind, name), sizes, parts)
+
+
+_OWN: Name = (BOUND, 0)
+CAST = "to"
+_COMMUTATIVE = ("add", "mul")
+_WIDER = {
+    torch.bfloat16: (torch.float32, torch.float64),
+    torch.float16: (torch.float32, torch.float64),
+    torch.float32: (torch.float64,),
+}
+
+
+def is_exact(narrow: torch.dtype | None, wide: torch.dtype | None) -> bool:
+    """Return whether a cast rounds nothing."""
+    return narrow == wide or (narrow is not None and wide in _WIDER.get(narrow, ()))
+
+
+def _unwidened(term: Term, dtype: torch.dtype) -> Term:
+    """Drop a cast that an op which computes in `dtype` makes itself, without rounding."""
+    if term.kind == "element" and term.head == CAST and is_exact(term.dtype, dtype):
+        inner = term.args[0]
+        return inner if is_exact(inner.dtype, term.dtype) else term
+    return term
+
+
+def _parts(term: Term, depth: int) -> Iterator[tuple[Term, int]]:
+    """Yield the terms that a change of a term changes first, with their depths."""
+    if term.kind == "cases":
+        return  # its pieces are first given another variable
+    within = depth + (len(term.head[1]) if term.kind == "over" else term.kind == "picked")
+    for arg in term.args:
+        yield arg, within
+    for index in term.indices:
+        for number in numbers_of(index):
+            yield number, depth
+
+
+def _by_name(item: tuple[Name, Index]) -> Name:
+    return item[0]
+
+
+def _free(
+    kind: str, head: Any, args: tuple[Term, ...], indices: tuple[Index, ...]
+) -> frozenset[Name]:
+    """Return the variables of a term that are not bound within it."""
+    if kind in ("whole", "call"):
+        return _NOTHING
+    binders = len(head[1]) if kind == "over" else int(kind == "picked")
+    inner = [arg.free for arg in args]
+    if binders:
+        inner = [
+            frozenset(
+                (k, n - binders if k == BOUND else n)
+                for k, n in names
+                if k != BOUND or n >= binders
+            )
+            for names in inner
+        ]
+    own = {name for index in indices for name in names_of(index)}
+    if kind == "cases":
+        own.add(head[0])
+    return frozenset(own.union(*inner)) if own or any(inner) else _NOTHING
