@@ -12,8 +12,8 @@ from tpcompile.ir.ops.elementwise import promoted, sum_rule, unary_rule
 from tpcompile.ir.ops.reference import value_of_reference
 from tpcompile.ir.ops.spec import declare, define, dim_of, refuse, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, Partial, ValueType
-from tpcompile.ir.values.build import reduced
-from tpcompile.ir.values.scope import Scope
+from tpcompile.ir.values.build import cast, reduced
+from tpcompile.ir.values.scope import Rewrite, Scope
 from tpcompile.ir.values.value import OpaqueError, Value
 
 aten = torch.ops.aten
@@ -176,6 +176,24 @@ def standardized(
     return (scaled if bias is None else scaled + bias.float()).to(input.dtype)
 
 
+NORM_BEFORE_ROUNDING = Rewrite(
+    "norm-before-rounding", "the norm of a sum may see the sum before it is rounded"
+)
+_added_and_normed = value_of_reference(add_rms_norm)
+_normed = value_of_reference(rms_norm)
+
+
+def _add_rms_norm_value(
+    scope: Scope, x: Value, residual: Value, **norm: Any
+) -> tuple[Value, ...]:
+    if not scope.allows(NORM_BEFORE_ROUNDING):
+        both: tuple[Value, ...] = _added_and_normed(scope, x=x, residual=residual, **norm)
+        return both
+    total = scope.interpret(aten.add.Tensor, (x, residual))
+    rounded = cast(scope.terms, total, x.dtype)
+    return _normed(scope, x=rounded, **norm), rounded
+
+
 declare(aten.mean.dim, mean_rule, streaming_cost, value=_mean_value)
 declare(
     aten.layer_norm.default,
@@ -189,13 +207,13 @@ RMS_NORM = define(
     rule=rms_norm_rule,
     cost=streaming_cost,
     takes_roles=True,
-    value=value_of_reference(rms_norm),
+    value=_normed,
 )
 ADD_RMS_NORM = define(
     add_rms_norm,
     rule=add_rms_norm_rule,
     cost=streaming_cost,
-    value=value_of_reference(add_rms_norm),
+    value=_add_rms_norm_value,
 )
 GATED_RMS_NORM = define(
     gated_rms_norm,

@@ -9,13 +9,26 @@ import torch
 
 from tpcompile.ir.values.build import called, without_batch
 from tpcompile.ir.values.index import divided, plus, times
-from tpcompile.ir.values.scope import Kept, Scope
+from tpcompile.ir.values.scope import Kept, Rewrite, Scope
 from tpcompile.ir.values.term import Term
 from tpcompile.ir.values.value import Value, coordinates, extent_of, viewed
 
 ATTENTION = "tpc.attention"
 STORED = "stored keys and values"
 CACHED = "attention to a cache"
+SPANS = "spans"
+WITHOUT_PAST = Rewrite(
+    "without-past",
+    "attention to a cache is attention to the keys and values of the step, if these are all that "
+    "the sequences have, up to the rounding of the cache's format",
+    adds_states=True,
+)
+ONE_NEW_TOKEN = Rewrite(
+    "one-new-token", "each sequence has one new token, and the input `starts` says so"
+)
+SPANS_MERGED = Rewrite(
+    "spans-merged", "the merged spans of an attention are the attention, but for rounding"
+)
 
 
 def attention_value(
@@ -43,16 +56,14 @@ def in_order(scope: Scope, value: Value) -> Value:
 
 def append(
     scope: Scope, k: Value, v: Value, cache: Value, slots: Value, layer: int, block: int
-) -> Kept:
-    """Return the state of a layer of the cache with the keys and values of the step."""
-    before = scope.state(cache, layer)
-    terms = scope.terms
+) -> None:
+    """Write the keys and values of the step to a layer of the cache."""
+    before, terms = scope.state(cache, layer), scope.terms
     keys = in_order(scope, k) if k.interleaved else k
     operands = [terms.whole(value.shape, value.body) for value in (keys, v, slots)]
-    head = (STORED, layer, block)
-    state = Kept(terms.call(head, [*operands, before.term]), k.interleaved)
-    scope.write(cache, layer, state)
-    return state
+    term = terms.call((STORED, layer, block), [*operands, before.term])
+    written = (keys, v) if before.initial else ()
+    scope.write(cache, layer, Kept(term, k.interleaved, written))
 
 
 def append_value(
@@ -84,6 +95,7 @@ def paged_value(
     block: int,
     **options: Any,
 ) -> Value:
+    """Write keys and values to the cache, and return the attention to it."""
     append(scope, k, v, cache, slots, layer, block)
     return cached_value(scope, q, cache, tables, lengths, layer, block, starts=starts, **options)
 
@@ -100,9 +112,19 @@ def cached_value(
     **options: Any,
 ) -> Value:
     """Return the attention of queries to a layer of the cache, as it is at this place."""
-    state, q, bound = _read(scope, q, cache, tables, lengths, layer, block, starts, options)
-    (result,) = _called(scope, CACHED, bound, state, (q.shape, q.dtype))
-    return result
+    state = scope.state(cache, layer)
+    if starts is None and scope.allows(ONE_NEW_TOKEN):
+        starts = scope.inputs.get("starts")
+    mixed = q.interleaved != state.interleaved
+    if q.interleaved and not mixed:
+        q = in_order(scope, q)
+    sequences = {"starts": starts, "tables": tables, "lengths": lengths, "block": block}
+    bound = {"q": q, **sequences, "mixed": mixed, **_options(options)}
+    (whole,) = called(scope.terms, CACHED, bound, (q.shape, q.dtype), state=state.term)
+    if mixed or starts is None or not state.written or not scope.allows(WITHOUT_PAST):
+        return whole
+    scope.leave_out(whole)
+    return attention_value(scope, q, *state.written, starts, layer, **options)
 
 
 def partial_value(
@@ -116,50 +138,40 @@ def partial_value(
     spans: int,
     **options: Any,
 ) -> tuple[Value, ...]:
-    """Return the values and the log-sum-exp of each span."""
-    given = {**options, "spans": spans}
-    state, q, bound = _read(scope, q, cache, tables, lengths, layer, block, None, given)
+    """Return the values and the log-sum-exp of each span of the attention to the cache."""
+    whole = cached_value(scope, q, cache, tables, lengths, layer, block, **options)
     tokens, heads, width = q.shape
-    results = (
-        ((tokens, heads, spans, width), torch.float32),
-        ((tokens, heads, spans), torch.float32),
-    )
-    return _called(scope, "spans of attention to a cache", bound, state, *results)
+    extents = (tokens, heads, spans, width), (tokens, heads, spans)
+    results = [(shape, torch.float32) for shape in extents]
+    return called(scope.terms, SPANS, {"whole": whole, "spans": spans}, *results)
 
 
-def reduce_value(scope: Scope, values: Value, lse: Value, dtype: Any) -> Value:
+def reduce_value(scope: Scope, values: Value, lse: Value, dtype: torch.dtype) -> Value:
+    """Return merged spans, which are the whole attention if no span is of another one."""
     *tokens, _, width = values.shape
     bound = {"values": values, "lse": lse, "dtype": dtype}
     (result,) = called(scope.terms, "tpc.attention_reduce", bound, ((*tokens, width), dtype))
-    return result
+    if not scope.allows(SPANS_MERGED):
+        return result
+    sources = [source_of(value, place) for place, value in enumerate((values, lse))]
+    source = sources[0]
+    if source is None or sources[1] is not source or source.head[0] != SPANS:
+        return result
+    (operand,) = source.args
+    shape = (*tokens, width)
+    body = operand.args[0]
+    if body.kind == "call":  # the operand is a result of a call as it is
+        axes = [index for index, extent in zip(coordinates(shape), shape, strict=True) if extent != 1]
+        body = scope.terms.read(body, tuple(axes), operand.head[0], operand.dtype)
+    return Value(shape, dtype, scope.terms.cast(body, dtype))
 
 
-def _read(
-    scope: Scope,
-    q: Value,
-    cache: Value,
-    tables: Value,
-    lengths: Value,
-    layer: int,
-    block: int,
-    starts: Value | None,
-    options: dict[str, Any],
-) -> tuple[Term, Value, dict[str, Any]]:
-    state = scope.state(cache, layer)
-    bound = {"tables": tables, "lengths": lengths, "block": block, **_options(options)}
-    if q.interleaved and state.interleaved:
-        q = in_order(scope, q)
-    elif q.interleaved or state.interleaved:
-        bound["order"] = "of queries" if q.interleaved else "of keys"
-    if starts is not None:
-        bound["starts"] = starts
-    return state.term, q, {"q": q, **bound}
-
-
-def _called(
-    scope: Scope, name: str, bound: dict[str, Any], state: Term, *results: Any
-) -> tuple[Value, ...]:
-    return called(scope.terms, name, bound, *results, state=state)
+def source_of(value: Value, place: int) -> Term | None:
+    """Return the call of which a value is this result, or None."""
+    body = value.body
+    own = [index for index, extent in zip(coordinates(value.shape), value.shape, strict=True) if extent != 1]
+    whole = body.kind == "read" and body.head == place and body.indices == tuple(own)
+    return body.args[0] if whole and body.args[0].kind == "call" else None
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from tpcompile.ir.values.index import BOUND, Index, divided, variable
-from tpcompile.ir.values.scope import Scope
-from tpcompile.ir.values.term import Dim, Term, Terms
+from tpcompile.ir.values.scope import Rewrite, Scope
+from tpcompile.ir.values.term import CAST, Dim, Term, Terms
 from tpcompile.ir.values.value import (
     OpaqueError,
     Value,
@@ -22,6 +22,9 @@ from tpcompile.ir.values.value import (
 )
 
 
+BIAS_AFTER_SUM = Rewrite(
+    "bias-after-sum", "a bias may be added to the sum of the ranks' terms, which is rounded after it"
+)
 ValueRule = Callable[..., Any]
 """Rule that returns the value of an op, given a scope and the op's arguments by name."""
 
@@ -175,9 +178,28 @@ def elementwise(name: str) -> ValueRule:
             if key not in ("self", "other", "exponent") and (key, arg) != ("alpha", 1)
         )
         head = (name, *options) if options else name
+        if name == "add" and not options and scope.allows(BIAS_AFTER_SUM):
+            biased = _biased(scope.terms, *operands)
+            if biased is not None:
+                return biased
         return pointwise(scope.terms, head, operands, result_dtype(*operands))
 
     return value
+
+
+def _biased(terms: Terms, total: Value | float, bias: Value | float) -> Value | None:
+    """Return the linear with a bias, given its sum, maybe in fp32, and the bias; None for others."""
+    if not (isinstance(total, Value) and isinstance(bias, Value) and bias.dims == 1):
+        return None
+    body = total.body
+    if body.kind == "element" and body.head == CAST:
+        body = body.args[0]
+    known = body.kind == "over" and body.head[0] == "linear" and body.dtype == bias.dtype
+    if not known or bias.body.kind != "read" or bias.body.args[0].kind != "tensor":
+        return None
+    assert body.dtype is not None
+    projected = Value(total.shape, body.dtype, body)
+    return cast(terms, pointwise(terms, "bias", [projected, bias], body.dtype), total.dtype)
 
 
 def unchanged(scope: Scope, **bound: Any) -> Value:

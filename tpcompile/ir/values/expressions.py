@@ -13,18 +13,25 @@ from tpcompile.ir.ops.composite import Part
 from tpcompile.ir.types import AnyType, ValueType
 from tpcompile.ir.values.build import called
 from tpcompile.ir.values.parameters import parameter_value
-from tpcompile.ir.values.scope import Kept, Scope
+from tpcompile.ir.values.scope import OPERANDS, STATES, Kept, Rewrite, Scope
 from tpcompile.ir.values.term import Term, Terms
 from tpcompile.ir.values.value import OpaqueError, Value, coordinates
 
 
+_NONE: frozenset[Rewrite] = frozenset()
+
+
 @dataclass(frozen=True)
 class GraphValues:
-    """The values of a graph: those of its nodes, its results, and the states that it leaves."""
+    """The values of a graph: those of its nodes, its results, and the states that it leaves.
+
+    `left_out` has the calls that rewrites have replaced.
+    """
 
     nodes: dict[fx.Node, Any]
     outputs: tuple[Value, ...]
     states: dict[tuple[Term, int], Kept]
+    left_out: frozenset[Term]
 
 
 @dataclass
@@ -35,14 +42,16 @@ class Expressions:
     _calls: dict[Any, Any] = field(default_factory=dict)
     _parameters: dict[int, tuple[Any, Value]] = field(default_factory=dict)
 
-    def of(self, gm: fx.GraphModule) -> GraphValues:
-        """Return the values of a graph whose nodes have types."""
-        scope = Scope(self.terms, lambda target, args: self._interpret(scope, target, args))
+    def of(self, gm: fx.GraphModule, rewrites: frozenset[Rewrite] = _NONE) -> GraphValues:
+        """Return the values of a graph whose nodes have types, under these rewrites."""
+        scope = Scope(
+            self.terms, lambda target, args: self._interpret(scope, target, args), rewrites
+        )
         values: dict[fx.Node, Any] = {}
         outputs: tuple[Value, ...] = ()
         for node in gm.graph.nodes:
             if node.op == "placeholder":
-                values[node] = self._input(node)
+                values[node] = scope.inputs[node.name] = self._input(node)
             elif node.op == "get_attr":
                 values[node] = self._parameter(node)
             elif node.op == "output":
@@ -50,7 +59,7 @@ class Expressions:
                 outputs = results if isinstance(results, tuple) else (results,)
             else:
                 values[node] = self._call(scope, node, values)
-        return GraphValues(values, outputs, scope.states)
+        return GraphValues(values, outputs, scope.states, frozenset(scope.left_out))
 
     def _input(self, node: fx.Node) -> Value:
         kind = type_of(node)
@@ -69,22 +78,11 @@ class Expressions:
     def _call(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         args = _arguments(node.args, values)
         kwargs = {name: _arguments(arg, values) for name, arg in node.kwargs.items()}
-        key = (node.target, _keyed(args), _keyed(tuple(kwargs.items())))
-        known = self._calls.get(key)
-        if known is not None:
-            return known
         spec = spec_of(node)
         if spec is None:
             raise UnprovedError(f"{op_name(node)} is no op of the dialect", node)
-        scope.touched = False
         bound = spec.bind(args, kwargs)
-        try:
-            result = self._apply(scope, spec, bound)
-        except OpaqueError:
-            result = self._opaque(spec, bound, type_of(node), node)
-        if not scope.touched:
-            self._calls[key] = result
-        return result
+        return self._once(scope, spec, bound, node)
 
     def _interpret(self, scope: Scope, target: Any, args: tuple[Any, ...]) -> Any:
         """Return the value of a call within a body."""
@@ -93,33 +91,48 @@ class Expressions:
                 raise OpaqueError("a function without a rule")
             return target.value(scope, *args)
         spec = SPECS[target]
-        bound = spec.bind(args, {})
-        if spec.value is not None:
-            return self._apply(scope, spec, bound)
-        try:
-            kind = spec.rule(**{name: _plain_type(arg) for name, arg in bound.items()})
-        except RuleError as error:
-            raise OpaqueError(str(error)) from error
-        return self._opaque(spec, bound, kind, None)
+        return self._once(scope, spec, spec.bind(args, {}), None)
 
-    def _apply(self, scope: Scope, spec: OpSpec, bound: dict[str, Any]) -> Any:
-        if spec.value is None:
-            raise OpaqueError("no rule")
-        return spec.value(scope, **bound)
-
-    def _opaque(
-        self, spec: OpSpec, bound: dict[str, Any], kind: AnyType, node: fx.Node | None
+    def _once(
+        self, scope: Scope, spec: OpSpec, bound: dict[str, Any], node: fx.Node | None
     ) -> Any:
+        """Return the value of a call, which is that of the last one with the same operands."""
+        key: Any = (spec.target, *map(_keyed, bound.values()))
+        known = self._calls.get(key) or self._calls.get((key, scope.rewrites))
+        if known is not None:
+            return known
+        outer, scope.depends = scope.depends, OPERANDS
+        try:
+            if spec.value is None:
+                raise OpaqueError("no rule")
+            result = spec.value(scope, **bound)
+        except OpaqueError:
+            result = self._opaque(spec, bound, node)
+        if not scope.depends & STATES:
+            self._calls[(key, scope.rewrites) if scope.depends else key] = result
+        scope.depends |= outer
+        return result
+
+    def _opaque(self, spec: OpSpec, bound: dict[str, Any], node: fx.Node | None) -> Any:
         """Return the results of an op of which only its operands are known."""
         schema = getattr(spec.target, "_schema", None)
-        if schema is not None and schema.is_mutable and spec.name not in _WRITES:
-            raise UnprovedError(f"{spec.name} overwrites an operand and has no rule", node)
+        if schema is not None and schema.is_mutable:
+            raise UnprovedError(f"{spec.name} overwrites an operand, and has no rule", node)
+        kind = _plain_result(spec, bound) if node is None else type_of(node)
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        if not all(isinstance(each, ValueType) for each in kinds):
-            raise UnprovedError(f"{spec.name} has no rule for a number", node)
         results = [(each.shape, each.dtype) for each in kinds if isinstance(each, ValueType)]
+        if len(results) < len(kinds):
+            raise UnprovedError(f"{spec.name} computes a number, and has no rule", node)
         found = called(self.terms, spec.name, bound, *results)
         return found if isinstance(kind, tuple) else found[0]
+
+
+def _plain_result(spec: OpSpec, bound: dict[str, Any]) -> AnyType:
+    """Return the type of the result of a call within a body."""
+    try:
+        return spec.rule(**{name: _plain_type(arg) for name, arg in bound.items()})
+    except RuleError as error:
+        raise OpaqueError(str(error)) from error
 
 
 class UnprovedError(Exception):
@@ -129,9 +142,6 @@ class UnprovedError(Exception):
         super().__init__(reason)
         self.node = node
 
-
-_WRITES = frozenset({"aten.div_"})
-"""Ops that overwrite an operand which no other node reads."""
 
 
 def _whole(terms: Terms, source: Term, kind: ValueType) -> Value:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from tpcompile.ir.values.build import called, shared_heads, without_batch
-from tpcompile.ir.values.scope import Kept, Scope
+from tpcompile.ir.values.scope import Kept, Rewrite, Scope
 from tpcompile.ir.values.term import Term
 from tpcompile.ir.values.value import OpaqueError, Value
 
 CONV, RULE = "tpc.causal_conv", "tpc.gated_delta_rule"
 RESUMED = "resumed "
 """Prefix of the names of calls that read a kept state."""
+FROM_THE_START = Rewrite(
+    "from-the-start",
+    "linear attention that resumes from states is linear attention, if the sequences are new",
+    adds_states=True,
+)
 
 
 def conv_value(
@@ -98,12 +103,15 @@ def _resumed(
     layer: int,
     like: Value,
 ) -> Value:
-    before = scope.state(kept, layer).term
+    before = scope.state(kept, layer)
     given = {**bound, **sequences}
-    result = _called(scope, RESUMED + name, given, like, before)
-    after = _called(scope, f"state after {name}", given, like, before)
+    result = _called(scope, RESUMED + name, given, like, before.term)
+    after = _called(scope, f"state after {name}", given, like, before.term)
     scope.write(kept, layer, Kept(after.body.args[0]))
-    return result
+    if not before.initial or not scope.allows(FROM_THE_START):
+        return result
+    scope.leave_out(result)
+    return _called(scope, name, bound, like)
 
 
 def _called(

@@ -186,6 +186,9 @@ class Terms:
         inner = term.args[0] if term.kind == "element" and term.head == CAST else term
         if inner is not term and is_exact(inner.dtype, term.dtype):
             return self.cast(inner, dtype)
+        if term.kind == "element" and term.head in _ROUNDED_ONCE:
+            if is_exact(dtype, term.dtype) and all(arg.dtype == dtype for arg in term.args):
+                return self.element(term.head, term.args, dtype)
         return self.element(CAST, [term], dtype)
 
     def over(
@@ -357,6 +360,8 @@ class Terms:
 _OWN: Name = (BOUND, 0)
 CAST = "to"
 _COMMUTATIVE = ("add", "mul")
+_ROUNDED_ONCE = ("add", "sub", "mul", "div")
+"""Ops that torch computes in fp32 for operands of 16 bits, too, and then rounds."""
 _WIDER = {
     torch.bfloat16: (torch.float32, torch.float64),
     torch.float16: (torch.float32, torch.float64),
