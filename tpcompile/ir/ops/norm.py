@@ -183,9 +183,7 @@ _added_and_normed = value_of_reference(add_rms_norm)
 _normed = value_of_reference(rms_norm)
 
 
-def _add_rms_norm_value(
-    scope: Scope, x: Value, residual: Value, **norm: Any
-) -> tuple[Value, ...]:
+def _add_rms_norm_value(scope: Scope, x: Value, residual: Value, **norm: Any) -> tuple[Value, ...]:
     if not scope.allows(NORM_BEFORE_ROUNDING):
         both: tuple[Value, ...] = _added_and_normed(scope, x=x, residual=residual, **norm)
         return both

@@ -161,7 +161,9 @@ def reduce_value(scope: Scope, values: Value, lse: Value, dtype: torch.dtype) ->
     shape = (*tokens, width)
     body = operand.args[0]
     if body.kind == "call":  # the operand is a result of a call as it is
-        axes = [index for index, extent in zip(coordinates(shape), shape, strict=True) if extent != 1]
+        axes = [
+            index for index, extent in zip(coordinates(shape), shape, strict=True) if extent != 1
+        ]
         body = scope.terms.read(body, tuple(axes), operand.head[0], operand.dtype)
     return Value(shape, dtype, scope.terms.cast(body, dtype))
 
@@ -169,7 +171,11 @@ def reduce_value(scope: Scope, values: Value, lse: Value, dtype: torch.dtype) ->
 def source_of(value: Value, place: int) -> Term | None:
     """Return the call of which a value is this result, or None."""
     body = value.body
-    own = [index for index, extent in zip(coordinates(value.shape), value.shape, strict=True) if extent != 1]
+    own = [
+        index
+        for index, extent in zip(coordinates(value.shape), value.shape, strict=True)
+        if extent != 1
+    ]
     whole = body.kind == "read" and body.head == place and body.indices == tuple(own)
     return body.args[0] if whole and body.args[0].kind == "call" else None
 

@@ -21,9 +21,9 @@ from tpcompile.ir.values.value import (
     viewed,
 )
 
-
 BIAS_AFTER_SUM = Rewrite(
-    "bias-after-sum", "a bias may be added to the sum of the ranks' terms, which is rounded after it"
+    "bias-after-sum",
+    "a bias may be added to the sum of the ranks' terms, which is rounded after it",
 )
 ValueRule = Callable[..., Any]
 """Rule that returns the value of an op, given a scope and the op's arguments by name."""

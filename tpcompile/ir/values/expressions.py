@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from tpcompile.ir.meta import parameter_of, type_of
+from tpcompile.ir.meta import captured_value, parameter_of, type_of
 from tpcompile.ir.ops import SPECS, OpSpec, RuleError, op_name, spec_of
 from tpcompile.ir.ops.composite import Part
 from tpcompile.ir.types import AnyType, ValueType
@@ -16,7 +16,6 @@ from tpcompile.ir.values.parameters import parameter_value
 from tpcompile.ir.values.scope import OPERANDS, STATES, Kept, Rewrite, Scope
 from tpcompile.ir.values.term import Term, Terms
 from tpcompile.ir.values.value import OpaqueError, Value, coordinates
-
 
 _NONE: frozenset[Rewrite] = frozenset()
 
@@ -29,6 +28,8 @@ class GraphValues:
     """
 
     nodes: dict[fx.Node, Any]
+    names: dict[fx.Node, str]
+    """The node of the captured graph that each node stands for."""
     outputs: tuple[Value, ...]
     states: dict[tuple[Term, int], Kept]
     left_out: frozenset[Term]
@@ -59,7 +60,14 @@ class Expressions:
                 outputs = results if isinstance(results, tuple) else (results,)
             else:
                 values[node] = self._call(scope, node, values)
-        return GraphValues(values, outputs, scope.states, frozenset(scope.left_out))
+        names = {node: name for node in values if (name := captured_value(node)) is not None}
+        return GraphValues(values, names, outputs, scope.states, frozenset(scope.left_out))
+
+    def result(self, target: Any, *args: Any) -> Value:
+        """Return the value of a call of operands that a graph has."""
+        scope = Scope(self.terms, lambda *call: self._interpret(scope, *call))
+        value: Value = self._interpret(scope, target, args)
+        return value
 
     def _input(self, node: fx.Node) -> Value:
         kind = type_of(node)
@@ -93,9 +101,7 @@ class Expressions:
         spec = SPECS[target]
         return self._once(scope, spec, spec.bind(args, {}), None)
 
-    def _once(
-        self, scope: Scope, spec: OpSpec, bound: dict[str, Any], node: fx.Node | None
-    ) -> Any:
+    def _once(self, scope: Scope, spec: OpSpec, bound: dict[str, Any], node: fx.Node | None) -> Any:
         """Return the value of a call, which is that of the last one with the same operands."""
         key: Any = (spec.target, *map(_keyed, bound.values()))
         known = self._calls.get(key) or self._calls.get((key, scope.rewrites))
@@ -141,7 +147,6 @@ class UnprovedError(Exception):
     def __init__(self, reason: str, node: fx.Node | None = None) -> None:
         super().__init__(reason)
         self.node = node
-
 
 
 def _whole(terms: Terms, source: Term, kind: ValueType) -> Value:

@@ -105,7 +105,7 @@ def divided(index: Index, divisor: int) -> tuple[Index, Index]:
     if divisor == 1:
         return index, ZERO
     low, high = bounds(index)
-    if high is not None and 0 <= low and high <= divisor:
+    if high is not None and low >= 0 and high <= divisor:
         return ZERO, index
     parts = _divided(index, divisor)
     if parts is not None:
@@ -268,6 +268,30 @@ def threshold_split(
             edges.append(edge)
     stops = [0, *sorted(set(edges)), of.extent]
     return of, tuple(b - a for a, b in zip(stops, stops[1:], strict=False))
+
+
+def reordering(index: Index, name: Name) -> Index | None:
+    """Return the inverse of the permutation of a variable's values that an index contains.
+
+    Return None if the index contains the variable in order, not at all, or not as a permutation.
+    """
+    digits = [digit for digit in index.digits if digit.variable[:2] == name]
+    if len(digits) < 2:
+        return None
+    unit = min(digit.coefficient for digit in digits)
+    of = digits[0].variable
+    if unit < 1 or any(digit.coefficient % unit for digit in digits):
+        return None
+    places = [(digit.coefficient // unit, digit.divisor, digit.modulus) for digit in digits]
+    for side in (0, 1):
+        total = 1
+        for place in sorted(places, key=lambda place: place[side]):
+            if place[side] != total:
+                return None
+            total *= place[2]
+        if total != of.extent:
+            return None
+    return _sum(0, [Digit(divisor, of, factor, modulus) for factor, divisor, modulus in places])
 
 
 def names_of(index: Index) -> Iterator[Name]:

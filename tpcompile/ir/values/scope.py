@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from tpcompile.ir.values.term import Term, Terms
 from tpcompile.ir.values.value import Value
 
-
 OPERANDS, REWRITES, STATES = 0, 1, 2
 """What a call depends on: its operands alone, also rewrites, or also what other calls wrote."""
 

@@ -33,6 +33,7 @@ from tpcompile.ir.values.index import (
     deeper,
     names_of,
     numbers_of,
+    reordering,
     replaced,
     shifted,
     threshold_split,
@@ -111,6 +112,7 @@ class Terms:
 
     _known: dict[Any, Term] = field(default_factory=dict)
     _changes: dict[Any, Change] = field(default_factory=dict)
+    _orders: dict[tuple[Term, int], Index | None] = field(default_factory=dict)
 
     def _term(
         self,
@@ -205,8 +207,51 @@ class Terms:
             if arg.kind == "cases" and (arg.head[0][0] != BOUND or arg.head[0][1] >= count):
                 build = partial(self._over, head, extents, dtype)
                 return self._in_cases(arg, args, indices, count, build)
-        operands = tuple(_unwidened(arg, dtype) for arg in args)
-        return self._term("over", (head, extents), operands, indices, dtype)
+        operands = [_unwidened(arg, dtype) for arg in args]
+        if head in _IN_ANY_ORDER:
+            operands = self._in_order(operands)
+        return self._term("over", (head, extents), tuple(operands), indices, dtype)
+
+    def _in_order(self, args: list[Term]) -> list[Term]:
+        """Return what an op adds up in the order in which its operands are stored.
+
+        Sums of real numbers do not depend on the order of their terms.
+        """
+        for arg in args:
+            inverse = self._reordering(arg, 0)
+            if inverse is not None:
+                change = self.change({_OWN: inverse})
+                return [self.replace(each, change) for each in args]
+        return args
+
+    def _reordering(self, term: Term, depth: int) -> Index | None:
+        """Return the first reordering of a bound variable in a term, or None."""
+        stack = [(term, depth)]
+        while stack:
+            current, level = stack[-1]
+            name = (BOUND, level)
+            if (current, level) in self._orders or name not in current.free:
+                self._orders.setdefault((current, level), None)
+                stack.pop()
+                continue
+            inner = level + _binders(current)
+            left = [
+                (arg, inner)
+                for arg in current.args
+                if (BOUND, inner) in arg.free and (arg, inner) not in self._orders
+            ]
+            if left:
+                stack += left
+                continue
+            known = [reordering(index, name) for index in current.indices]
+            known += [
+                None if order is None else deeper(order, level - inner)
+                for arg in current.args
+                if (order := self._orders.get((arg, inner))) is not None
+            ]
+            self._orders[current, level] = next(filter(None, known), None)
+            stack.pop()
+        return self._orders[term, depth]
 
     def _over(
         self,
@@ -359,6 +404,7 @@ class Terms:
 
 _OWN: Name = (BOUND, 0)
 CAST = "to"
+_IN_ANY_ORDER = ("mean", "sum", "linear")
 _COMMUTATIVE = ("add", "mul")
 _ROUNDED_ONCE = ("add", "sub", "mul", "div")
 """Ops that torch computes in fp32 for operands of 16 bits, too, and then rounds."""
@@ -382,11 +428,16 @@ def _unwidened(term: Term, dtype: torch.dtype) -> Term:
     return term
 
 
+def _binders(term: Term) -> int:
+    """Return the number of variables that a term binds in its operands."""
+    return len(term.head[1]) if term.kind == "over" else int(term.kind == "picked")
+
+
 def _parts(term: Term, depth: int) -> Iterator[tuple[Term, int]]:
     """Yield the terms that a change of a term changes first, with their depths."""
     if term.kind == "cases":
         return  # its pieces are first given another variable
-    within = depth + (len(term.head[1]) if term.kind == "over" else term.kind == "picked")
+    within = depth + _binders(term)
     for arg in term.args:
         yield arg, within
     for index in term.indices:

@@ -9,10 +9,10 @@ import torch
 
 from tpcompile.ir.values.index import (
     BOUND,
-    COORDINATE,
     COMPUTED,
-    Index,
+    COORDINATE,
     ZERO,
+    Index,
     divided,
     plus,
     shifted,

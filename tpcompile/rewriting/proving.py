@@ -1,0 +1,202 @@
+"""Proofs of passes: the outputs after a pass are the expressions that they were before it.
+
+A pass may declare `rewrites`, equalities that it uses beyond those of expressions: it rounds
+elsewhere, or adds a cache. Under them, the graph before and the graph after must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from tpcompile.errors import PassError
+from tpcompile.ir.meta import captured_value, origin_of
+from tpcompile.ir.text import format_node
+from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError
+from tpcompile.ir.values.scope import Rewrite
+from tpcompile.ir.values.shown import difference, shown
+from tpcompile.ir.values.term import Term
+from tpcompile.ir.values.value import Value
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A result that a graph had, and what another graph has instead."""
+
+    what: str
+    before: Term | None
+    after: Term | None
+
+    def __str__(self) -> str:
+        if self.before is None or self.after is None:
+            missing = "is new" if self.before is None else "is missing"
+            term = self.after or self.before
+            assert term is not None
+            return f"{self.what} {missing}: {shown(term)}"
+        one, other = difference(self.before, self.after)
+        return (
+            f"{self.what} was {shown(self.before)} and is {shown(self.after)}; "
+            f"the smallest difference is {shown(one)} before, and {shown(other)} after"
+        )
+
+
+@dataclass
+class Prover:
+    """Proves passes one after another; graphs share a table of expressions."""
+
+    expressions: Expressions = field(default_factory=Expressions)
+    _rewrites: frozenset[Rewrite] = frozenset()
+    _values: GraphValues | None = None
+    _unproved: str = ""
+
+    def declare(self, current: Any) -> None:
+        """Allow the rewrites of a pass from now on."""
+        self._rewrites |= frozenset(rewrites_of(current))
+
+    def before(self, gm: fx.GraphModule, current: Any) -> None:
+        """Read the graph that a pass is about to change."""
+        known = self._rewrites
+        self.declare(current)
+        if self._values is None or self._rewrites != known:
+            self._read(gm)
+
+    def after(self, gm: fx.GraphModule, current: Any) -> str:
+        """Return "" if the pass is proved, or the reason why it is not.
+
+        Raise PassError if a pass that declares its rewrites changes anything else.
+        """
+        old, unread = self._values, self._unproved
+        self._read(gm)
+        if self._unproved or old is None:
+            return self._unproved or unread
+        assert self._values is not None
+        found = self._difference(old, self._values, current)
+        if found is None:
+            return ""
+        if not declares(current):
+            return f"it declares no rewrites, and {found}"
+        raise refusal(gm, old, self._values, found, current.name)
+
+    def _read(self, gm: fx.GraphModule) -> None:
+        try:
+            self._values, self._unproved = self.expressions.of(gm, self._rewrites), ""
+        except UnprovedError as error:
+            self._values, self._unproved = None, str(error)
+
+    def _difference(self, old: GraphValues, new: GraphValues, current: Any) -> Difference | None:
+        expected = list(old.outputs)
+        for target in getattr(current, "adds_results", ()):
+            if len(expected) < len(new.outputs):
+                expected.append(self.expressions.result(target, expected[0]))
+        states = any(rewrite.adds_states for rewrite in rewrites_of(current))
+        return (
+            _of_outputs(expected, new.outputs)
+            or _of_states(old, new, states)
+            or _of_left_out(old.left_out, new.left_out, states)
+        )
+
+
+def differs(old: GraphValues, new: GraphValues) -> Difference | None:
+    """Return what two graphs under the same rewrites compute differently, or None."""
+    return (
+        _of_outputs(old.outputs, new.outputs)
+        or _of_states(old, new, False)
+        or _of_left_out(old.left_out, new.left_out, False)
+    )
+
+
+def rewrites_of(current: Any) -> tuple[Rewrite, ...]:
+    """Return the rewrites that a pass declares."""
+    declared: tuple[Rewrite, ...] = getattr(current, "rewrites", ())
+    return declared
+
+
+def declares(current: Any) -> bool:
+    """Return whether a pass says what it changes; passes of tpcompile do."""
+    package = type(current).__module__.partition(".")[0]
+    return hasattr(current, "rewrites") or package == __name__.partition(".")[0]
+
+
+def _of_outputs(old: Iterable[Value], new: Iterable[Value]) -> Difference | None:
+    before, after = tuple(old), tuple(new)
+    for place, (one, other) in enumerate(zip(before, after, strict=False)):
+        if (one.shape, one.dtype, one.body) != (other.shape, other.dtype, other.body):
+            return Difference(f"result {place}", one.body, other.body)
+    if len(before) == len(after):
+        return None
+    extra = max(before, after, key=len)[min(len(before), len(after))].body
+    return Difference("a result", *(extra, None) if len(before) > len(after) else (None, extra))
+
+
+def _of_states(old: GraphValues, new: GraphValues, may_add: bool) -> Difference | None:
+    for key, state in old.states.items():
+        source, layer = key
+        what = f"layer {layer} of %{_name_of(source)}"
+        other = new.states.get(key)
+        if other is None or other.term is not state.term:
+            return Difference(what, state.term, other and other.term)
+        if other.interleaved != state.interleaved:
+            return Difference(f"the order within heads of {what}", state.term, None)
+    for key, state in new.states.items():
+        if key not in old.states and not may_add:
+            return Difference(f"layer {key[1]} of %{_name_of(key[0])}", None, state.term)
+    return None
+
+
+def _name_of(source: Term) -> str:
+    while source.kind == "read":
+        source = source.args[0]
+    return str(source.head[0])
+
+
+def _of_left_out(old: frozenset[Term], new: frozenset[Term], may_add: bool) -> Difference | None:
+    missing = [term for term in old if term not in new]
+    added = [] if may_add and not missing else [term for term in new if term not in old]
+    if not missing and not added:
+        return None
+    before, after = (min(terms, key=_number, default=None) for terms in (missing, added))
+    return Difference("a call under a rewrite", before, after)
+
+
+def _number(term: Term) -> int:
+    return term.number
+
+
+def refusal(
+    gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference, name: str
+) -> PassError:
+    """Return the error of a pass that changes a value, at the first node that has another one."""
+    node = first_changed(gm, old, new)
+    hint = (
+        "If the pass is right, declare the rewrites that it uses; else it is wrong, as these "
+        "expressions are what the graph computes before and after it"
+    )
+    if node is None:
+        return PassError(f"The pass {name} changes {found.what}", got=str(found), hint=hint)
+    return PassError(
+        f"The pass {name} changes what the graph computes: {found}",
+        where=f"%{node.name} {origin_of(node)}".strip(),
+        got=format_node(node),
+        expected="the same expressions, or a rewrite that the pass declares",
+        hint=hint,
+    )
+
+
+def first_changed(gm: fx.GraphModule, old: GraphValues, new: GraphValues) -> fx.Node | None:
+    """Return the first node whose value differs from that of the node that it stands for."""
+    known: dict[str, Value] = {}
+    for node, value in old.nodes.items():
+        name = old.names.get(node)
+        if name is not None and isinstance(value, Value):
+            known.setdefault(name, value)
+    for node in gm.graph.nodes:
+        value = new.nodes.get(node)
+        if not isinstance(value, Value) or node.op == "placeholder":
+            continue
+        before = old.nodes.get(node) or known.get(captured_value(node) or "")
+        if isinstance(before, Value) and before.body is not value.body:
+            return node
+    return None
