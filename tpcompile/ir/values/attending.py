@@ -114,7 +114,7 @@ def cached_value(
     """Return the attention of queries to a layer of the cache, as it is at this place."""
     state = scope.state(cache, layer)
     if starts is None and scope.allows(ONE_NEW_TOKEN):
-        starts = scope.inputs.get("starts")
+        starts = scope.input("starts")
     mixed = q.interleaved != state.interleaved
     if q.interleaved and not mixed:
         q = in_order(scope, q)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from torch import fx
@@ -13,7 +14,7 @@ from tpcompile.ir.ops.composite import Part
 from tpcompile.ir.types import AnyType, ValueType
 from tpcompile.ir.values.build import called
 from tpcompile.ir.values.parameters import parameter_value
-from tpcompile.ir.values.scope import OPERANDS, STATES, Kept, Rewrite, Scope
+from tpcompile.ir.values.scope import Event, Kept, Rewrite, Scope
 from tpcompile.ir.values.term import Term, Terms
 from tpcompile.ir.values.value import OpaqueError, Value, coordinates
 
@@ -40,7 +41,11 @@ class Expressions:
     """A table of expressions, which graphs share: a call of known operands is read only once."""
 
     terms: Terms = field(default_factory=Terms)
-    _calls: dict[Any, Any] = field(default_factory=dict)
+    _calls: dict[Any, list[tuple[Any, list[Event]]]] = field(default_factory=dict)
+    """The values of each call, with what its rule asked and did."""
+    _last: dict[fx.Node, tuple[Any, Any, list[Event]]] = field(default_factory=dict)
+    """The last call of each node, its value, and what its rule asked and did."""
+    _inputs: dict[Any, Value] = field(default_factory=dict)
     _parameters: dict[int, tuple[Any, Value]] = field(default_factory=dict)
 
     def of(self, gm: fx.GraphModule, rewrites: frozenset[Rewrite] = _NONE) -> GraphValues:
@@ -59,7 +64,7 @@ class Expressions:
                 results = _arguments(node.args[0], values)
                 outputs = results if isinstance(results, tuple) else (results,)
             else:
-                values[node] = self._call(scope, node, values)
+                values[node] = self._node(scope, node, values)
         names = {node: name for node in values if (name := captured_value(node)) is not None}
         return GraphValues(values, names, outputs, scope.states, frozenset(scope.left_out))
 
@@ -72,8 +77,11 @@ class Expressions:
     def _input(self, node: fx.Node) -> Value:
         kind = type_of(node)
         assert isinstance(kind, ValueType)
-        source = self.terms.source("input", (node.name, kind.format), kind.dtype)
-        return _whole(self.terms, source, kind)
+        key = node.name, kind.shape, kind.dtype, kind.format
+        if key not in self._inputs:
+            source = self.terms.source("input", (node.name, kind.format), kind.dtype)
+            self._inputs[key] = _whole(self.terms, source, kind)
+        return self._inputs[key]
 
     def _parameter(self, node: fx.Node) -> Value:
         parameter = parameter_of(node)
@@ -82,6 +90,23 @@ class Expressions:
             value = parameter_value(self.terms, parameter.whole, parameter.type.dtype)
             known = self._parameters[id(parameter)] = parameter, value
         return known[1]
+
+    def _node(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        """Return the value of a call; if nothing about it has been replaced, it is the last one."""
+        call = (
+            node.target,
+            node.args,
+            node.kwargs,
+            *[values[operand] for operand in node.all_input_nodes],
+        )
+        scope.events = []
+        last = self._last.get(node)
+        if last is not None and len(last[0]) == len(call) and all(map(is_, last[0], call)):
+            if not last[2] or scope.replay(last[2]):
+                return last[1]
+        result = self._call(scope, node, values)
+        self._last[node] = call, result, scope.events
+        return result
 
     def _call(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         args = _arguments(node.args, values)
@@ -104,19 +129,19 @@ class Expressions:
     def _once(self, scope: Scope, spec: OpSpec, bound: dict[str, Any], node: fx.Node | None) -> Any:
         """Return the value of a call, which is that of the last one with the same operands."""
         key: Any = (spec.target, *map(_keyed, bound.values()))
-        known = self._calls.get(key) or self._calls.get((key, scope.rewrites))
-        if known is not None:
-            return known
-        outer, scope.depends = scope.depends, OPERANDS
+        known = self._calls.setdefault(key, [])
+        for result, events in known:
+            if not events or scope.replay(events):
+                return result
+        outer, scope.events = scope.events, []
         try:
             if spec.value is None:
                 raise OpaqueError("no rule")
             result = spec.value(scope, **bound)
         except OpaqueError:
             result = self._opaque(spec, bound, node)
-        if not scope.depends & STATES:
-            self._calls[(key, scope.rewrites) if scope.depends else key] = result
-        scope.depends |= outer
+        known.append((result, scope.events))
+        scope.events = [*outer, *scope.events]
         return result
 
     def _opaque(self, spec: OpSpec, bound: dict[str, Any], node: fx.Node | None) -> Any:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tpcompile.ir.values.term import Term, Terms
 from tpcompile.ir.values.value import Value
-
-OPERANDS, REWRITES, STATES = 0, 1, 2
-"""What a call depends on: its operands alone, also rewrites, or also what other calls wrote."""
-
 
 @dataclass(frozen=True)
 class Rewrite:
@@ -38,6 +34,14 @@ class Kept(NamedTuple):
     """Whether the step has written nothing yet."""
 
 
+class Event(NamedTuple):
+    """A question of a rule with its answer, or a change of a state."""
+
+    kind: str
+    what: Any
+    answer: Any
+
+
 @dataclass
 class Scope:
     """The surroundings in which the calls of one graph are read, in order."""
@@ -51,28 +55,64 @@ class Scope:
     """What has been written, by the input and its layer."""
     left_out: dict[Term, None] = field(default_factory=dict)
     """The calls that rewrites have replaced; what a rewrite leaves out must not change either."""
-    depends: int = OPERANDS
-    """What the value of the current call depends on."""
+    events: list[Event] = field(default_factory=list)
+    """What the current call has asked and done besides reading its operands."""
 
     def allows(self, rewrite: Rewrite) -> bool:
         """Return whether a pass has declared a rewrite."""
-        self.depends |= REWRITES
-        return rewrite in self.rewrites
+        return bool(self._ask("allows", rewrite))
 
-    def leave_out(self, value: Value) -> None:
-        """Record a call, the value of which is that of another one under a rewrite."""
-        self.depends |= STATES
-        self.left_out[value.body] = None
+    def input(self, name: str) -> Value | None:
+        """Return an input of the graph, None if it has no such input."""
+        value: Value | None = self._ask("input", name)
+        return value
 
     def state(self, kept: Value, layer: int) -> Kept:
         """Return the state of a layer, which is that before the step until it is written."""
-        self.depends |= STATES
-        known = self.states.get((kept.body, layer))
+        known: Kept | None = self._ask("state", (kept.body, layer))
         if known is not None:
             return known
         whole = self.terms.whole(kept.shape, kept.body)
         return Kept(self.terms.call(("state", layer), [whole]), initial=True)
 
     def write(self, kept: Value, layer: int, state: Kept) -> None:
-        self.depends |= STATES
-        self.states[kept.body, layer] = state
+        """Replace the state of a layer."""
+        self._do("write", (kept.body, layer), state)
+
+    def leave_out(self, value: Value) -> None:
+        """Record a call, the value of which is that of another one under a rewrite."""
+        self._do("leave out", value.body, None)
+
+    def replay(self, events: Sequence[Event]) -> bool:
+        """Do again what a call has done, if everything that it has asked has the same answer."""
+        written: dict[Any, Kept] = {}
+        for kind, what, answer in events:
+            if kind == "write":
+                written[what] = answer
+            elif kind == "state" and what in written:
+                continue
+            elif kind != "leave out" and self._answer(kind, what) != answer:
+                return False
+        for kind, what, answer in events:
+            if kind in ("write", "leave out"):
+                self._do(kind, what, answer)
+            else:
+                self.events.append(Event(kind, what, answer))
+        return True
+
+    def _ask(self, kind: str, what: Any) -> Any:
+        answer = self._answer(kind, what)
+        self.events.append(Event(kind, what, answer))
+        return answer
+
+    def _answer(self, kind: str, what: Any) -> Any:
+        if kind == "allows":
+            return what in self.rewrites
+        return (self.inputs if kind == "input" else self.states).get(what)
+
+    def _do(self, kind: str, what: Any, answer: Any) -> None:
+        if kind == "write":
+            self.states[what] = answer
+        else:
+            self.left_out[what] = None
+        self.events.append(Event(kind, what, answer))
