@@ -91,10 +91,12 @@ class Prover:
         for target in getattr(current, "adds_results", ()):
             if len(expected) < len(new.outputs):
                 expected.append(self.expressions.result(target, expected[0]))
-        states = any(rewrite.adds_states for rewrite in rewrites_of(current))
+        rewrites = rewrites_of(current)
+        states = any(rewrite.adds_states for rewrite in rewrites)
+        reordered = any(rewrite.reorders_states for rewrite in rewrites)
         return (
             _of_outputs(expected, new.outputs)
-            or _of_states(old, new, states)
+            or _of_states(old, new, states, reordered)
             or _of_left_out(old.left_out, new.left_out, states)
         )
 
@@ -131,14 +133,16 @@ def _of_outputs(old: Iterable[Value], new: Iterable[Value]) -> Difference | None
     return Difference("a result", *(extra, None) if len(before) > len(after) else (None, extra))
 
 
-def _of_states(old: GraphValues, new: GraphValues, may_add: bool) -> Difference | None:
+def _of_states(
+    old: GraphValues, new: GraphValues, may_add: bool, may_reorder: bool = False
+) -> Difference | None:
     for key, state in old.states.items():
         source, layer = key
         what = f"layer {layer} of %{_name_of(source)}"
         other = new.states.get(key)
         if other is None or other.term is not state.term:
             return Difference(what, state.term, other and other.term)
-        if other.interleaved != state.interleaved:
+        if other.interleaved != state.interleaved and not may_reorder:
             return Difference(f"the order within heads of {what}", state.term, None)
     for key, state in new.states.items():
         if key not in old.states and not may_add:

@@ -26,6 +26,11 @@ WITHOUT_PAST = Rewrite(
 ONE_NEW_TOKEN = Rewrite(
     "one-new-token", "each sequence has one new token, and the input `starts` says so"
 )
+KEYS_IN_ANY_ORDER = Rewrite(
+    "keys-in-any-order",
+    "a cache may keep the elements of the heads of keys in another order, if all steps do",
+    reorders_states=True,
+)
 SPANS_MERGED = Rewrite(
     "spans-merged", "the merged spans of an attention are the attention, but for rounding"
 )

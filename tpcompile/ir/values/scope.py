@@ -21,6 +21,8 @@ class Rewrite:
     """The equality, and what it leaves out, as a sentence."""
     adds_states: bool = False
     """Whether the graph may keep more than before, such as a cache."""
+    reorders_states: bool = False
+    """Whether what it keeps may be in another order within heads."""
 
 
 class Kept(NamedTuple):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,21 +66,25 @@ class Term:
         return f"<term {self.number}: {self.kind} {self.head}>"
 
 
-@dataclass(eq=False)
 class Change:
     """A replacement of variables by indices, with the terms that it has been applied to.
 
     Other bound variables are renamed by `shift`, where a binder is added or removed.
     """
 
-    by: dict[Name, Index]
-    shift: int = 0
-    _done: dict[int, dict[Term, Term]] = field(default_factory=dict)
-    _deep: dict[int, dict[Name, Index]] = field(default_factory=dict)
+    __slots__ = ("_deep", "_done", "_keys", "_local", "by", "shift")
+
+    def __init__(self, by: dict[Name, Index], shift: int = 0) -> None:
+        self.by, self.shift = by, shift
+        names = (*by, *(name for index in by.values() for name in names_of(index)))
+        self._local = bool(shift) or any(kind == BOUND for kind, _ in names)
+        self._keys = None if any(kind == BOUND for kind, _ in by) else frozenset(by)
+        self._done: dict[int, dict[Term, Term]] = {}
+        self._deep: dict[int, dict[Name, Index]] = {0: by}
 
     def under(self, depth: int) -> dict[Name, Index]:
         """Return the replacement within this number of further binders."""
-        if not depth:
+        if not self._local:
             return self.by
         if depth not in self._deep:
             self._deep[depth] = {
@@ -93,17 +97,15 @@ class Change:
         """Return the terms that have been replaced at a depth, if that matters."""
         return self._done.setdefault(depth if self._local else 0, {})
 
-    @cached_property
-    def _local(self) -> bool:
-        """Whether the replacement concerns bound variables, which are counted from within."""
-        names = (*self.by, *(name for index in self.by.values() for name in names_of(index)))
-        return bool(self.shift) or any(kind == BOUND for kind, _ in names)
-
     def touches(self, term: Term, depth: int) -> bool:
         """Return whether the replacement can change a term."""
-        if not term.free.isdisjoint(self.under(depth)):
+        free = term.free
+        if not free:
+            return False
+        keys = self._keys if self._keys is not None else self.under(depth)
+        if not free.isdisjoint(keys):
             return True
-        return bool(self.shift) and any(k == BOUND and n >= depth for k, n in term.free)
+        return bool(self.shift) and any(k == BOUND and n >= depth for k, n in free)
 
 
 @dataclass(eq=False)
@@ -113,6 +115,8 @@ class Terms:
     _known: dict[Any, Term] = field(default_factory=dict)
     _changes: dict[Any, Change] = field(default_factory=dict)
     _orders: dict[tuple[Term, int], Index | None] = field(default_factory=dict)
+    _nested: int = 0
+    """The number of replacements within each other."""
 
     def _term(
         self,
@@ -307,22 +311,26 @@ class Terms:
         return change
 
     def replace(self, term: Term, change: Change, depth: int = 0) -> Term:
-        """Replace variables of a term by indices.
-
-        Terms are as deep as a model, so this visits them with a stack of its own.
-        """
+        """Replace variables of a term by indices."""
         if not change.touches(term, depth):
             return term
-        new = change.done(depth).get(term)
+        done = change.done(depth)
+        new = done.get(term)
         if new is not None:
             return new
+        if self._nested == _NESTED:
+            self._replace_parts(term, change, depth)
+        self._nested += 1
+        new = done[term] = self._replace(term, change, depth)
+        self._nested -= 1
+        return new
+
+    def _replace_parts(self, term: Term, change: Change, depth: int) -> None:
+        """Replace the parts of a term first, with a stack: terms are as deep as a model."""
         stack = [(term, depth)]
         while stack:
             current, level = stack[-1]
             done = change.done(level)
-            if current in done:
-                stack.pop()
-                continue
             left = [
                 (part, within)
                 for part, within in _parts(current, level)
@@ -332,8 +340,8 @@ class Terms:
                 stack += left
                 continue
             stack.pop()
-            done[current] = self._replace(current, change, level)
-        return change.done(depth)[term]
+            if stack and current not in done:
+                done[current] = self._replace(current, change, level)
 
     def _replace(self, term: Term, change: Change, depth: int) -> Term:
         if term.kind == "cases":
@@ -353,11 +361,11 @@ class Terms:
         return self.element(term.head, args, term.dtype)
 
     def _moved(self, indices: tuple[Index, ...], change: Change, depth: int) -> tuple[Index, ...]:
-        by = change.under(depth)
-        return tuple(
-            replaced(index, by, lambda term: self.replace(term, change, depth), depth, change.shift)
-            for index in indices
-        )
+        if not indices:
+            return indices
+        by, shift = change.under(depth), change.shift
+        compute = partial(self.replace, change=change, depth=depth)
+        return tuple([replaced(index, by, compute, depth, shift) for index in indices])
 
     def _replace_cases(self, term: Term, change: Change, depth: int) -> Term:
         (kind, own), extents = term.head
@@ -404,6 +412,8 @@ class Terms:
 
 _OWN: Name = (BOUND, 0)
 CAST = "to"
+_NESTED = 100
+"""The depth of recursion from which on a stack is used."""
 _IN_ANY_ORDER = ("mean", "sum", "linear")
 _COMMUTATIVE = ("add", "mul")
 _ROUNDED_ONCE = ("add", "sub", "mul", "div")
