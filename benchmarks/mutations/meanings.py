@@ -164,9 +164,7 @@ def other_collective(draft: Draft) -> str:
         for node in found
         for reader in node.users
         for other in found
-        if other is not node
-        and order[other] < order[reader]
-        and type_of(other) == type_of(node)
+        if other is not node and order[other] < order[reader] and type_of(other) == type_of(node)
     ]
     reader, node, other = draft.pick(pairs, "other collective")
     reader.replace_input_with(node, other)
@@ -191,4 +189,3 @@ def other_parameter(draft: Draft) -> str:
     reads_one.replace_input_with(one, other)
     reads_other.replace_input_with(other, one)
     return f"%{one.name} and %{other.name} swapped"
-

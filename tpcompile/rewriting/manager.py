@@ -269,9 +269,14 @@ def _run_one(
     if problems:
         message = f"The pass {describe(current)} left an invalid graph ({_history(done)})"
         raise FailedPassError(current.name, message + _listed(problems), stats, problems)
-    unproved = prover.after(gm, current)
+    wrong, unproved = prover.after(gm, current)
     proving = started - reading + time.perf_counter() - checked
-    return dataclasses.replace(stats, proof_ms=proving * 1e3, unproved=unproved)
+    stats = dataclasses.replace(stats, proof_ms=proving * 1e3, unproved=unproved)
+    if wrong is not None:
+        message = f"The pass {describe(current)} changes what the graph computes"
+        listed = f" ({_history(done)}){_listed([wrong])}"
+        raise FailedPassError(current.name, message + listed, stats, [wrong])
+    return stats
 
 
 def _apply(current: Pass, gm: fx.GraphModule) -> Report:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from tpcompile.errors import PassError
+from tpcompile.ir.checker import Problem
 from tpcompile.ir.meta import captured_value, origin_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError
@@ -20,6 +20,7 @@ from tpcompile.ir.values.scope import Rewrite
 from tpcompile.ir.values.shown import difference, shown
 from tpcompile.ir.values.term import Term
 from tpcompile.ir.values.value import Value
+from tpcompile.rewriting.structure import output_of
 
 
 @dataclass(frozen=True)
@@ -63,22 +64,22 @@ class Prover:
         if self._values is None or self._rewrites != known:
             self._read(gm)
 
-    def after(self, gm: fx.GraphModule, current: Any) -> str:
-        """Return "" if the pass is proved, or the reason why it is not.
+    def after(self, gm: fx.GraphModule, current: Any) -> tuple[Problem | None, str]:
+        """Return the change of a value that a pass does not declare, and why it is not proved.
 
-        Raise PassError if a pass that declares its rewrites changes anything else.
+        A pass that declares nothing, of another package, is not proved, and not refused.
         """
         old, unread = self._values, self._unproved
         self._read(gm)
         if self._unproved or old is None:
-            return self._unproved or unread
+            return None, self._unproved or unread
         assert self._values is not None
         found = self._difference(old, self._values, current)
         if found is None:
-            return ""
+            return None, ""
         if not declares(current):
-            return f"it declares no rewrites, and {found}"
-        raise refusal(gm, old, self._values, found, current.name)
+            return None, f"it declares no rewrites, and {found}"
+        return problem_of(gm, old, self._values, found), ""
 
     def _read(self, gm: fx.GraphModule) -> None:
         try:
@@ -169,23 +170,19 @@ def _number(term: Term) -> int:
     return term.number
 
 
-def refusal(
-    gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference, name: str
-) -> PassError:
-    """Return the error of a pass that changes a value, at the first node that has another one."""
-    node = first_changed(gm, old, new)
-    hint = (
-        "If the pass is right, declare the rewrites that it uses; else it is wrong, as these "
-        "expressions are what the graph computes before and after it"
-    )
-    if node is None:
-        return PassError(f"The pass {name} changes {found.what}", got=str(found), hint=hint)
-    return PassError(
-        f"The pass {name} changes what the graph computes: {found}",
-        where=f"%{node.name} {origin_of(node)}".strip(),
-        got=format_node(node),
-        expected="the same expressions, or a rewrite that the pass declares",
-        hint=hint,
+def problem_of(
+    gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference
+) -> Problem:
+    """Return the problem of a graph with another value, at the first node that has another one."""
+    node = first_changed(gm, old, new) or output_of(gm.graph)
+    return Problem(
+        node=node.name,
+        source=str(origin_of(node)),
+        rule="values",
+        got=str(found),
+        expected="the same expression, or one that is equal by a rewrite of the pass",
+        hint="correct the pass, or let it declare the rewrite that it uses: see docs/proofs.md",
+        line=format_node(node),
     )
 
 

@@ -210,7 +210,9 @@ def replaced(
 
     Bound variables from `depth` on that are not replaced are renamed by `shift`.
     """
-    if not shift and not any(d.variable[0] == COMPUTED or d.variable[:2] in by for d in index.digits):
+    if not shift and not any(
+        d.variable[0] == COMPUTED or d.variable[:2] in by for d in index.digits
+    ):
         return index
     parts = [constant(index.constant)]
     for factor, of, divisor, modulus in index.digits:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from tpcompile.ir.values.term import Term, Terms
 from tpcompile.ir.values.value import Value
 
+
 @dataclass(frozen=True)
 class Rewrite:
     """An equality that is not one of real numbers alone, which a pass declares to use it.
