@@ -40,9 +40,7 @@ def _numbers(pair: Pair, packed: Packed) -> Numbers:
     return Numbers(read, inputs, calls, len(inputs["input_ids"]))
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3-moe", "tiny-qwen3.5", "tiny-qwen3.5-moe"]
-)
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3-moe", "tiny-qwen3.5"])
 def test_expressions_are_what_the_graph_computes(name: str) -> None:
     pair = preset_pair(name)
     packed = batch((2, 1), pair.captured.config.vocab_size)
@@ -54,6 +52,7 @@ def test_expressions_are_what_the_graph_computes(name: str) -> None:
     assert found.shape == expected.shape
     assert relative_error(found, expected) <= 1e-5
     graph, _ = run_passes(pair.captured.graph, for_ranks(parse_pipeline(_UNCACHED), 2))
-    logits, tokens = expressions.of(graph, frozenset({BIAS_AFTER_SUM})).outputs
-    assert logits.body is before.body
+    declared = frozenset({BIAS_AFTER_SUM})
+    logits, tokens = expressions.of(graph, declared).outputs
+    assert logits.body is expressions.of(pair.captured.graph, declared).outputs[0].body
     assert tokens.shape == logits.shape[:1]
