@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from tests.ir.values.evaluation import Numbers
-from tests.models import Pair, batch, preset_pair, relative_error, stage_logits
+from tests.models import Pair, batch, pair_of, preset_pair, relative_error, stage_logits
 from tpcompile.ir.ops import ATTENTION, CAUSAL_CONV, EXPERTS, GATED_DELTA_RULE, SPECS
 from tpcompile.ir.values.build import BIAS_AFTER_SUM
 from tpcompile.ir.values.expressions import Expressions
 from tpcompile.passes import parse_pipeline, run_passes
 from tpcompile.passes.pipeline import for_ranks
+from tpcompile.presets import preset
 from tpcompile.runtime.kv.packing import Packed
 
 _UNCACHED = (
@@ -40,9 +42,15 @@ def _numbers(pair: Pair, packed: Packed) -> Numbers:
     return Numbers(read, inputs, calls, len(inputs["input_ids"]))
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3-moe", "tiny-qwen3.5"])
+def _hybrid() -> Pair:
+    kinds = ["linear_attention", "full_attention"]
+    values = {**preset("tiny-qwen3.5"), "num_hidden_layers": 2, "layer_types": kinds}
+    return pair_of(AutoConfig.for_model(**values))
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3-moe", "hybrid"])
 def test_expressions_are_what_the_graph_computes(name: str) -> None:
-    pair = preset_pair(name)
+    pair = _hybrid() if name == "hybrid" else preset_pair(name)
     packed = batch((2, 1), pair.captured.config.vocab_size)
     expected = stage_logits(pair.captured.graph, pair, packed)
     expressions = Expressions()

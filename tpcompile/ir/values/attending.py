@@ -11,7 +11,7 @@ from tpcompile.ir.values.build import called, without_batch
 from tpcompile.ir.values.index import divided, plus, times
 from tpcompile.ir.values.scope import Kept, Rewrite, Scope
 from tpcompile.ir.values.term import Term
-from tpcompile.ir.values.value import Value, coordinates, extent_of, viewed
+from tpcompile.ir.values.value import Value, coordinates, extent_of, own_indices, viewed
 
 ATTENTION = "tpc.attention"
 STORED = "stored keys and values"
@@ -166,22 +166,14 @@ def reduce_value(scope: Scope, values: Value, lse: Value, dtype: torch.dtype) ->
     shape = (*tokens, width)
     body = operand.args[0]
     if body.kind == "call":  # the operand is a result of a call as it is
-        axes = [
-            index for index, extent in zip(coordinates(shape), shape, strict=True) if extent != 1
-        ]
-        body = scope.terms.read(body, tuple(axes), operand.head[0], operand.dtype)
+        body = scope.terms.read(body, own_indices(shape), operand.head[0], operand.dtype)
     return Value(shape, dtype, scope.terms.cast(body, dtype))
 
 
 def source_of(value: Value, place: int) -> Term | None:
     """Return the call of which a value is this result, or None."""
     body = value.body
-    own = [
-        index
-        for index, extent in zip(coordinates(value.shape), value.shape, strict=True)
-        if extent != 1
-    ]
-    whole = body.kind == "read" and body.head == place and body.indices == tuple(own)
+    whole = body.kind == "read" and body.head == place and body.indices == own_indices(value.shape)
     return body.args[0] if whole and body.args[0].kind == "call" else None
 
 

@@ -18,6 +18,7 @@ from tpcompile.ir.values.value import (
     coordinates,
     extent_of,
     last_bound,
+    own_indices,
     viewed,
 )
 
@@ -105,14 +106,9 @@ def called(
     operands = [terms.whole(*each) for each in args]
     source = terms.call(head, operands if state is None else [*operands, state])
     return tuple(
-        Value(shape, dtype, terms.read(source, _own(shape), place, dtype))
+        Value(shape, dtype, terms.read(source, own_indices(shape), place, dtype))
         for place, (shape, dtype) in enumerate(results)
     )
-
-
-def _own(shape: Sequence[Dim]) -> tuple[Index, ...]:
-    indices = coordinates(shape)
-    return tuple(index for index, extent in zip(indices, shape, strict=True) if extent != 1)
 
 
 def call_of(name: str, bound: Mapping[str, Any]) -> tuple[Any, list[tuple[tuple[Dim, ...], Term]]]:
@@ -188,7 +184,7 @@ def elementwise(name: str) -> ValueRule:
 
 
 def _biased(terms: Terms, total: Value | float, bias: Value | float) -> Value | None:
-    """Return the linear with a bias, given its sum, maybe in fp32, and the bias; None for others."""
+    """Return the linear with a bias, given its sum, maybe in fp32, and the bias; else None."""
     if not (isinstance(total, Value) and isinstance(bias, Value) and bias.dims == 1):
         return None
     body = total.body

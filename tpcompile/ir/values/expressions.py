@@ -16,7 +16,7 @@ from tpcompile.ir.values.build import called
 from tpcompile.ir.values.parameters import parameter_value
 from tpcompile.ir.values.scope import Event, Kept, Rewrite, Scope
 from tpcompile.ir.values.term import Term, Terms
-from tpcompile.ir.values.value import OpaqueError, Value, coordinates
+from tpcompile.ir.values.value import OpaqueError, Value, own_indices
 
 _NONE: frozenset[Rewrite] = frozenset()
 
@@ -80,7 +80,8 @@ class Expressions:
         key = node.name, kind.shape, kind.dtype, kind.format
         if key not in self._inputs:
             source = self.terms.source("input", (node.name, kind.format), kind.dtype)
-            self._inputs[key] = _whole(self.terms, source, kind)
+            body = self.terms.read(source, own_indices(kind.shape))
+            self._inputs[key] = Value(kind.shape, kind.dtype, body)
         return self._inputs[key]
 
     def _parameter(self, node: fx.Node) -> Value:
@@ -101,9 +102,9 @@ class Expressions:
         )
         scope.events = []
         last = self._last.get(node)
-        if last is not None and len(last[0]) == len(call) and all(map(is_, last[0], call)):
-            if not last[2] or scope.replay(last[2]):
-                return last[1]
+        same = last is not None and len(last[0]) == len(call) and all(map(is_, last[0], call))
+        if same and last is not None and (not last[2] or scope.replay(last[2])):
+            return last[1]
         result = self._call(scope, node, values)
         self._last[node] = call, result, scope.events
         return result
@@ -172,12 +173,6 @@ class UnprovedError(Exception):
     def __init__(self, reason: str, node: fx.Node | None = None) -> None:
         super().__init__(reason)
         self.node = node
-
-
-def _whole(terms: Terms, source: Term, kind: ValueType) -> Value:
-    indices = coordinates(kind.shape)
-    own = (index for index, extent in zip(indices, kind.shape, strict=True) if extent != 1)
-    return Value(kind.shape, kind.dtype, terms.read(source, tuple(own)))
 
 
 def _arguments(arg: Any, values: dict[fx.Node, Any]) -> Any:

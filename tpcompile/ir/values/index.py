@@ -7,6 +7,7 @@ permutations of rows map indices to such sums, so that a view and its inverse ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 COORDINATE, BOUND, COMPUTED = 0, 1, 2
@@ -148,37 +149,39 @@ def _count(of: Variable, divisor: int) -> int:
 
 def _sum(constant: int, digits: Iterable[Digit]) -> Index:
     """Return the normal form of a sum of digits: sorted, with adjacent digits joined."""
-    whole = []
-    for factor, of, divisor, modulus in digits:
-        count = _count(of, divisor)
-        if count and (not modulus or modulus > count):
-            modulus = count
-        if modulus != 1 and factor:
-            whole.append(Digit(factor, of, divisor, modulus))
+    whole = [digit for digit in map(_within_extent, digits) if digit.modulus != 1]
+    whole = [digit for digit in whole if digit.coefficient]
     if len(whole) < 2:
         return Index(constant, tuple(whole))
     whole.sort(key=_order)
     joined: list[Digit] = []
     for digit in whole:
-        last = joined[-1] if joined else None
-        if last is None or last.variable != digit.variable:
+        both = _joined(joined[-1], digit) if joined else None
+        if both is None:
             joined.append(digit)
-        elif last[2:] == digit[2:]:
-            joined.pop()
-            factor = last.coefficient + digit.coefficient
-            if factor:
-                joined.append(last._replace(coefficient=factor))
-        elif (
-            last.modulus
-            and digit.divisor == last.divisor * last.modulus
-            and digit.coefficient == last.coefficient * last.modulus
-        ):
-            joined[-1] = last._replace(modulus=last.modulus * digit.modulus)
         else:
-            joined.append(digit)
-    if len(joined) < len(whole):
-        return _sum(constant, joined)
-    return Index(constant, tuple(joined))
+            joined[-1] = both
+    return Index(constant, tuple(joined)) if len(joined) == len(whole) else _sum(constant, joined)
+
+
+def _within_extent(digit: Digit) -> Digit:
+    """Return a digit whose modulus is not above the number of its values."""
+    count = _count(digit.variable, digit.divisor)
+    if count and (not digit.modulus or digit.modulus > count):
+        return digit._replace(modulus=count)
+    return digit
+
+
+def _joined(low: Digit, high: Digit) -> Digit | None:
+    """Return the sum of two digits of a variable as one digit, or None."""
+    if low.variable != high.variable:
+        return None
+    if low[2:] == high[2:]:
+        return low._replace(coefficient=low.coefficient + high.coefficient)
+    adjacent = low.modulus and high.divisor == low.divisor * low.modulus
+    if adjacent and high.coefficient == low.coefficient * low.modulus:
+        return low._replace(modulus=low.modulus * high.modulus)
+    return None
 
 
 def _order(digit: Digit) -> tuple[Any, ...]:
@@ -210,9 +213,7 @@ def replaced(
 
     Bound variables from `depth` on that are not replaced are renamed by `shift`.
     """
-    if not shift and not any(
-        d.variable[0] == COMPUTED or d.variable[:2] in by for d in index.digits
-    ):
+    if not shift and not any(map(_is_replaced, index.digits, repeat(by))):
         return index
     parts = [constant(index.constant)]
     for factor, of, divisor, modulus in index.digits:
@@ -235,6 +236,11 @@ def replaced(
             new = divided(new, modulus)[1]
         parts.append(times(new, factor))
     return plus(*parts)
+
+
+def _is_replaced(digit: Digit, by: Mapping[Name, Index]) -> bool:
+    variable = digit.variable
+    return variable[0] == COMPUTED or variable[:2] in by
 
 
 def deeper(index: Index, depth: int) -> Index:
@@ -271,7 +277,7 @@ def threshold_split(
         if 0 < edge < of.extent:
             edges.append(edge)
     stops = [0, *sorted(set(edges)), of.extent]
-    return of, tuple(b - a for a, b in zip(stops, stops[1:], strict=False))
+    return of, tuple(b - a for a, b in pairwise(stops))
 
 
 def reordering(index: Index, name: Name) -> Index | None:

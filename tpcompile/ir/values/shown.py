@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tpcompile.ir.dtypes import dtype_name
-from tpcompile.ir.values.index import BOUND, COMPUTED, Index, Inexact
+from tpcompile.ir.values.index import BOUND, COMPUTED, Digit, Index, Inexact
 from tpcompile.ir.values.term import CAST, Term
 
 _AXES = "ijlmnpq"
@@ -22,34 +23,54 @@ def shown(term: Term, depth: int = 4) -> str:
         case "input":
             return f"%{term.head[0]}"
         case "read":
-            places = ", ".join(_index(index, depth) for index in term.indices)
             item = f".{term.head}" if term.head else ""
-            return f"{shown(term.args[0], depth)}{item}[{places}]"
+            return f"{shown(term.args[0], depth)}{item}{_places(term, depth)}"
     if depth <= 0:
         return "…"
-    inner = [shown(arg, depth - 1) for arg in term.args]
-    match term.kind:
-        case "element" if term.head == CAST:
-            assert term.dtype is not None
-            return f"to({inner[0]}, {dtype_name(term.dtype)})"
-        case "element" if term.head in _SIGNS:
-            return "(" + f" {_SIGNS[term.head]} ".join(inner) + ")"
-        case "element":
-            return f"{_name(term.head)}({', '.join(inner)})"
-        case "over":
-            places = ", ".join(_index(index, depth) for index in term.indices)
-            chosen = f"[{places}]" if places else ""
-            return f"{_name(term.head[0])}({', '.join(inner)}){chosen}"
-        case "cases":
-            (kind, place), extents = term.head
-            sizes = ", ".join(map(str, extents))
-            return f"cat({', '.join(inner)}; {_variable(kind, place)} in {sizes})"
-        case "picked":
-            return f"pick({_index(term.indices[0], depth)} of {', '.join(inner)})"
-        case "call":
-            numbers = [f"{key}={value}" for key, value in _numbers(term.head)]
-            return f"{_name(term.head)}({', '.join([*inner, *numbers])})"
-    return inner[0]
+    return _FORMS[term.kind](term, [shown(arg, depth - 1) for arg in term.args], depth)
+
+
+def _element(term: Term, inner: list[str], depth: int) -> str:
+    if term.head == CAST and term.dtype is not None:
+        return f"to({inner[0]}, {dtype_name(term.dtype)})"
+    if term.head in _SIGNS:
+        return "(" + f" {_SIGNS[term.head]} ".join(inner) + ")"
+    return f"{_name(term.head)}({', '.join(inner)})"
+
+
+def _cases(term: Term, inner: list[str], depth: int) -> str:
+    (kind, place), extents = term.head
+    sizes = ", ".join(map(str, extents))
+    return f"cat({', '.join(inner)}; {_variable(kind, place)} in {sizes})"
+
+
+def _call(term: Term, inner: list[str], depth: int) -> str:
+    numbers = [f"{key}={value}" for key, value in _numbers(term.head)]
+    return f"{_name(term.head)}({', '.join([*inner, *numbers])})"
+
+
+def _over(term: Term, inner: list[str], depth: int) -> str:
+    return f"{_name(term.head[0])}({', '.join(inner)}){_places(term, depth)}"
+
+
+def _picked(term: Term, inner: list[str], depth: int) -> str:
+    return f"pick({_index(term.indices[0], depth)} of {', '.join(inner)})"
+
+
+_FORMS: dict[str, Callable[[Term, list[str], int], str]] = {
+    "element": _element,
+    "over": _over,
+    "cases": _cases,
+    "picked": _picked,
+    "call": _call,
+    "whole": lambda term, inner, depth: inner[0],
+}
+
+
+def _places(term: Term, depth: int) -> str:
+    """Return the indices of a term in brackets, if it has any."""
+    places = ", ".join(_index(index, depth) for index in term.indices)
+    return f"[{places}]" if places else ""
 
 
 def difference(before: Term, after: Term) -> tuple[Term, Term]:
@@ -128,33 +149,27 @@ def _named(variable: Any) -> Any:
 
 
 def _index(index: Index, depth: int) -> str:
-    words = []
-    for factor, (kind, name, _), divisor, modulus in index.digits:
-        if kind != COMPUTED:
-            word = _variable(kind, name)
-        elif isinstance(name, Inexact):
-            word = f"({_index(name.index, depth)}){'%' if name.remainder else '/'}{name.divisor}"
-        else:
-            word = shown(name, depth - 1)
-        if divisor != 1:
-            word = f"{word}/{divisor}"
-        count = -(-index_extent(index, kind, name) // divisor)
-        if modulus and modulus != count:
-            word = f"{word}%{modulus}"
-        words.append(
-            word
-            if factor == 1
-            else f"{factor}·({word})"
-            if divisor != 1 or modulus != count
-            else f"{factor}{word}"
-        )
+    words = [_digit(digit, depth) for digit in index.digits]
     if index.constant or not words:
         words.append(str(index.constant))
     return " + ".join(words)
 
 
-def index_extent(index: Index, kind: int, name: Any) -> int:
-    return next(d.variable.extent for d in index.digits if d.variable[:2] == (kind, name))
+def _digit(digit: Digit, depth: int) -> str:
+    factor, (kind, name, extent), divisor, modulus = digit
+    if kind != COMPUTED:
+        word = _variable(kind, name)
+    elif isinstance(name, Inexact):
+        word = f"({_index(name.index, depth)}){'%' if name.remainder else '/'}{name.divisor}"
+    else:
+        word = shown(name, depth - 1)
+    if divisor != 1:
+        word += f"/{divisor}"
+    if modulus and modulus != -(-extent // divisor):
+        word += f"%{modulus}"
+    if factor == 1:
+        return word
+    return f"{factor}{word}" if word.isalnum() else f"{factor}·({word})"
 
 
 def _variable(kind: int, name: Any) -> str:

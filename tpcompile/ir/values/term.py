@@ -192,9 +192,9 @@ class Terms:
         inner = term.args[0] if term.kind == "element" and term.head == CAST else term
         if inner is not term and is_exact(inner.dtype, term.dtype):
             return self.cast(inner, dtype)
-        if term.kind == "element" and term.head in _ROUNDED_ONCE:
-            if is_exact(dtype, term.dtype) and all(arg.dtype == dtype for arg in term.args):
-                return self.element(term.head, term.args, dtype)
+        once = term.kind == "element" and term.head in _ROUNDED_ONCE
+        if once and is_exact(dtype, term.dtype) and all(arg.dtype == dtype for arg in term.args):
+            return self.element(term.head, term.args, dtype)
         return self.element(CAST, [term], dtype)
 
     def over(

@@ -58,12 +58,17 @@ def coordinates(shape: Sequence[Dim]) -> list[Index]:
     return indices
 
 
+def own_indices(shape: Sequence[Dim]) -> tuple[Index, ...]:
+    """Return the index of each axis that has a coordinate."""
+    indices = coordinates(shape)
+    return tuple(index for index, extent in zip(indices, shape, strict=True) if extent != 1)
+
+
 def at(terms: Terms, value: Value, indices: Sequence[Index]) -> Term:
     """Return the element of a value at an index per axis."""
     own = coordinates(value.shape)
-    axes = [
-        pair for pair, extent in zip(zip(indices, own), value.shape, strict=True) if extent != 1
-    ]
+    pairs = zip(indices, own, value.shape, strict=True)
+    axes = [(new, old) for new, old, extent in pairs if extent != 1]
     by = {(COORDINATE, n): new for n, (new, old) in enumerate(axes) if new != old}
     return terms.replace(value.body, terms.change(by)) if by else value.body
 
@@ -75,7 +80,7 @@ def viewed(terms: Terms, value: Value, shape: Sequence[Dim], indices: Sequence[I
 
 def last_bound(terms: Terms, value: Value) -> Term:
     """Return an element of a value whose last axis is bound by an op."""
-    *others, last = coordinates(value.shape)
+    others = coordinates(value.shape)[:-1]
     return at(terms, value, [*others, variable(BOUND, 0, extent_of(value.shape[-1]))])
 
 
