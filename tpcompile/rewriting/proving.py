@@ -189,15 +189,15 @@ def problem_of(
 def first_changed(gm: fx.GraphModule, old: GraphValues, new: GraphValues) -> fx.Node | None:
     """Return the first node whose value differs from that of the node that it stands for."""
     known: dict[str, Value] = {}
-    for node, value in old.nodes.items():
-        name = old.names.get(node)
-        if name is not None and isinstance(value, Value):
-            known.setdefault(name, value)
-    for node in gm.graph.nodes:
+    for earlier, name in old.names.items():
+        if isinstance(old.nodes[earlier], Value):
+            known.setdefault(name, old.nodes[earlier])
+    nodes: Iterable[fx.Node] = gm.graph.nodes
+    for node in nodes:
         value = new.nodes.get(node)
-        if not isinstance(value, Value) or node.op == "placeholder":
-            continue
         before = old.nodes.get(node) or known.get(captured_value(node) or "")
-        if isinstance(before, Value) and before.body is not value.body:
+        if not isinstance(value, Value) or not isinstance(before, Value):
+            continue
+        if node.op != "placeholder" and before.body is not value.body:
             return node
     return None

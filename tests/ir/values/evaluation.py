@@ -87,7 +87,7 @@ class Numbers:
             if kind != COMPUTED:
                 number = grid[kind, name]
             elif isinstance(name, Inexact):
-                inner = self._index(name.index, grid)
+                inner = self._index(name.dividend, grid)
                 number = inner % name.divisor if name.remainder else inner // name.divisor
             else:
                 number = self._term(name, grid)

@@ -30,7 +30,7 @@ def _value(index: Index, places: tuple[int, ...]) -> int:
     total = index.constant
     for factor, (_, name, _), divisor, modulus in index.digits:
         if isinstance(name, Inexact):
-            inner = _value(name.index, places)
+            inner = _value(name.dividend, places)
             number = inner % name.divisor if name.remainder else inner // name.divisor
         else:
             number = places[name]

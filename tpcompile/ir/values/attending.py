@@ -129,7 +129,8 @@ def cached_value(
     if mixed or starts is None or not state.written or not scope.allows(WITHOUT_PAST):
         return whole
     scope.leave_out(whole)
-    return attention_value(scope, q, *state.written, starts, layer, **options)
+    k, v = state.written
+    return attention_value(scope, q, k, v, starts, layer, **options)
 
 
 def partial_value(

@@ -48,7 +48,7 @@ ZERO = Index(0, ())
 class Inexact(NamedTuple):
     """The name of a computed variable: a quotient (or remainder) that is no sum of digits."""
 
-    index: Index
+    dividend: Index
     divisor: int
     remainder: bool
 
@@ -223,7 +223,7 @@ def replaced(
             if new is None and shift and kind == BOUND and name >= depth:
                 of = Variable(kind, name + shift, extent)
         elif isinstance(name, Inexact):
-            inner = replaced(name.index, by, compute, depth, shift)
+            inner = replaced(name.dividend, by, compute, depth, shift)
             new = divided(inner, name.divisor)[name.remainder]
         else:
             new = variable(COMPUTED, compute(name), extent)
@@ -311,7 +311,7 @@ def names_of(index: Index) -> Iterator[Name]:
         if kind != COMPUTED:
             yield kind, name
         elif isinstance(name, Inexact):
-            yield from names_of(name.index)
+            yield from names_of(name.dividend)
         else:
             yield from name.free
 
@@ -322,6 +322,6 @@ def numbers_of(index: Index) -> Iterator[Any]:
         kind, name, _ = digit.variable
         if kind == COMPUTED:
             if isinstance(name, Inexact):
-                yield from numbers_of(name.index)
+                yield from numbers_of(name.dividend)
             else:
                 yield name

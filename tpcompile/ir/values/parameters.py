@@ -36,9 +36,8 @@ def parameter_value(terms: Terms, recipe: Recipe, dtype: torch.dtype) -> Value:
             return _permuted(terms, parameter_value(terms, source, dtype), dim, view, order)
         case Pad(source, dim, rows):
             whole = parameter_value(terms, source, dtype)
-            shape = list(whole.shape)
-            shape[dim] = rows
-            zeros = Value(tuple(shape), dtype, terms.zero(dtype))
+            shape_of_zeros = (*whole.shape[:dim], rows, *whole.shape[dim + 1 :])
+            zeros = Value(shape_of_zeros, dtype, terms.zero(dtype))
             return joined(terms, [whole, zeros], dim)
 
 

@@ -128,7 +128,7 @@ def _computed(index: Index) -> list[Term]:
     for digit in index.digits:
         name = digit.variable.name
         if digit.variable.kind == COMPUTED:
-            found += _computed(name.index) if isinstance(name, Inexact) else [name]
+            found += _computed(name.dividend) if isinstance(name, Inexact) else [name]
     return found
 
 
@@ -160,7 +160,7 @@ def _digit(digit: Digit, depth: int) -> str:
     if kind != COMPUTED:
         word = _variable(kind, name)
     elif isinstance(name, Inexact):
-        word = f"({_index(name.index, depth)}){'%' if name.remainder else '/'}{name.divisor}"
+        word = f"({_index(name.dividend, depth)}){'%' if name.remainder else '/'}{name.divisor}"
     else:
         word = shown(name, depth - 1)
     if divisor != 1:

@@ -107,11 +107,10 @@ def reshaped(terms: Terms, value: Value, shape: Sequence[Dim]) -> Value:
             if flat != ZERO:
                 flat = times(flat, _known(shape[axis]))
             flat = plus(flat, new[axis])
-        first, *others = old_axes or [None]
-        for axis in reversed(others):
+        for axis in reversed(old_axes[1:]):
             flat, indices[axis] = divided(flat, _known(value.shape[axis]))
-        if first is not None:
-            indices[first] = flat
+        for axis in old_axes[:1]:
+            indices[axis] = flat
     return viewed(terms, value, shape, indices)
 
 
