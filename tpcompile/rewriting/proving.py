@@ -174,7 +174,11 @@ def problem_of(
     gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference
 ) -> Problem:
     """Return the problem of a graph with another value, at the first node that has another one."""
-    node = first_changed(gm, old, new) or output_of(gm.graph)
+    changed = first_changed(gm, old, new)
+    node = output_of(gm.graph)
+    if changed is not None:
+        node, before, after = changed
+        found = Difference(f"%{node.name}", before.body, after.body)
     return Problem(
         node=node.name,
         source=str(origin_of(node)),
@@ -186,8 +190,13 @@ def problem_of(
     )
 
 
-def first_changed(gm: fx.GraphModule, old: GraphValues, new: GraphValues) -> fx.Node | None:
-    """Return the first node whose value differs from that of the node that it stands for."""
+def first_changed(
+    gm: fx.GraphModule, old: GraphValues, new: GraphValues
+) -> tuple[fx.Node, Value, Value] | None:
+    """Return the first node whose value differs from that of the node that it stands for.
+
+    Both values are returned, too.
+    """
     known: dict[str, Value] = {}
     for earlier, name in old.names.items():
         if isinstance(old.nodes[earlier], Value):
@@ -199,5 +208,5 @@ def first_changed(gm: fx.GraphModule, old: GraphValues, new: GraphValues) -> fx.
         if not isinstance(value, Value) or not isinstance(before, Value):
             continue
         if node.op != "placeholder" and before.body is not value.body:
-            return node
+            return node, before, value
     return None

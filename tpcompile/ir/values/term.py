@@ -177,7 +177,11 @@ class Terms:
                 return self._in_cases(arg, args, (), 0, partial(self._element, head, dtype))
         operands = [_unwidened(arg, dtype) for arg in args]
         if head in _COMMUTATIVE:
-            operands.sort(key=lambda term: term.number)
+            operands.sort(key=_number_of)
+        if head == "mul":
+            for one, other in (operands, operands[::-1]):
+                if one.kind == "const" and one.head == 1 and other.dtype == dtype:
+                    return other  # a product with 1 is exact
         return self._term("element", head, tuple(operands), dtype=dtype)
 
     def _element(
@@ -453,6 +457,10 @@ def _parts(term: Term, depth: int) -> Iterator[tuple[Term, int]]:
     for index in term.indices:
         for number in numbers_of(index):
             yield number, depth
+
+
+def _number_of(term: Term) -> int:
+    return term.number
 
 
 def _by_name(item: tuple[Name, Index]) -> Name:
