@@ -176,6 +176,10 @@ class Terms:
             if arg.kind == "cases":
                 return self._in_cases(arg, args, (), 0, partial(self._element, head, dtype))
         operands = [_unwidened(arg, dtype) for arg in args]
+        if head == "neg" and operands[0].dtype not in (None, dtype):
+            (operand,) = operands  # a negation rounds nothing, so the cast may be made after it
+            assert operand.dtype is not None
+            return self.cast(self.element(head, [operand], operand.dtype), dtype)
         if head in _COMMUTATIVE:
             operands.sort(key=_number_of)
         if head == "mul":
@@ -402,7 +406,7 @@ class Terms:
             offset += extent
         split = threshold_split(place, extents)
         if split is None:
-            return self._term("picked", extents, tuple(pieces), (place,), pieces[0].dtype)
+            return self._pick(place, extents, pieces)
         (kind, name, _), sizes = split
         parts, start = [], 0
         for size in sizes:
@@ -412,6 +416,15 @@ class Terms:
             parts.append(self._picked(self._moved((place,), run, 0)[0], extents, inner))
             start += size
         return self.cases((kind, name), sizes, parts)
+
+    def _pick(self, place: Index, extents: tuple[int, ...], pieces: Sequence[Term]) -> Term:
+        """Return pieces along an index that reaches several; a cast of all of them is made last."""
+        dtype = pieces[0].dtype
+        assert dtype is not None
+        narrow = [_unwidened(piece, dtype) for piece in pieces]
+        whole = narrow if len({piece.dtype for piece in narrow}) == 1 else pieces
+        picked = self._term("picked", extents, tuple(whole), (place,), whole[0].dtype)
+        return self.cast(picked, dtype)
 
 
 _OWN: Name = (BOUND, 0)
