@@ -151,6 +151,9 @@ def shared_heads(terms: Terms, value: Value, dim: int, heads: Dim) -> Value:
 
 def result_dtype(*operands: Value | float) -> torch.dtype:
     """Return torch's result dtype; a value without dimensions has a lower priority than others."""
+    dtypes = {operand.dtype for operand in operands if isinstance(operand, Value)}
+    if len(dtypes) == 1 and next(iter(dtypes)).is_floating_point:
+        return dtypes.pop()
     stand_ins: list[Any] = [
         torch.empty((1,) * min(operand.dims, 1), dtype=operand.dtype, device="meta")
         if isinstance(operand, Value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -51,11 +52,16 @@ def extent_of(extent: Dim) -> int:
 
 def coordinates(shape: Sequence[Dim]) -> list[Index]:
     """Return the index of each axis."""
+    return list(_coordinates(tuple(shape)))
+
+
+@lru_cache(maxsize=1024)
+def _coordinates(shape: tuple[Dim, ...]) -> tuple[Index, ...]:
     indices, place = [], 0
     for extent in shape:
         indices.append(variable(COORDINATE, place, extent_of(extent)))
         place += extent != 1
-    return indices
+    return tuple(indices)
 
 
 def own_indices(shape: Sequence[Dim]) -> tuple[Index, ...]:
