@@ -16,9 +16,9 @@ from tpcompile.ir.checker import Problem
 from tpcompile.ir.meta import captured_value, origin_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError
+from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Rewrite
 from tpcompile.ir.values.shown import difference, shown
-from tpcompile.ir.values.term import Term
 from tpcompile.ir.values.value import Value
 from tpcompile.rewriting.structure import output_of
 

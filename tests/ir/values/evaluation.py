@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from tpcompile.ir.values.index import BOUND, COMPUTED, COORDINATE, Index, Inexact, Name
-from tpcompile.ir.values.term import Term
+from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.value import Value
 
 Grid = dict[Name, torch.Tensor]

@@ -9,8 +9,8 @@ import torch
 
 from tpcompile.ir.values.build import called, without_batch
 from tpcompile.ir.values.index import divided, plus, times
+from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Kept, Rewrite, Scope
-from tpcompile.ir.values.term import Term
 from tpcompile.ir.values.value import Value, coordinates, extent_of, own_indices, viewed
 
 ATTENTION = "tpc.attention"

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from tpcompile.ir.values.index import BOUND, Index, divided, variable
+from tpcompile.ir.values.node import CAST, Dim, Term
 from tpcompile.ir.values.scope import Rewrite, Scope
-from tpcompile.ir.values.term import CAST, Dim, Term, Terms
+from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import (
     OpaqueError,
     Value,

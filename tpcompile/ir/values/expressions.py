@@ -13,9 +13,10 @@ from tpcompile.ir.ops import SPECS, OpSpec, RuleError, op_name, spec_of
 from tpcompile.ir.ops.composite import Part
 from tpcompile.ir.types import AnyType, ValueType
 from tpcompile.ir.values.build import called
+from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.parameters import parameter_value
 from tpcompile.ir.values.scope import Event, Kept, Rewrite, Scope
-from tpcompile.ir.values.term import Term, Terms
+from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import OpaqueError, Value, own_indices
 
 _NONE: frozenset[Rewrite] = frozenset()

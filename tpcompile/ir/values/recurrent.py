@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tpcompile.ir.values.build import called, shared_heads, without_batch
+from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Kept, Rewrite, Scope
-from tpcompile.ir.values.term import Term
 from tpcompile.ir.values.value import OpaqueError, Value
 
 CONV, RULE = "tpc.causal_conv", "tpc.gated_delta_rule"

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tpcompile.ir.values.term import Term, Terms
+from tpcompile.ir.values.node import Term
+from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import Value
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.values.index import BOUND, COMPUTED, Digit, Index, Inexact
-from tpcompile.ir.values.term import CAST, Term
+from tpcompile.ir.values.node import CAST, Term
 
 _AXES = "ijlmnpq"
 _SIGNS = {"add": "+", "mul": "·", "sub": "-", "div": "/", "bias": "+"}

@@ -17,13 +17,14 @@ Equal terms are the same object. What is computed twice, as in 80 equal layers, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
+from tpcompile.ir.values.change import Change
 from tpcompile.ir.values.index import (
     BOUND,
     COORDINATE,
@@ -32,80 +33,22 @@ from tpcompile.ir.values.index import (
     bounds,
     deeper,
     names_of,
-    numbers_of,
     reordering,
     replaced,
     shifted,
     threshold_split,
     variable,
 )
-
-Dim = int | str
-_NOTHING: frozenset[Name] = frozenset()
-
-
-class Term:
-    """A node of an expression; `head` says which op or tensor, `indices` where it is read."""
-
-    __slots__ = ("args", "dtype", "free", "head", "indices", "kind", "number")
-
-    def __init__(
-        self,
-        number: int,
-        kind: str,
-        head: Any,
-        args: tuple[Term, ...],
-        indices: tuple[Index, ...],
-        dtype: torch.dtype | None,
-        free: frozenset[Name],
-    ) -> None:
-        self.number, self.kind, self.head, self.args = number, kind, head, args
-        self.indices, self.dtype, self.free = indices, dtype, free
-
-    def __repr__(self) -> str:
-        return f"<term {self.number}: {self.kind} {self.head}>"
-
-
-class Change:
-    """A replacement of variables by indices, with the terms that it has been applied to.
-
-    Other bound variables are renamed by `shift`, where a binder is added or removed.
-    """
-
-    __slots__ = ("_deep", "_done", "_keys", "_local", "by", "shift")
-
-    def __init__(self, by: dict[Name, Index], shift: int = 0) -> None:
-        self.by, self.shift = by, shift
-        names = (*by, *(name for index in by.values() for name in names_of(index)))
-        self._local = bool(shift) or any(kind == BOUND for kind, _ in names)
-        self._keys = None if any(kind == BOUND for kind, _ in by) else frozenset(by)
-        self._done: dict[int, dict[Term, Term]] = {}
-        self._deep: dict[int, dict[Name, Index]] = {0: by}
-
-    def under(self, depth: int) -> dict[Name, Index]:
-        """Return the replacement within this number of further binders."""
-        if not self._local:
-            return self.by
-        if depth not in self._deep:
-            self._deep[depth] = {
-                (kind, name + depth if kind == BOUND else name): deeper(index, depth)
-                for (kind, name), index in self.by.items()
-            }
-        return self._deep[depth]
-
-    def done(self, depth: int) -> dict[Term, Term]:
-        """Return the terms that have been replaced at a depth, if that matters."""
-        return self._done.setdefault(depth if self._local else 0, {})
-
-    def touches(self, term: Term, depth: int) -> bool:
-        """Return whether the replacement can change a term."""
-        free = term.free
-        if not free:
-            return False
-        keys = self._keys if self._keys is not None else self.under(depth)
-        if not free.isdisjoint(keys):
-            return True
-        return bool(self.shift) and any(k == BOUND and n >= depth for k, n in free)
+from tpcompile.ir.values.node import (
+    CAST,
+    Dim,
+    Term,
+    binders_of,
+    free_of,
+    is_exact,
+    parts_of,
+    unwidened,
+)
 
 
 @dataclass(eq=False)
@@ -129,7 +72,7 @@ class Terms:
         key = (kind, head, args, indices, dtype)
         term = self._known.get(key)
         if term is None:
-            free = _free(kind, head, args, indices)
+            free = free_of(kind, head, args, indices)
             term = Term(len(self._known), kind, head, args, indices, dtype, free)
             self._known[key] = term
         return term
@@ -175,7 +118,7 @@ class Terms:
         for arg in args:
             if arg.kind == "cases":
                 return self._in_cases(arg, args, (), 0, partial(self._element, head, dtype))
-        operands = [_unwidened(arg, dtype) for arg in args]
+        operands = [unwidened(arg, dtype) for arg in args]
         if head == "neg" and operands[0].dtype not in (None, dtype):
             (operand,) = operands  # a negation rounds nothing, so the cast may be made after it
             assert operand.dtype is not None
@@ -219,7 +162,7 @@ class Terms:
             if arg.kind == "cases" and (arg.head[0][0] != BOUND or arg.head[0][1] >= count):
                 build = partial(self._over, head, extents, dtype)
                 return self._in_cases(arg, args, indices, count, build)
-        operands = [_unwidened(arg, dtype) for arg in args]
+        operands = [unwidened(arg, dtype) for arg in args]
         if head in _IN_ANY_ORDER:
             operands = self._in_order(operands)
         return self._term("over", (head, extents), tuple(operands), indices, dtype)
@@ -246,7 +189,7 @@ class Terms:
                 self._orders.setdefault((current, level), None)
                 stack.pop()
                 continue
-            inner = level + _binders(current)
+            inner = level + binders_of(current)
             left = [
                 (arg, inner)
                 for arg in current.args
@@ -341,7 +284,7 @@ class Terms:
             done = change.done(level)
             left = [
                 (part, within)
-                for part, within in _parts(current, level)
+                for part, within in parts_of(current, level)
                 if change.touches(part, within) and part not in change.done(within)
             ]
             if left:
@@ -421,55 +364,19 @@ class Terms:
         """Return pieces along an index that reaches several; a cast of all of them is made last."""
         dtype = pieces[0].dtype
         assert dtype is not None
-        narrow = [_unwidened(piece, dtype) for piece in pieces]
+        narrow = [unwidened(piece, dtype) for piece in pieces]
         whole = narrow if len({piece.dtype for piece in narrow}) == 1 else pieces
         picked = self._term("picked", extents, tuple(whole), (place,), whole[0].dtype)
         return self.cast(picked, dtype)
 
 
 _OWN: Name = (BOUND, 0)
-CAST = "to"
 _NESTED = 100
 """The depth of recursion from which on a stack is used."""
 _IN_ANY_ORDER = ("mean", "sum", "linear")
 _COMMUTATIVE = ("add", "mul")
 _ROUNDED_ONCE = ("add", "sub", "mul", "div")
 """Ops that torch computes in fp32 for operands of 16 bits, too, and then rounds."""
-_WIDER = {
-    torch.bfloat16: (torch.float32, torch.float64),
-    torch.float16: (torch.float32, torch.float64),
-    torch.float32: (torch.float64,),
-}
-
-
-def is_exact(narrow: torch.dtype | None, wide: torch.dtype | None) -> bool:
-    """Return whether a cast rounds nothing."""
-    return narrow == wide or (narrow is not None and wide in _WIDER.get(narrow, ()))
-
-
-def _unwidened(term: Term, dtype: torch.dtype) -> Term:
-    """Drop a cast that an op which computes in `dtype` makes itself, without rounding."""
-    if term.kind == "element" and term.head == CAST and is_exact(term.dtype, dtype):
-        inner = term.args[0]
-        return inner if is_exact(inner.dtype, term.dtype) else term
-    return term
-
-
-def _binders(term: Term) -> int:
-    """Return the number of variables that a term binds in its operands."""
-    return len(term.head[1]) if term.kind == "over" else int(term.kind == "picked")
-
-
-def _parts(term: Term, depth: int) -> Iterator[tuple[Term, int]]:
-    """Yield the terms that a change of a term changes first, with their depths."""
-    if term.kind == "cases":
-        return  # its pieces are first given another variable
-    within = depth + _binders(term)
-    for arg in term.args:
-        yield arg, within
-    for index in term.indices:
-        for number in numbers_of(index):
-            yield number, depth
 
 
 def _number_of(term: Term) -> int:
@@ -478,26 +385,3 @@ def _number_of(term: Term) -> int:
 
 def _by_name(item: tuple[Name, Index]) -> Name:
     return item[0]
-
-
-def _free(
-    kind: str, head: Any, args: tuple[Term, ...], indices: tuple[Index, ...]
-) -> frozenset[Name]:
-    """Return the variables of a term that are not bound within it."""
-    if kind in ("whole", "call"):
-        return _NOTHING
-    binders = len(head[1]) if kind == "over" else int(kind == "picked")
-    inner = [arg.free for arg in args]
-    if binders:
-        inner = [
-            frozenset(
-                (k, n - binders if k == BOUND else n)
-                for k, n in names
-                if k != BOUND or n >= binders
-            )
-            for names in inner
-        ]
-    own = {name for index in indices for name in names_of(index)}
-    if kind == "cases":
-        own.add(head[0])
-    return frozenset(own.union(*inner)) if own or any(inner) else _NOTHING

@@ -20,7 +20,8 @@ from tpcompile.ir.values.index import (
     times,
     variable,
 )
-from tpcompile.ir.values.term import Dim, Term, Terms
+from tpcompile.ir.values.node import Dim, Term
+from tpcompile.ir.values.term import Terms
 
 
 class OpaqueError(Exception):

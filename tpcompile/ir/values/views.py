@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from tpcompile.ir.values.node import Dim
 from tpcompile.ir.values.scope import Scope
-from tpcompile.ir.values.term import Dim
 from tpcompile.ir.values.value import (
     OpaqueError,
     Value,
