@@ -27,6 +27,8 @@ from benchmarks.report import write_json
 CHECKER_TARGET = 0.95
 """The fraction of the sharding mistakes that the checker alone must refuse."""
 FEWEST = 150
+HARMLESS_TARGET = 0.01
+"""The fraction of mutants that the proof of values may refuse though their numbers are right."""
 GOOD_TPS = range(2, 9)
 
 
@@ -47,8 +49,24 @@ class Result:
         return not self.verdict.checker and bool(self.verdict.numbers)
 
     @property
+    def by_proof_only(self) -> bool:
+        """Whether only the expressions of values show the mistake, besides the numbers."""
+        return not self.verdict.checker and bool(self.verdict.values)
+
+    @property
+    def accepted_wrong(self) -> bool:
+        """Whether neither types nor expressions show that the numbers are wrong."""
+        return bool(self.verdict.numbers) and not (self.verdict.checker or self.verdict.values)
+
+    @property
+    def refused_right(self) -> bool:
+        """Whether expressions differ, though the numbers are those of the correct graph."""
+        return self.by_proof_only and not self.verdict.numbers
+
+    @property
     def survived(self) -> bool:
-        return not self.verdict.checker and not self.verdict.numbers
+        noticed = self.verdict.checker or self.verdict.values or self.verdict.numbers
+        return not noticed and not self.kind.may_be_right
 
     @property
     def unexplained(self) -> bool:
@@ -63,6 +81,7 @@ class Result:
             "checker": self.verdict.checker,
             "numbers": self.verdict.numbers,
             "crash": self.verdict.crash,
+            "values": self.verdict.values,
         }
 
 
@@ -122,6 +141,14 @@ def shortfalls(found: Sequence[Result]) -> list[str]:
         if result.verdict.crash
     ]
     missed += [f"nothing notices {result.name}" for result in found if result.survived]
+    missed += [
+        f"the proof of values accepts {result.name}, {result.verdict.numbers}"
+        for result in found
+        if result.accepted_wrong
+    ]
+    harmless = [result.name for result in found if result.refused_right]
+    if len(harmless) > HARMLESS_TARGET * len(found):
+        missed.append(f"the proof of values refuses {len(harmless)} harmless mutants: {harmless}")
     missed += [
         f"the numbers do not change, so it may not be a mistake: {result.name}"
         for result in found
@@ -213,10 +240,16 @@ def _list(console: Console, title: str, lines: Sequence[str]) -> None:
             console.print(f"  {line}", markup=False, soft_wrap=True)
 
 
+_COLUMNS = (
+    *("mutants", "checker", "values", "numbers only"),
+    *("survived", "checker %", "wrong numbers"),
+)
+
+
 def _table(found: Sequence[Result], seed: int) -> Table:
     table = Table(title=f"Mutants of sharded graphs, seed {seed}", show_footer=False)
     table.add_column("kind", no_wrap=True)
-    for heading in ("mutants", "checker", "numbers only", "survived", "checker %", "wrong numbers"):
+    for heading in _COLUMNS:
         table.add_column(heading, justify="right")
     for sharding, title in ((True, "all of sharding"), (False, "all others")):
         group = [result for result in found if result.kind.sharding is sharding]
@@ -234,7 +267,8 @@ def _counts(group: Sequence[Result]) -> list[str]:
     return [
         str(len(group)),
         str(seen),
-        str(sum(result.by_numbers_only for result in group)),
+        str(sum(result.by_proof_only for result in group)),
+        str(sum(result.accepted_wrong for result in group)),
         str(sum(result.survived for result in group)),
         f"{100 * seen / len(group):.1f}" if group else "",
         str(sum(bool(result.verdict.numbers) for result in group)),

@@ -19,8 +19,13 @@ from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import DECODE_OPS
 from tpcompile.ir.pieces import evaluate
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
+from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError
+from tpcompile.passes import PASSES
 from tpcompile.rewriting.manager import clone
+from tpcompile.rewriting.proving import differs, rewrites_of
 
+REWRITES = frozenset(rewrite for kind in PASSES.values() for rewrite in rewrites_of(kind))
+"""The rewrites that passes declare."""
 TOLERANCE = 1e-5
 """Limit on the error of fp32 logits, relative to the largest. Correct graphs differ by less."""
 
@@ -33,6 +38,8 @@ class Verdict:
     numbers: str
     crash: str = ""
     """The exception that the checker raised instead of reporting a problem: a bug of its own."""
+    values: str = ""
+    """How the expressions of the outputs differ; not asked if the checker refuses the graph."""
 
 
 def judge(gm: fx.GraphModule, original: Graph) -> Verdict:
@@ -45,7 +52,24 @@ def judge(gm: fx.GraphModule, original: Graph) -> Verdict:
         rule = next((problem.rule for problem in checker.check_graph(gm)), "")
     except Exception as error:  # reported, and not counted as a refusal
         crash = f"{type(error).__name__}: {error}"
-    return Verdict(rule, judge_numbers(gm, original), crash)
+    values = "" if rule or crash else judge_values(gm, original)
+    return Verdict(rule, judge_numbers(gm, original), crash, values)
+
+
+def judge_values(gm: fx.GraphModule, original: Graph) -> str:
+    """Describe how the expressions of a graph differ from the correct ones; "" if they do not."""
+    expressions, expected = _expressions(original)
+    try:
+        return str(differs(expected, expressions.of(gm, REWRITES)) or "")
+    except UnprovedError as error:
+        return f"not proved: {error}"
+
+
+@cache
+def _expressions(original: Graph) -> tuple[Expressions, GraphValues]:
+    """Return the expressions of the correct graph, with their table."""
+    expressions = Expressions()
+    return expressions, expressions.of(original.gm, REWRITES)
 
 
 def judge_numbers(gm: fx.GraphModule, original: Graph) -> str:

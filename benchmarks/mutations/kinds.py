@@ -14,13 +14,14 @@ from benchmarks.mutations import (
     heads,
     layouts,
     linear,
+    meanings,
     nodes,
     recipes,
     slices,
     vocabulary,
 )
 from benchmarks.mutations.draft import Draft
-from benchmarks.mutations.subjects import CACHED, SHARDED
+from benchmarks.mutations.subjects import CACHED, PIPELINES, SHARDED
 
 Mutate = Callable[[Draft], str]
 """Callback that edits the graph and returns a description, or raises `UnfitError`."""
@@ -28,6 +29,7 @@ Mutate = Callable[[Draft], str]
 _DERIVED = "every rank's number is derived from the layout, not from the node"
 _ONE_RECIPE = "ranks take the format from the type; that of a recipe alone is not used"
 _ANY_COLUMN = "the modules read any columns; programs read 16 at a time"
+_SAME_VALUE = "the other operand, or the op that is skipped, is the same value"
 _IN_PAIRS = "each layer reads the states that it wrote"
 _MEMORY = "the rows are correct, but each rank holds them twice"
 
@@ -44,6 +46,8 @@ class Kind:
     """The reason why the numbers may be correct nevertheless."""
     pipelines: tuple[str, ...] = SHARDED
     """The pipelines whose graphs have a place for the mistake."""
+    may_be_right: bool = False
+    """Whether an edit of this kind may compute the same values, and is then no mistake."""
     strict: bool = False
     """Whether the checker must refuse every mutant that changes the numbers."""
 
@@ -58,6 +62,12 @@ def _strict(name: str, *ways: Mutate, on: tuple[str, ...] = SHARDED, silent: str
 
 def _other(name: str, *ways: Mutate) -> Kind:
     return Kind(name, ways, sharding=False)
+
+
+def _meaning(name: str, *ways: Mutate) -> Kind:
+    """Return a kind that keeps types, so only the proof of values can notice it."""
+    every = tuple(PIPELINES)
+    return Kind(name, ways, sharding=False, silent=_SAME_VALUE, pipelines=every, may_be_right=True)
 
 
 KINDS: tuple[Kind, ...] = (
@@ -159,4 +169,11 @@ KINDS: tuple[Kind, ...] = (
     _other("starts from elsewhere", functions.sequences_joined),
     _other("ids made local twice", vocabulary.token_offset_twice),
     _other("head tied that is not", vocabulary.head_untied),
+    _meaning("op skipped", meanings.skipped),
+    _meaning("op applied twice", meanings.doubled),
+    _meaning("another value of the type", meanings.other_value, meanings.other_parameter),
+    _meaning("operands swapped", meanings.operands_swapped, meanings.items_swapped),
+    _meaning("another eps or scale", meanings.number),
+    _meaning("product for sum", meanings.other_op),
+    _meaning("collective of another layer", meanings.other_collective),
 )

@@ -66,6 +66,8 @@ def test_log() -> None:
         "nodes_before": 80,
         "nodes_after": 79,
         "ok": False,
+        "proof_ms": 0.0,
+        "unproved": "",
     }
     table = log.table(verdict=True)
     assert table.count("INVALID") == 1

@@ -170,7 +170,7 @@ def _verdict(whose: str, found: _Checked) -> str:
         count = "1 problem" if len(found.problems) == 1 else f"{len(found.problems)} problems"
         listed = "".join(f"  {problem}\n" for problem in found.problems)
         return f"{whose}: {count} after {found.failed}\n{listed}"
-    valid = f"{whose}: the graph is valid after each pass\n"
+    valid = f"{whose}: the graph is valid after each pass\n{_proof(whose, found)}"
     if found.unscheduled:
         return f"{valid}{whose}: no schedule. {found.unscheduled}\n"
     wrong = [verdict for verdict in found.verdicts if not verdict.ok]
@@ -178,6 +178,16 @@ def _verdict(whose: str, found: _Checked) -> str:
     if found.verdicts and not wrong:
         lines = [f"{whose}: {len(found.verdicts)} schedules of a decode step are verified\n"]
     return valid + "".join(lines)
+
+
+def _proof(whose: str, found: _Checked) -> str:
+    """Return which passes of which pipelines are not proved, if any."""
+    unproved = [
+        f"{whose}: not proved: {name} of the {pipeline} pipeline: {reason}\n"
+        for pipeline, log in found.logs.items()
+        for name, reason in log.unproved.items()
+    ]
+    return "".join(unproved) or f"{whose}: proved equal to the captured graph\n"
 
 
 COMMAND = Command(

@@ -30,6 +30,10 @@ class Stats(Protocol):
     def nodes_after(self) -> int: ...
     @property
     def nearest(self) -> str: ...
+    @property
+    def proof_ms(self) -> float: ...
+    @property
+    def unproved(self) -> str: ...
 
 
 @dataclass
@@ -101,9 +105,13 @@ class PassRow:
     nodes_before: int
     nodes_after: int
     ok: bool
+    proof_ms: float = 0.0
+    unproved: str = ""
+    """The reason why the values are not proved equal to those before the pass; "" if they are."""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "ms": round(self.ms, 3), "check_ms": round(self.check_ms, 3)}
+        times = {name: round(getattr(self, name), 3) for name in ("ms", "check_ms", "proof_ms")}
+        return {**asdict(self), **times}
 
 
 @dataclass
@@ -122,7 +130,13 @@ class PassLog:
 
     def _add(self, name: str, stats: Stats, ok: bool) -> None:
         counts = (stats.matches, stats.nodes_before, stats.nodes_after)
-        self.rows.append(PassRow(name, stats.ms, stats.check_ms, *counts, ok))
+        proof = stats.proof_ms, stats.unproved
+        self.rows.append(PassRow(name, stats.ms, stats.check_ms, *counts, ok, *proof))
+
+    @property
+    def unproved(self) -> dict[str, str]:
+        """The reason for each pass whose values are not proved."""
+        return {row.name: row.unproved for row in self.rows if row.unproved}
 
     def table(self, verdict: bool = False) -> str:
         """Format one row per pass, with its verdict if `verdict` is set."""
@@ -135,8 +149,15 @@ class PassLog:
         if verdict:
             table.add_column("graph")
         for row in self.rows:
-            table.add_row(*_cells(row), *(["valid" if row.ok else "INVALID"] if verdict else []))
+            table.add_row(*_cells(row), *([_verdict(row)] if verdict else []))
         return table_text(table)
+
+
+def _verdict(row: PassRow) -> str:
+    """Return whether the graph is valid, and its values are proved equal to those before."""
+    if not row.ok:
+        return "INVALID"
+    return "valid" if row.unproved else "proved"
 
 
 def _cells(row: PassRow) -> tuple[str, ...]:
@@ -147,5 +168,5 @@ def _cells(row: PassRow) -> tuple[str, ...]:
         str(row.nodes_after),
         f"{change:+d}" if change else "",
         f"{row.ms:.1f}",
-        f"{row.check_ms:.1f}",
+        f"{row.check_ms + row.proof_ms:.1f}",
     )

@@ -17,6 +17,8 @@ from tpcompile.ir.ops import ATTENTION, CACHE_WRITERS, PAGED_ATTENTION, argument
 from tpcompile.ir.ops.cache import HEADS
 from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import Dim, Partial, Shard, ValueType
+from tpcompile.ir.values.attending import WITHOUT_PAST
+from tpcompile.ir.values.scope import Rewrite
 from tpcompile.rewriting.rewrite import Report, calls, insert_bound, replace
 
 CACHE = "cache"
@@ -51,6 +53,7 @@ class CacheKv:
 
     name: ClassVar[str] = "cache-kv"
     after: ClassVar[tuple[str, ...]] = ("canonicalize", "raise-attention")
+    rewrites: ClassVar[tuple[Rewrite, ...]] = (WITHOUT_PAST,)
     block: int = 32
     """Number of tokens per block."""
     kv: str = MODEL_KV

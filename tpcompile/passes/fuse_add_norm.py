@@ -10,7 +10,9 @@ from torch import fx
 
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import ADD_RMS_NORM, RMS_NORM
+from tpcompile.ir.ops.norm import NORM_BEFORE_ROUNDING
 from tpcompile.ir.types import ValueType
+from tpcompile.ir.values.scope import Rewrite
 from tpcompile.rewriting.pattern import MissError, check
 from tpcompile.rewriting.rewrite import Report, calls, drop_dead, insert, insert_item, replace
 
@@ -27,6 +29,7 @@ class FuseAddNorm:
     """
 
     name: ClassVar[str] = "fuse-add-norm"
+    rewrites: ClassVar[tuple[Rewrite, ...]] = (NORM_BEFORE_ROUNDING,)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()

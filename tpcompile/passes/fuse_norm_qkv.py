@@ -17,6 +17,8 @@ from tpcompile.ir.ops import (
     SPECS,
     arguments_of,
 )
+from tpcompile.ir.values.attending import ONE_NEW_TOKEN
+from tpcompile.ir.values.scope import Rewrite
 from tpcompile.rewriting.rewrite import Report, absorbed, fuse_each, insert_bound, replace
 from tpcompile.rewriting.structure import head_ops
 
@@ -41,6 +43,7 @@ class FuseNormQkv:
     """
 
     name: ClassVar[str] = "fuse-norm-qkv"
+    rewrites: ClassVar[tuple[Rewrite, ...]] = (ONE_NEW_TOKEN,)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         return fuse_each(gm, PAGED_ATTENTION, _fuse)

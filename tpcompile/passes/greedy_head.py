@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -32,6 +32,7 @@ class GreedyHead:
 
     name: ClassVar[str] = "greedy-head"
     after: ClassVar[tuple[str, ...]] = ("canonicalize",)
+    adds_results: ClassVar[tuple[Any, ...]] = (ARGMAX,)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         if calls(gm, ARGMAX):

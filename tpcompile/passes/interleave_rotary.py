@@ -16,6 +16,8 @@ from tpcompile.ir.ops import ATTENTION, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE,
 from tpcompile.ir.recipe import Permute
 from tpcompile.ir.roles import Interleaved
 from tpcompile.ir.text import format_node
+from tpcompile.ir.values.attending import KEYS_IN_ANY_ORDER
+from tpcompile.ir.values.scope import Rewrite
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.rewriting.pattern import MissError
 from tpcompile.rewriting.rewrite import Report
@@ -39,6 +41,7 @@ class InterleaveRotary:
 
     name: ClassVar[str] = "interleave-rotary"
     after: ClassVar[tuple[str, ...]] = PlanSharding.after
+    rewrites: ClassVar[tuple[Rewrite, ...]] = (KEYS_IN_ANY_ORDER,)
     before: ClassVar[tuple[str, ...]] = ("fuse-qkv", "fuse-norm-qkv", "fuse-norm-linear")
 
     def apply(self, gm: fx.GraphModule) -> Report:

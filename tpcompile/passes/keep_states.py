@@ -21,6 +21,8 @@ from tpcompile.ir.ops import (
 from tpcompile.ir.ops.resumed import STATE_HEADS, TAIL_CHANNELS
 from tpcompile.ir.roles import StatesOf
 from tpcompile.ir.types import ValueType
+from tpcompile.ir.values.recurrent import FROM_THE_START
+from tpcompile.ir.values.scope import Rewrite
 from tpcompile.rewriting.rewrite import Report, calls, insert_bound, replace
 
 TAILS = "tails"
@@ -43,6 +45,7 @@ class KeepStates:
 
     name: ClassVar[str] = "keep-states"
     after: ClassVar[tuple[str, ...]] = ("canonicalize", "raise-gates", "cache-kv")
+    rewrites: ClassVar[tuple[Rewrite, ...]] = (FROM_THE_START,)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         found = {target: calls(gm, target) for target, *_ in _KEPT}

@@ -15,6 +15,8 @@ from tpcompile.ir.meta import parameter_of, placement_of, set_parameter, value_t
 from tpcompile.ir.ops import REDISTRIBUTE, arguments_of
 from tpcompile.ir.plan import EXPERT_AXIS, HeadPlan, Plan
 from tpcompile.ir.types import REPLICATE
+from tpcompile.ir.values.build import BIAS_AFTER_SUM
+from tpcompile.ir.values.scope import Rewrite
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.rewriting.rewrite import Report, insert_after, replace
 from tpcompile.rewriting.structure import (
@@ -47,6 +49,7 @@ class ShardLinears:
     name: ClassVar[str] = "shard-linears"
     after: ClassVar[tuple[str, ...]] = ("plan-sharding",)
     before: ClassVar[tuple[str, ...]] = PlanSharding.before
+    rewrites: ClassVar[tuple[Rewrite, ...]] = (BIAS_AFTER_SUM,)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()

@@ -10,6 +10,8 @@ from torch import fx
 from tpcompile.errors import UsageError
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTION, arguments_of
+from tpcompile.ir.values.attending import SPANS_MERGED
+from tpcompile.ir.values.scope import Rewrite
 from tpcompile.rewriting.rewrite import Report, calls, insert, insert_bound, insert_item, replace
 
 
@@ -23,6 +25,7 @@ class SplitAttention:
     """
 
     name: ClassVar[str] = "split-attention"
+    rewrites: ClassVar[tuple[Rewrite, ...]] = (SPANS_MERGED,)
     spans: int = 1
     """Number of spans into which a sequence is split."""
 

@@ -28,6 +28,7 @@ from tpcompile.ir.text import format_graph
 from tpcompile.pause import paused_collector
 from tpcompile.registry import Registry
 from tpcompile.rewriting.order import check_order, order_refusal
+from tpcompile.rewriting.proving import Prover
 from tpcompile.rewriting.reproducer import OnFailure, is_worth_reproducing, reproducer_of
 from tpcompile.rewriting.rewrite import Report
 
@@ -98,6 +99,9 @@ class Stats:
     nodes_after: int
     nearest: str = ""
     """The closest candidate that did not match, and the reason; empty without candidates."""
+    proof_ms: float = 0.0
+    unproved: str = ""
+    """The reason why the values are not proved equal to those before the pass; "" if they are."""
 
 
 @dataclass(repr=False)
@@ -188,14 +192,16 @@ def run_passes(
     `first` is the name of the stage before the first pass.
     """
     check_order(passes, done)
-    checker = Checker()
+    checker, prover = Checker(), Prover()
+    for earlier in done:
+        prover.declare(earlier)
     gm = clone(captured)
     stages = [_stage(first, "", Stats(0.0, 0.0, 0, 0, len(gm.graph.nodes)), captured, ())]
     for instrument in instruments:
         instrument(first, gm, stages[0].stats)
     for count, current in enumerate(passes, 1):
         try:
-            stats = _run_one(current, gm, checker, [*done, *passes[: count - 1]])
+            stats = _run_one(current, gm, checker, prover, [*done, *passes[: count - 1]])
         except Exception as error:
             if on_failure is not None and is_worth_reproducing(error):
                 before = format_graph(stages[-1].graph)
@@ -227,8 +233,12 @@ def _add_sentence(error: Exception, sentence: str) -> None:
         error.add_note(sentence)
 
 
-def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence[Pass]) -> Stats:
+def _run_one(
+    current: Pass, gm: fx.GraphModule, checker: Checker, prover: Prover, done: Sequence[Pass]
+) -> Stats:
     before = len(gm.graph.nodes)
+    reading = time.perf_counter()
+    prover.before(gm, current)
     started = time.perf_counter()
     try:
         report = _apply(current, gm)
@@ -259,6 +269,13 @@ def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence
     if problems:
         message = f"The pass {describe(current)} left an invalid graph ({_history(done)})"
         raise FailedPassError(current.name, message + _listed(problems), stats, problems)
+    wrong, unproved = prover.after(gm, current)
+    proving = started - reading + time.perf_counter() - checked
+    stats = dataclasses.replace(stats, proof_ms=proving * 1e3, unproved=unproved)
+    if wrong is not None:
+        message = f"The pass {describe(current)} changes what the graph computes"
+        listed = f" ({_history(done)}){_listed([wrong])}"
+        raise FailedPassError(current.name, message + listed, stats, [wrong])
     return stats
 
 

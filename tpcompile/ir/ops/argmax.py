@@ -9,6 +9,9 @@ import torch
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.ops.spec import Cost, define, local_bytes, numel, refuse, require
 from tpcompile.ir.types import Partial, ValueType
+from tpcompile.ir.values.build import reduced
+from tpcompile.ir.values.scope import Scope
+from tpcompile.ir.values.value import Value
 
 PAIR_BYTES = 16
 """The bytes that a rank sends per row: a value and an id, each in 64 bits."""
@@ -99,4 +102,9 @@ def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
     )
 
 
-ARGMAX = define(argmax, rule=_rule, cost=_cost, across=_across)
+def _value(scope: Scope, logits: Value) -> Value:
+    kept = reduced(scope.terms, "argmax", logits, torch.long)
+    return Value(logits.shape[:-1], torch.long, kept.body)
+
+
+ARGMAX = define(argmax, rule=_rule, cost=_cost, across=_across, value=_value)

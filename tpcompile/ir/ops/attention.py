@@ -13,6 +13,7 @@ from tpcompile.ir.ops.groups import check_groups, check_whole_heads, local_map, 
 from tpcompile.ir.ops.head_order import is_interleaved
 from tpcompile.ir.ops.spec import Cost, define, local_bytes, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, ValueType
+from tpcompile.ir.values.attending import attention_value
 
 
 def attention(
@@ -192,4 +193,5 @@ ATTENTION = define(
     cost=attention_cost,
     localize=attention_localize,
     takes_roles=True,
+    value=attention_value,
 )

@@ -16,6 +16,7 @@ import torch
 from tpcompile.ir.layout import Layout, TokenLayout
 from tpcompile.ir.ops.spec import Cost, CostRule, define, local_bytes, refuse, require
 from tpcompile.ir.types import REPLICATE, Partial, Shard, ValueType
+from tpcompile.ir.values.build import unchanged
 
 _T = TypeVar("_T")
 
@@ -161,12 +162,28 @@ REDISTRIBUTE = define(
     rule=_redistribute_rule,
     cost=_wire_cost(2),
     across=_redistribute_across,
+    value=unchanged,
 )
 ALL_REDUCE = define(
-    _cast_clone, name="all_reduce", rule=_all_reduce_rule, cost=_wire_cost(2), across=_sum_across
+    _cast_clone,
+    name="all_reduce",
+    rule=_all_reduce_rule,
+    cost=_wire_cost(2),
+    across=_sum_across,
+    value=unchanged,
 )
-ALL_GATHER = define(all_gather, rule=_all_gather_rule, cost=_wire_cost(1), across=_gather_across)
+ALL_GATHER = define(
+    all_gather,
+    rule=_all_gather_rule,
+    cost=_wire_cost(1),
+    across=_gather_across,
+    value=unchanged,
+)
 REDUCE_SCATTER = define(
-    reduce_scatter, rule=_reduce_scatter_rule, cost=_wire_cost(1), across=_scatter_across
+    reduce_scatter,
+    rule=_reduce_scatter_rule,
+    cost=_wire_cost(1),
+    across=_scatter_across,
+    value=unchanged,
 )
 COLLECTIVES = (REDISTRIBUTE, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)

@@ -30,6 +30,9 @@ from tpcompile.ir.ops.spec import (
 )
 from tpcompile.ir.pattern import UNKNOWN, Call, Number, Optional, Value
 from tpcompile.ir.types import ValueType
+from tpcompile.ir.values.build import ValueRule
+from tpcompile.ir.values.scope import Scope
+from tpcompile.ir.values.value import Value as ExprValue
 
 aten = torch.ops.aten
 _COMMUTES = (aten.add.Tensor, aten.mul.Tensor)
@@ -62,8 +65,8 @@ class Operand:
     def called(self, target: Any, *args: Any) -> Any:
         kind = self.interpret(target, _kind(args))
         if isinstance(kind, tuple):
-            return tuple(Operand(item, self.interpret) for item in kind)
-        return Operand(kind, self.interpret)
+            return tuple(type(self)(item, self.interpret) for item in kind)
+        return type(self)(kind, self.interpret)
 
     def __getitem__(self, index: int) -> Any:
         return self.called(operator.getitem, self, index)
@@ -86,10 +89,12 @@ def _kind(arg: Any) -> Any:
 
 @dataclass(frozen=True)
 class Part:
-    """A function of tensors that bodies may call although it is no op, and its type rule."""
+    """A function of tensors that bodies may call although it is no op, and its two rules."""
 
     function: Callable[..., Any]
     rule: Rule
+    value: ValueRule | None = None
+    """None for a function that is only known to depend on its operands."""
 
     def __call__(self, *args: Any) -> Any:
         operand = next((arg for arg in args if isinstance(arg, Operand)), None)
@@ -146,8 +151,23 @@ def composite(
     tensors = [n for n, kind in types.items() if "Tensor" in kind]
     cost = cost or _cost([tensors.index(weight) for weight in weights])
     others.setdefault("localize", _localize(calls))
+    others.setdefault("value", value_of_body(body))
     others["in_formats"] = (*weights, *others.get("in_formats", ()))
     return define(body, rule=rule, cost=cost, pattern=pattern, **others)
+
+
+def value_of_body(body: Callable[..., Any]) -> ValueRule:
+    """Return the rule that reads the calls of a body, or of a reference, one by one."""
+
+    @wraps(body)
+    def value(scope: Scope, **given: Any) -> Any:
+        operands = {
+            name: Operand(arg, scope.interpret) if isinstance(arg, ExprValue) else arg
+            for name, arg in given.items()
+        }
+        return _kind(body(**operands))
+
+    return value
 
 
 def pattern_of(function: Callable[..., Any], *names: str) -> Any:

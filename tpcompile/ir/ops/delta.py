@@ -20,8 +20,10 @@ from torch.nn import functional
 from tpcompile.ir.ops.elementwise import join
 from tpcompile.ir.ops.groups import check_groups, check_whole_heads, heads_read, local_map
 from tpcompile.ir.ops.pointwise import silu
+from tpcompile.ir.ops.reference import value_of_reference
 from tpcompile.ir.ops.spec import Cost, define, numel, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, Partial, ValueType
+from tpcompile.ir.values.recurrent import conv_value, rule_value
 
 CHUNK = 64
 """The tokens that a prompt adds to the state at once. Prompts cut at multiples of it, counted from
@@ -286,12 +288,16 @@ CAUSAL_CONV = define(
     fake=lambda x, *_: torch.empty_like(x),
     rule=conv_rule,
     cost=streaming_cost,
+    value=conv_value,
 )
-DELTA_DECAY = define(delta_decay, rule=decay_rule, cost=streaming_cost)
+DELTA_DECAY = define(
+    delta_decay, rule=decay_rule, cost=streaming_cost, value=value_of_reference(delta_decay)
+)
 GATED_DELTA_RULE = define(
     gated_delta_rule,
     fake=lambda q, k, v, *_, **__: torch.empty_like(v),
     rule=delta_rule_type,
     cost=delta_cost,
     localize=delta_localize,
+    value=rule_value,
 )

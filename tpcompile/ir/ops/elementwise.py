@@ -10,6 +10,7 @@ import torch
 from tpcompile.ir.ops.composite import composite
 from tpcompile.ir.ops.spec import Rule, declare, refuse, require, streaming_cost
 from tpcompile.ir.types import PARTIAL, REPLICATE, Dim, Partial, Placement, Shard, ValueType
+from tpcompile.ir.values.build import ValueRule, cast, elementwise
 
 aten = torch.ops.aten
 
@@ -182,8 +183,15 @@ _RULES: dict[Any, Rule] = {
     aten.sigmoid.default: unary_rule,
     aten.softplus.default: softplus_rule,
 }
+_CASTS: dict[Any, ValueRule] = {
+    aten.to.dtype: lambda scope, **bound: cast(scope.terms, bound["self"], bound["dtype"]),
+    aten.type_as.default: lambda scope, **bound: cast(
+        scope.terms, bound["self"], bound["other"].dtype
+    ),
+}
 for _target, _rule in _RULES.items():
-    declare(_target, _rule, streaming_cost)
+    _value = _CASTS.get(_target) or elementwise(_target.__name__.partition(".")[0])
+    declare(_target, _rule, streaming_cost, value=_value)
 
 SWIGLU = composite(swiglu, check=_check_swiglu)
 SIGMOID_GATE = composite(sigmoid_gate, check=_check_gate)

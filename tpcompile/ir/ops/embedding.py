@@ -10,6 +10,9 @@ from torch.nn import functional
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.ops.spec import declare, define, refuse, require, streaming_cost
 from tpcompile.ir.types import PARTIAL, REPLICATE, ValueType
+from tpcompile.ir.values.scope import Scope
+from tpcompile.ir.values.value import OpaqueError, Value
+from tpcompile.ir.values.views import rows_of
 
 aten = torch.ops.aten
 
@@ -83,13 +86,27 @@ def _first(layout: object, rank: int) -> int:
     return layout.intervals(rank)[0][0]
 
 
-EMBEDDING = declare(aten.embedding.default, embedding_rule, streaming_cost, in_formats=("weight",))
+def _rows(scope: Scope, weight: Value, indices: Value, **options: Any) -> Value:
+    """Return the expression of an embedding; its other options concern gradients."""
+    return rows_of(scope, weight, indices)
+
+
+def _vocab_rows(scope: Scope, weight: Value, ids: Value, first_row: int = 0) -> Value:
+    if first_row:
+        raise OpaqueError("the offset of a rank follows from the layout")
+    return rows_of(scope, weight, ids)
+
+
+EMBEDDING = declare(
+    aten.embedding.default, embedding_rule, streaming_cost, in_formats=("weight",), value=_rows
+)
 VOCAB_EMBEDDING = define(
     vocab_embedding,
     rule=vocab_embedding_rule,
     cost=streaming_cost,
     localize=vocab_embedding_localize,
     in_formats=("weight",),
+    value=_vocab_rows,
 )
 EMBEDDINGS = (EMBEDDING, VOCAB_EMBEDDING)
 """The ops that look up rows of a table."""

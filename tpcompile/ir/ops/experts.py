@@ -23,6 +23,17 @@ from tpcompile.ir.ops.spec import (
     streaming_cost,
 )
 from tpcompile.ir.types import PARTIAL, REPLICATE, Placement, ValueType
+from tpcompile.ir.values.build import (
+    along_last,
+    called,
+    cast,
+    elementwise,
+    pointwise,
+    reduced,
+    without_batch,
+)
+from tpcompile.ir.values.scope import Scope
+from tpcompile.ir.values.value import OpaqueError, Value
 
 aten = torch.ops.aten
 
@@ -233,19 +244,82 @@ def _require_last(kind: ValueType, dim: int) -> None:
     require(last, "router", f"dimension {dim} of {kind}", "the last dimension of a whole value")
 
 
+def _top_experts_value(
+    scope: Scope, logits: Value, count: int, normalized: bool
+) -> tuple[Value, Value]:
+    """Return the expressions of the choice, as models spell it with torch's `topk`."""
+    shares = _softmax_value(scope, logits, -1, torch.float32)
+    scores, ids = _topk_value(scope, shares, count)
+    if normalized:
+        total = reduced(scope.terms, "sum", scores, scores.dtype)
+        scores = pointwise(scope.terms, "div", [scores, total], scores.dtype)
+    return cast(scope.terms, scores, logits.dtype), ids
+
+
+def _softmax_value(scope: Scope, self: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+    _last(self, dim)
+    return along_last(scope.terms, "softmax", self, self.shape[-1], dtype or self.dtype)
+
+
+def _topk_value(
+    scope: Scope, self: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Value, Value]:
+    _last(self, dim)
+    heads = (("topk", k, largest, sorted, item) for item in ("values", "indices"))
+    values, ids = (
+        along_last(scope.terms, head, self, k, dtype)
+        for head, dtype in zip(heads, (self.dtype, torch.int64), strict=True)
+    )
+    return values, ids
+
+
+def _sum_value(
+    scope: Scope, self: Value, dim: Any, keepdim: bool, dtype: torch.dtype | None = None
+) -> Value:
+    _last(self, *dim)
+    if not keepdim:
+        raise OpaqueError("a sum that drops its axis")
+    return reduced(scope.terms, "sum", self, dtype or self.dtype)
+
+
+def _last(value: Value, dim: int) -> None:
+    if dim % value.dims != value.dims - 1:
+        raise OpaqueError("another axis than the last one")
+
+
+def _experts_value(
+    scope: Scope,
+    x: Value,
+    scores: Value,
+    ids: Value,
+    gate_up: Value,
+    down: Value,
+    first: int = 0,
+) -> Value:
+    if first:
+        raise OpaqueError("the offset of a rank follows from the layout")
+    rows = {"x": x, "scores": scores, "ids": ids}
+    bound = {name: without_batch(value, 2) for name, value in rows.items()}
+    bound |= {"gate_up": gate_up, "down": down}
+    (result,) = called(scope.terms, "tpc.experts", bound, (x.shape, x.dtype))
+    return result
+
+
 def _like_x(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-for _target, _rule in (  # of routers, before `raise-experts`
-    (aten.softmax.int, _softmax_rule),
-    (aten.topk.default, _topk_rule),
-    (aten.sum.dim_IntList, _sum_rule),
-    (aten.div_.Tensor, _divide_rule),
+for _target, _rule, _value in (  # of routers, before `raise-experts`
+    (aten.softmax.int, _softmax_rule, _softmax_value),
+    (aten.topk.default, _topk_rule, _topk_value),
+    (aten.sum.dim_IntList, _sum_rule, _sum_value),
+    (aten.div_.Tensor, _divide_rule, elementwise("div")),
 ):
-    declare(_target, _rule, streaming_cost)
+    declare(_target, _rule, streaming_cost, value=_value)
 
-TOP_EXPERTS = define(top_experts, rule=_top_experts_rule, cost=streaming_cost)
+TOP_EXPERTS = define(
+    top_experts, rule=_top_experts_rule, cost=streaming_cost, value=_top_experts_value
+)
 EXPERTS = define(
     experts,
     rule=_experts_rule,
@@ -253,4 +327,5 @@ EXPERTS = define(
     fake=_like_x,
     localize=_localize,
     in_formats=("gate_up", "down"),
+    value=_experts_value,
 )

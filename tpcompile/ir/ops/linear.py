@@ -9,6 +9,9 @@ import torch
 from tpcompile.ir.ops.spec import Cost, declare, local_bytes, numel, refuse, require
 from tpcompile.ir.roles import HeadParts
 from tpcompile.ir.types import PARTIAL, REPLICATE, Partial, Placement, Shard, ValueType
+from tpcompile.ir.values.build import linear
+from tpcompile.ir.values.scope import Scope
+from tpcompile.ir.values.value import Value
 
 aten = torch.ops.aten
 
@@ -112,6 +115,15 @@ def linear_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> 
     return Cost(flops=2 * numel(weight), memory_bytes=moved)
 
 
+def _linear_value(scope: Scope, input: Value, weight: Value, bias: Value | None = None) -> Value:
+    return linear(scope.terms, input, weight, bias)
+
+
 LINEAR = declare(
-    aten.linear.default, linear_rule, linear_cost, takes_roles=True, in_formats=("weight",)
+    aten.linear.default,
+    linear_rule,
+    linear_cost,
+    takes_roles=True,
+    in_formats=("weight",),
+    value=_linear_value,
 )

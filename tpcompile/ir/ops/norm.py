@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from tpcompile.ir.ops.elementwise import promoted, sum_rule, unary_rule
+from tpcompile.ir.ops.reference import value_of_reference
 from tpcompile.ir.ops.spec import declare, define, dim_of, refuse, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, Partial, ValueType
+from tpcompile.ir.values.build import cast, reduced
+from tpcompile.ir.values.scope import Rewrite, Scope
+from tpcompile.ir.values.value import OpaqueError, Value
 
 aten = torch.ops.aten
 
@@ -158,9 +163,63 @@ def mean_rule(
     return ValueType(shape, self.dtype, self.placement)
 
 
-declare(aten.mean.dim, mean_rule, streaming_cost)
-declare(aten.layer_norm.default, layer_norm_rule, streaming_cost)
+def _mean_value(scope: Scope, self: Value, dim: Any, **options: Any) -> Value:
+    if [axis % self.dims for axis in dim] != [self.dims - 1]:
+        raise OpaqueError("a mean over other axes than the last one")
+    return reduced(scope.terms, "mean", self, self.dtype)
 
-RMS_NORM = define(rms_norm, rule=rms_norm_rule, cost=streaming_cost, takes_roles=True)
-ADD_RMS_NORM = define(add_rms_norm, rule=add_rms_norm_rule, cost=streaming_cost)
-GATED_RMS_NORM = define(gated_rms_norm, rule=gated_rms_norm_rule, cost=streaming_cost)
+
+def standardized(
+    input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float, cudnn_enable: bool = True
+) -> Any:
+    """Compute a layer norm from ops, in fp32 and rounded once, as torch does."""
+    wide = input.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    scaled = normed if weight is None else weight.float() * normed
+    return (scaled if bias is None else scaled + bias.float()).to(input.dtype)
+
+
+NORM_BEFORE_ROUNDING = Rewrite(
+    "norm-before-rounding", "the norm of a sum may see the sum before it is rounded"
+)
+_added_and_normed = value_of_reference(add_rms_norm)
+_normed = value_of_reference(rms_norm)
+
+
+def _add_rms_norm_value(scope: Scope, x: Value, residual: Value, **norm: Any) -> tuple[Value, ...]:
+    if not scope.allows(NORM_BEFORE_ROUNDING):
+        both: tuple[Value, ...] = _added_and_normed(scope, x=x, residual=residual, **norm)
+        return both
+    total = scope.interpret(aten.add.Tensor, (x, residual))
+    rounded = cast(scope.terms, total, x.dtype)
+    return _normed(scope, x=rounded, **norm), rounded
+
+
+declare(aten.mean.dim, mean_rule, streaming_cost, value=_mean_value)
+declare(
+    aten.layer_norm.default,
+    layer_norm_rule,
+    streaming_cost,
+    value=value_of_reference(standardized),
+)
+
+RMS_NORM = define(
+    rms_norm,
+    rule=rms_norm_rule,
+    cost=streaming_cost,
+    takes_roles=True,
+    value=_normed,
+)
+ADD_RMS_NORM = define(
+    add_rms_norm,
+    rule=add_rms_norm_rule,
+    cost=streaming_cost,
+    value=_add_rms_norm_value,
+)
+GATED_RMS_NORM = define(
+    gated_rms_norm,
+    rule=gated_rms_norm_rule,
+    cost=streaming_cost,
+    value=value_of_reference(gated_rms_norm),
+)

@@ -18,6 +18,7 @@ from tpcompile.ir.ops.attention import (
 from tpcompile.ir.ops.cache import check_append, check_places, stored_type
 from tpcompile.ir.ops.spec import Cost, define, require
 from tpcompile.ir.types import ValueType
+from tpcompile.ir.values.attending import paged_value
 
 
 def paged_attention(
@@ -160,4 +161,5 @@ PAGED_ATTENTION = define(
     localize=attention_localize,
     takes_roles=True,
     in_formats=("cache",),
+    value=paged_value,
 )

@@ -12,6 +12,7 @@ from tpcompile.ir.ops.head_order import roles_of_parts
 from tpcompile.ir.ops.shape import shifted, unsharded
 from tpcompile.ir.ops.spec import declare, dim_of, free_cost, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, Partial, Shard, ValueType
+from tpcompile.ir.values import views
 
 aten = torch.ops.aten
 END = 1 << 62
@@ -170,11 +171,18 @@ def index_rule(self: ValueType, indices: tuple[ValueType | None, ...]) -> ValueT
     return rows_rule(self, *places[0])
 
 
-declare(aten.select.int, select_rule, free_cost)
-declare(aten.slice.Tensor, slice_rule, free_cost)
-declare(aten.cat.default, concat_rule, streaming_cost)
-declare(aten.stack.default, stack_rule, streaming_cost)
-declare(aten.split_with_sizes.default, split_rule, free_cost, split_localize, takes_roles=True)
-declare(aten.chunk.default, chunk_rule, free_cost)
-declare(aten.index_select.default, rows_rule, streaming_cost)
-declare(aten.index.Tensor, index_rule, streaming_cost)
+declare(aten.select.int, select_rule, free_cost, value=views.select)
+declare(aten.slice.Tensor, slice_rule, free_cost, value=views.slice_of)
+declare(aten.cat.default, concat_rule, streaming_cost, value=views.concatenation)
+declare(aten.stack.default, stack_rule, streaming_cost, value=views.stack)
+declare(
+    aten.split_with_sizes.default,
+    split_rule,
+    free_cost,
+    split_localize,
+    takes_roles=True,
+    value=views.split,
+)
+declare(aten.chunk.default, chunk_rule, free_cost, value=views.chunk)
+declare(aten.index_select.default, rows_rule, streaming_cost, value=views.index_select)
+declare(aten.index.Tensor, index_rule, streaming_cost, value=views.index)

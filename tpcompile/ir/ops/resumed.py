@@ -25,6 +25,7 @@ from tpcompile.ir.ops.delta import (
 from tpcompile.ir.ops.spec import define, require, streaming_cost
 from tpcompile.ir.roles import StatesOf
 from tpcompile.ir.types import REPLICATE, Shard, ValueType
+from tpcompile.ir.values.recurrent import resumed_conv_value, resumed_rule_value
 
 TAIL_CHANNELS = 3
 """The dimension of the tails that may be sharded."""
@@ -169,6 +170,7 @@ RESUMED_CONV = define(
     rule=_conv_rule,
     cost=streaming_cost,
     takes_roles=True,
+    value=resumed_conv_value,
 )
 RESUMED_DELTA_RULE = define(
     resumed_delta_rule,
@@ -178,4 +180,5 @@ RESUMED_DELTA_RULE = define(
     cost=delta_cost,
     localize=delta_localize,
     takes_roles=True,
+    value=resumed_rule_value,
 )

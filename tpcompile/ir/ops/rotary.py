@@ -13,8 +13,12 @@ import torch
 
 from tpcompile.ir.ops.elementwise import promoted, unary_rule
 from tpcompile.ir.ops.head_order import is_interleaved
+from tpcompile.ir.ops.reference import value_of_reference
 from tpcompile.ir.ops.spec import SPECS, define, refuse, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, ValueType
+from tpcompile.ir.values.build import called, without_batch
+from tpcompile.ir.values.scope import Scope
+from tpcompile.ir.values.value import Value
 
 ROTARY = "rotary"
 """The target of the only `call_module` node of a graph: the model's own rotary module.
@@ -136,8 +140,17 @@ def rope_pairs_rule(
     return replace(rope_rule(x, cos, sin), dtype=x.dtype)
 
 
+def _tables_value(
+    scope: Scope, positions: Value, width: int, dtype: torch.dtype
+) -> tuple[Value, ...]:
+    bound = {"positions": without_batch(positions, 1), "width": width}
+    table = (*positions.shape, width), dtype
+    return called(scope.terms, "tpc.rotary", bound | {"dtype": dtype}, table, table)
+
+
 TABLES = define(
     _no_tables,
+    value=_tables_value,
     name="rotary",
     fake=lambda positions, width, dtype: (
         positions.new_empty((*positions.shape, width), dtype=dtype),
@@ -146,7 +159,18 @@ TABLES = define(
     rule=tables_rule,
     cost=streaming_cost,
 )
-ROPE = define(rope, rule=rope_rule, cost=streaming_cost, takes_roles=True)
-ROPE_PAIRS = define(rope_pairs, rule=rope_pairs_rule, cost=streaming_cost)
+_rotated = value_of_reference(rope)
+
+
+def _rope_value(scope: Scope, interleaved: bool = False, **operands: Value) -> Value:
+    """Return the expression of rotated heads; attention reads interleaved ones in the old order."""
+    value: Value = _rotated(scope, interleaved=interleaved, **operands)
+    return replace(value, interleaved=interleaved)
+
+
+ROPE = define(rope, rule=rope_rule, cost=streaming_cost, takes_roles=True, value=_rope_value)
+ROPE_PAIRS = define(
+    rope_pairs, rule=rope_pairs_rule, cost=streaming_cost, value=value_of_reference(rope_pairs)
+)
 
 SPECS[ROTARY] = replace(SPECS[TABLES], target=ROTARY)

@@ -21,6 +21,8 @@ from tpcompile.ir.ops.spec import (
     streaming_cost,
 )
 from tpcompile.ir.types import REPLICATE, AnyType, Dim, Shard, SymbolType, ValueType
+from tpcompile.ir.values import views
+from tpcompile.ir.values.build import unchanged
 
 aten = torch.ops.aten
 
@@ -215,20 +217,20 @@ def item_rule(a: tuple[ValueType, ...], b: int) -> AnyType:
     return a[b]
 
 
-declare(aten.view.default, view_rule, free_cost)
-declare(aten.reshape.default, view_rule, free_cost)
-declare(aten.transpose.int, transpose_rule, free_cost)
-declare(aten.unsqueeze.default, unsqueeze_rule, free_cost)
-declare(aten.squeeze.dim, squeeze_rule, free_cost)
-declare(aten.expand.default, expand_rule, free_cost)
-declare(aten.unflatten.int, unflatten_rule, free_cost, takes_roles=True)
-declare(aten.flatten.using_ints, flatten_rule, free_cost)
-declare(aten.repeat_interleave.self_int, repeat_rule, streaming_cost)
-declare(aten.dropout.default, dropout_rule, free_cost)
-declare(aten.sym_size.int, extent_rule, free_cost)
-declare(aten.contiguous.default, identity_rule, free_cost)
-declare(aten.alias.default, identity_rule, free_cost)
-declare(aten.clone.default, identity_rule, streaming_cost)
+declare(aten.view.default, view_rule, free_cost, value=views.view)
+declare(aten.reshape.default, view_rule, free_cost, value=views.view)
+declare(aten.transpose.int, transpose_rule, free_cost, value=views.transpose)
+declare(aten.unsqueeze.default, unsqueeze_rule, free_cost, value=views.unsqueeze)
+declare(aten.squeeze.dim, squeeze_rule, free_cost, value=views.squeeze)
+declare(aten.expand.default, expand_rule, free_cost, value=views.expand)
+declare(aten.unflatten.int, unflatten_rule, free_cost, takes_roles=True, value=views.unflatten)
+declare(aten.flatten.using_ints, flatten_rule, free_cost, value=views.flatten)
+declare(aten.repeat_interleave.self_int, repeat_rule, streaming_cost, value=views.repeat)
+declare(aten.dropout.default, dropout_rule, free_cost, value=unchanged)
+declare(aten.sym_size.int, extent_rule, free_cost, value=views.extent)
+declare(aten.contiguous.default, identity_rule, free_cost, value=unchanged)
+declare(aten.alias.default, identity_rule, free_cost, value=unchanged)
+declare(aten.clone.default, identity_rule, streaming_cost, value=unchanged)
 
 SPECS[operator.getitem] = OpSpec(
     name="getitem",
@@ -237,5 +239,6 @@ SPECS[operator.getitem] = OpSpec(
     cost=free_cost,
     reference=operator.getitem,
     argument_names=("a", "b"),
+    value=views.item,
     takes_roles=True,
 )

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.types import AnyType, Dim, ValueType
+from tpcompile.ir.values.build import ValueRule
 
 _LIBRARY: Any = torch.library.Library("tpc", "DEF")  # type: ignore[no-untyped-call]
 
@@ -68,6 +69,9 @@ class OpSpec:
     """Formatter of the call in emitted modules; by default they call the op itself."""
     pattern: Any = None
     """The calls that a composite op fuses; None for other ops."""
+    value: ValueRule | None = None
+    """The expression of the result, given a scope and the arguments by name: that of a body, of the
+    reference, or of its own. None for an op that is only known to depend on its operands."""
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, in the order of the schema, with defaults filled in."""

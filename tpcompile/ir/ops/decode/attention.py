@@ -33,6 +33,7 @@ from tpcompile.ir.ops.paged_attention import attend_rows, read_tokens
 from tpcompile.ir.ops.spec import Cost, define, refuse, require, streaming_cost
 from tpcompile.ir.roles import QueriesOf, SpansOf
 from tpcompile.ir.types import Partial, ValueType
+from tpcompile.ir.values.attending import cached_value, partial_value, reduce_value
 
 FLATTEN = torch.ops.aten.flatten.using_ints
 
@@ -262,6 +263,7 @@ def _cost(result: Any, operands: Sequence[ValueType], rank: int) -> Cost:
 
 CACHED_ATTENTION = define(
     cached_attention,
+    value=cached_value,
     fake=lambda q, *_, **__: torch.empty_like(q),
     rule=_cached_rule,
     cost=_cost,
@@ -271,6 +273,7 @@ CACHED_ATTENTION = define(
 )
 PARTIAL_ATTENTION = define(
     partial_attention,
+    value=partial_value,
     fake=lambda q, cache, tables, lengths, scale, window, layer, block, spans, kv_heads=None: (
         q.new_empty((*q.shape[:2], spans, q.shape[2]), dtype=torch.float32),
         q.new_empty((*q.shape[:2], spans), dtype=torch.float32),
@@ -283,6 +286,7 @@ PARTIAL_ATTENTION = define(
 )
 ATTENTION_REDUCE = define(
     attention_reduce,
+    value=reduce_value,
     fake=lambda values, lse, dtype: values.new_empty(
         (*values.shape[:2], values.shape[3]), dtype=dtype
     ),

@@ -18,6 +18,7 @@ from tpcompile.ir.ops.rotary import ROPE
 from tpcompile.ir.ops.spec import Cost, CostRule, local_bytes, numel, require
 from tpcompile.ir.roles import QueriesOf
 from tpcompile.ir.types import ValueType
+from tpcompile.ir.values.attending import append_value
 
 UNFLATTEN = torch.ops.aten.unflatten.int
 
@@ -135,7 +136,7 @@ def _append_rule(q: ValueType, *stored: Any) -> ValueType:
     return q.in_role(QueriesOf(layer, block))
 
 
-APPEND = Part(_append, _append_rule)
+APPEND = Part(_append, _append_rule, append_value)
 """The write of a step's keys and values, with the arguments that `paged_attention` has, too."""
 
 

@@ -1,0 +1,1 @@
+"""Values as expressions: what one element of a value is, over checkpoint tensors and inputs."""

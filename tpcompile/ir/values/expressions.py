@@ -1,0 +1,201 @@
+"""The expressions of a graph's values, over checkpoint tensors and inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+from torch import fx
+
+from tpcompile.ir.meta import captured_value, parameter_of, type_of
+from tpcompile.ir.ops import SPECS, OpSpec, RuleError, op_name, spec_of
+from tpcompile.ir.ops.composite import Part
+from tpcompile.ir.types import AnyType, ValueType
+from tpcompile.ir.values.build import called
+from tpcompile.ir.values.node import Term
+from tpcompile.ir.values.parameters import parameter_value
+from tpcompile.ir.values.scope import Event, Kept, Rewrite, Scope
+from tpcompile.ir.values.term import Terms
+from tpcompile.ir.values.value import OpaqueError, Value, own_indices
+
+_NONE: frozenset[Rewrite] = frozenset()
+
+
+@dataclass(frozen=True)
+class GraphValues:
+    """The values of a graph: those of its nodes, its results, and the states that it leaves.
+
+    `left_out` has the calls that rewrites have replaced.
+    """
+
+    nodes: dict[fx.Node, Any]
+    names: dict[fx.Node, str]
+    """The node of the captured graph that each node stands for."""
+    outputs: tuple[Value, ...]
+    states: dict[tuple[Term, int], Kept]
+    left_out: frozenset[Term]
+
+
+@dataclass
+class Expressions:
+    """A table of expressions, which graphs share: a call of known operands is read only once."""
+
+    terms: Terms = field(default_factory=Terms)
+    _calls: dict[Any, list[tuple[Any, list[Event]]]] = field(default_factory=dict)
+    """The values of each call, with what its rule asked and did."""
+    _last: dict[fx.Node, tuple[Any, Any, list[Event]]] = field(default_factory=dict)
+    """The last call of each node, its value, and what its rule asked and did."""
+    _inputs: dict[Any, Value] = field(default_factory=dict)
+    _parameters: dict[int, tuple[Any, Value]] = field(default_factory=dict)
+
+    def of(self, gm: fx.GraphModule, rewrites: frozenset[Rewrite] = _NONE) -> GraphValues:
+        """Return the values of a graph whose nodes have types, under these rewrites."""
+        scope = Scope(
+            self.terms, lambda target, args: self._interpret(scope, target, args), rewrites
+        )
+        values: dict[fx.Node, Any] = {}
+        outputs: tuple[Value, ...] = ()
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = scope.inputs[node.name] = self._input(node)
+            elif node.op == "get_attr":
+                values[node] = self._parameter(node)
+            elif node.op == "output":
+                results = _arguments(node.args[0], values)
+                outputs = results if isinstance(results, tuple) else (results,)
+            else:
+                values[node] = self._node(scope, node, values)
+        names = {node: name for node in values if (name := captured_value(node)) is not None}
+        return GraphValues(values, names, outputs, scope.states, frozenset(scope.left_out))
+
+    def result(self, target: Any, *args: Any) -> Value:
+        """Return the value of a call of operands that a graph has."""
+        scope = Scope(self.terms, lambda *call: self._interpret(scope, *call))
+        value: Value = self._interpret(scope, target, args)
+        return value
+
+    def _input(self, node: fx.Node) -> Value:
+        kind = type_of(node)
+        assert isinstance(kind, ValueType)
+        key = node.name, kind.shape, kind.dtype, kind.format
+        if key not in self._inputs:
+            source = self.terms.source("input", (node.name, kind.format), kind.dtype)
+            body = self.terms.read(source, own_indices(kind.shape))
+            self._inputs[key] = Value(kind.shape, kind.dtype, body)
+        return self._inputs[key]
+
+    def _parameter(self, node: fx.Node) -> Value:
+        parameter = parameter_of(node)
+        known = self._parameters.get(id(parameter))
+        if known is None:
+            value = parameter_value(self.terms, parameter.whole, parameter.type.dtype)
+            known = self._parameters[id(parameter)] = parameter, value
+        return known[1]
+
+    def _node(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        """Return the value of a call; if nothing about it has been replaced, it is the last one."""
+        call = (
+            node.target,
+            node.args,
+            node.kwargs,
+            *[values[operand] for operand in node.all_input_nodes],
+        )
+        scope.events = []
+        last = self._last.get(node)
+        same = last is not None and len(last[0]) == len(call) and all(map(is_, last[0], call))
+        if same and last is not None and (not last[2] or scope.replay(last[2])):
+            return last[1]
+        result = self._call(scope, node, values)
+        self._last[node] = call, result, scope.events
+        return result
+
+    def _call(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        args = _arguments(node.args, values)
+        kwargs = {name: _arguments(arg, values) for name, arg in node.kwargs.items()}
+        spec = spec_of(node)
+        if spec is None:
+            raise UnprovedError(f"{op_name(node)} is no op of the dialect", node)
+        bound = spec.bind(args, kwargs)
+        return self._once(scope, spec, bound, node)
+
+    def _interpret(self, scope: Scope, target: Any, args: tuple[Any, ...]) -> Any:
+        """Return the value of a call within a body."""
+        if isinstance(target, Part):
+            if target.value is None:
+                raise OpaqueError("a function without a rule")
+            return target.value(scope, *args)
+        spec = SPECS[target]
+        return self._once(scope, spec, spec.bind(args, {}), None)
+
+    def _once(self, scope: Scope, spec: OpSpec, bound: dict[str, Any], node: fx.Node | None) -> Any:
+        """Return the value of a call, which is that of the last one with the same operands."""
+        key: Any = (spec.target, *map(_keyed, bound.values()))
+        known = self._calls.setdefault(key, [])
+        for result, events in known:
+            if not events or scope.replay(events):
+                return result
+        outer, scope.events = scope.events, []
+        try:
+            if spec.value is None:
+                raise OpaqueError("no rule")
+            result = spec.value(scope, **bound)
+        except OpaqueError:
+            result = self._opaque(spec, bound, node)
+        known.append((result, scope.events))
+        scope.events = [*outer, *scope.events]
+        return result
+
+    def _opaque(self, spec: OpSpec, bound: dict[str, Any], node: fx.Node | None) -> Any:
+        """Return the results of an op of which only its operands are known."""
+        schema = getattr(spec.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            raise UnprovedError(f"{spec.name} overwrites an operand, and has no rule", node)
+        kind = _plain_result(spec, bound) if node is None else type_of(node)
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        results = [(each.shape, each.dtype) for each in kinds if isinstance(each, ValueType)]
+        if len(results) < len(kinds):
+            raise UnprovedError(f"{spec.name} computes a number, and has no rule", node)
+        found = called(self.terms, spec.name, bound, *results)
+        return found if isinstance(kind, tuple) else found[0]
+
+
+def _plain_result(spec: OpSpec, bound: dict[str, Any]) -> AnyType:
+    """Return the type of the result of a call within a body."""
+    try:
+        return spec.rule(**{name: _plain_type(arg) for name, arg in bound.items()})
+    except RuleError as error:
+        raise OpaqueError(str(error)) from error
+
+
+class UnprovedError(Exception):
+    """A call whose value has no expression, so nothing can be proved of the graph."""
+
+    def __init__(self, reason: str, node: fx.Node | None = None) -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+def _arguments(arg: Any, values: dict[fx.Node, Any]) -> Any:
+    if isinstance(arg, fx.Node):
+        return values[arg]
+    if isinstance(arg, list | tuple):
+        return tuple(_arguments(item, values) for item in arg)
+    return arg
+
+
+def _keyed(arg: Any) -> Any:
+    """Return a key of an argument; 1, 1.0 and True differ."""
+    if isinstance(arg, Value):
+        return arg
+    if isinstance(arg, tuple):
+        return tuple(map(_keyed, arg))
+    return type(arg), arg
+
+
+def _plain_type(arg: Any) -> Any:
+    if isinstance(arg, Value):
+        return ValueType(arg.shape, arg.dtype)
+    if isinstance(arg, tuple):
+        return tuple(map(_plain_type, arg))
+    return arg

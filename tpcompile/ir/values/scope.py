@@ -1,0 +1,122 @@
+"""The surroundings of a rule: the table of terms, other ops, and the state that ops overwrite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tpcompile.ir.values.node import Term
+from tpcompile.ir.values.term import Terms
+from tpcompile.ir.values.value import Value
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """An equality that is not one of real numbers alone, which a pass declares to use it.
+
+    Rules of ops consult it: under the rewrite they return the value of what the pass replaces.
+    """
+
+    name: str
+    says: str
+    """The equality, and what it leaves out, as a sentence."""
+    adds_states: bool = False
+    """Whether the graph may keep more than before, such as a cache."""
+    reorders_states: bool = False
+    """Whether what it keeps may be in another order within heads."""
+
+
+class Kept(NamedTuple):
+    """The state of one layer of an input that ops overwrite, such as the KV cache."""
+
+    term: Term
+    interleaved: bool = False
+    written: tuple[Value, ...] = ()
+    """What the step has written, if it is all that has been written since the step began."""
+    initial: bool = False
+    """Whether the step has written nothing yet."""
+
+
+class Event(NamedTuple):
+    """A question of a rule with its answer, or a change of a state."""
+
+    kind: str
+    what: Any
+    answer: Any
+
+
+@dataclass
+class Scope:
+    """The surroundings in which the calls of one graph are read, in order."""
+
+    terms: Terms
+    interpret: Callable[[Any, tuple[Any, ...]], Any]
+    """Function that returns the value of a call, given its target and its arguments."""
+    rewrites: frozenset[Rewrite] = frozenset()
+    inputs: dict[str, Value] = field(default_factory=dict)
+    states: dict[tuple[Term, int], Kept] = field(default_factory=dict)
+    """What has been written, by the input and its layer."""
+    left_out: dict[Term, None] = field(default_factory=dict)
+    """The calls that rewrites have replaced; what a rewrite leaves out must not change either."""
+    events: list[Event] = field(default_factory=list)
+    """What the current call has asked and done besides reading its operands."""
+
+    def allows(self, rewrite: Rewrite) -> bool:
+        """Return whether a pass has declared a rewrite."""
+        return bool(self._ask("allows", rewrite))
+
+    def input(self, name: str) -> Value | None:
+        """Return an input of the graph, None if it has no such input."""
+        value: Value | None = self._ask("input", name)
+        return value
+
+    def state(self, kept: Value, layer: int) -> Kept:
+        """Return the state of a layer, which is that before the step until it is written."""
+        known: Kept | None = self._ask("state", (kept.body, layer))
+        if known is not None:
+            return known
+        whole = self.terms.whole(kept.shape, kept.body)
+        return Kept(self.terms.call(("state", layer), [whole]), initial=True)
+
+    def write(self, kept: Value, layer: int, state: Kept) -> None:
+        """Replace the state of a layer."""
+        self._do("write", (kept.body, layer), state)
+
+    def leave_out(self, value: Value) -> None:
+        """Record a call, the value of which is that of another one under a rewrite."""
+        self._do("leave out", value.body, None)
+
+    def replay(self, events: Sequence[Event]) -> bool:
+        """Do again what a call has done, if everything that it has asked has the same answer."""
+        written: dict[Any, Kept] = {}
+        for kind, what, answer in events:
+            if kind == "write":
+                written[what] = answer
+            elif kind == "state" and what in written:
+                continue
+            elif kind != "leave out" and self._answer(kind, what) != answer:
+                return False
+        for kind, what, answer in events:
+            if kind in ("write", "leave out"):
+                self._do(kind, what, answer)
+            else:
+                self.events.append(Event(kind, what, answer))
+        return True
+
+    def _ask(self, kind: str, what: Any) -> Any:
+        answer = self._answer(kind, what)
+        self.events.append(Event(kind, what, answer))
+        return answer
+
+    def _answer(self, kind: str, what: Any) -> Any:
+        if kind == "allows":
+            return what in self.rewrites
+        return (self.inputs if kind == "input" else self.states).get(what)
+
+    def _do(self, kind: str, what: Any, answer: Any) -> None:
+        if kind == "write":
+            self.states[what] = answer
+        else:
+            self.left_out[what] = None
+        self.events.append(Event(kind, what, answer))

@@ -1,0 +1,196 @@
+"""Expressions as text, and the smallest difference between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tpcompile.ir.dtypes import dtype_name
+from tpcompile.ir.values.index import BOUND, COMPUTED, Digit, Index, Inexact
+from tpcompile.ir.values.node import CAST, Term
+
+_AXES = "ijlmnpq"
+_SIGNS = {"add": "+", "mul": "·", "sub": "-", "div": "/", "bias": "+"}
+
+
+def shown(term: Term, depth: int = 4) -> str:
+    """Return an expression as text, with `…` for what is nested deeper."""
+    match term.kind:
+        case "const":
+            return f"{term.head:g}"
+        case "tensor":
+            return str(term.head[0])
+        case "input":
+            return f"%{term.head[0]}"
+        case "read":
+            item = f".{term.head}" if term.head else ""
+            return f"{shown(term.args[0], depth)}{item}{_places(term, depth)}"
+    if depth <= 0:
+        return "…"
+    return _FORMS[term.kind](term, [shown(arg, depth - 1) for arg in term.args], depth)
+
+
+def _element(term: Term, inner: list[str], depth: int) -> str:
+    if term.head == CAST and term.dtype is not None:
+        return f"to({inner[0]}, {dtype_name(term.dtype)})"
+    if term.head in _SIGNS:
+        return "(" + f" {_SIGNS[term.head]} ".join(inner) + ")"
+    return f"{_name(term.head)}({', '.join(inner)})"
+
+
+def _cases(term: Term, inner: list[str], depth: int) -> str:
+    (kind, place), extents = term.head
+    sizes = ", ".join(map(str, extents))
+    return f"cat({', '.join(inner)}; {_variable(kind, place)} in {sizes})"
+
+
+def _call(term: Term, inner: list[str], depth: int) -> str:
+    numbers = [f"{key}={value}" for key, value in _numbers(term.head)]
+    return f"{_name(term.head)}({', '.join([*inner, *numbers])})"
+
+
+def _over(term: Term, inner: list[str], depth: int) -> str:
+    return f"{_name(term.head[0])}({', '.join(inner)}){_places(term, depth)}"
+
+
+def _picked(term: Term, inner: list[str], depth: int) -> str:
+    return f"pick({_index(term.indices[0], depth)} of {', '.join(inner)})"
+
+
+_FORMS: dict[str, Callable[[Term, list[str], int], str]] = {
+    "element": _element,
+    "over": _over,
+    "cases": _cases,
+    "picked": _picked,
+    "call": _call,
+    "whole": lambda term, inner, depth: inner[0],
+}
+
+
+def _places(term: Term, depth: int) -> str:
+    """Return the indices of a term in brackets, if it has any."""
+    places = ", ".join(_index(index, depth) for index in term.indices)
+    return f"[{places}]" if places else ""
+
+
+def difference(before: Term, after: Term) -> tuple[Term, Term]:
+    """Return the smallest pair of different sub-expressions at the same place."""
+    seen: set[tuple[Term, Term]] = set()
+    while True:
+        if (before, after) in seen or not _alike(before, after):
+            return before, after
+        seen.add((before, after))
+        pairs = [
+            (one, other)
+            for one, other in zip(_parts(before), _parts(after), strict=True)
+            if one is not other
+        ]
+        if len(pairs) != 1:
+            crossed = _crossed(before, after)
+            if len(pairs) == 2 and crossed is not None:
+                before, after = crossed
+                continue
+            deep = [pair for pair in pairs if _alike(*pair)]
+            if len(pairs) > 1 and deep:
+                before, after = deep[0]
+                continue
+            return before, after
+        before, after = pairs[0]
+
+
+def _crossed(before: Term, after: Term) -> tuple[Term, Term] | None:
+    """Return the different operands of a commutative op whose equal ones are elsewhere."""
+    if before.kind != "element" or before.head not in ("add", "mul"):
+        return None
+    shared = set(before.args) & set(after.args)
+    if len(shared) != 1:
+        return None
+    (one,), (other,) = ([arg for arg in term.args if arg not in shared] for term in (before, after))
+    return one, other
+
+
+def _alike(before: Term, after: Term) -> bool:
+    """Return whether two terms differ only in their parts."""
+    return (
+        (before.kind, before.head, before.dtype) == (after.kind, after.head, after.dtype)
+        and [len(_parts(term)) for term in (before, after)].count(len(_parts(before))) == 2
+        and _fixed(before) == _fixed(after)
+    )
+
+
+def _parts(term: Term) -> list[Term]:
+    """Return the terms of which a term consists, also within its indices."""
+    return [*term.args, *(part for index in term.indices for part in _computed(index))]
+
+
+def _computed(index: Index) -> list[Term]:
+    found: list[Term] = []
+    for digit in index.digits:
+        name = digit.variable.name
+        if digit.variable.kind == COMPUTED:
+            found += _computed(name.dividend) if isinstance(name, Inexact) else [name]
+    return found
+
+
+def _fixed(term: Term) -> Any:
+    """Return the indices of a term without the terms in them."""
+    return tuple(
+        (
+            index.constant,
+            *((d.coefficient, d.divisor, d.modulus, _named(d.variable)) for d in index.digits),
+        )
+        for index in term.indices
+    )
+
+
+def _named(variable: Any) -> Any:
+    kind, name, extent = variable
+    return (kind, None if kind == COMPUTED else name, extent)
+
+
+def _index(index: Index, depth: int) -> str:
+    words = [_digit(digit, depth) for digit in index.digits]
+    if index.constant or not words:
+        words.append(str(index.constant))
+    return " + ".join(words)
+
+
+def _digit(digit: Digit, depth: int) -> str:
+    factor, (kind, name, extent), divisor, modulus = digit
+    if kind != COMPUTED:
+        word = _variable(kind, name)
+    elif isinstance(name, Inexact):
+        word = f"({_index(name.dividend, depth)}){'%' if name.remainder else '/'}{name.divisor}"
+    else:
+        word = shown(name, depth - 1)
+    if divisor != 1:
+        word += f"/{divisor}"
+    if modulus and modulus != -(-extent // divisor):
+        word += f"%{modulus}"
+    if factor == 1:
+        return word
+    return f"{factor}{word}" if word.isalnum() else f"{factor}·({word})"
+
+
+def _variable(kind: int, name: Any) -> str:
+    return f"k{name or ''}" if kind == BOUND else _AXES[name] if name < len(_AXES) else f"i{name}"
+
+
+def _name(head: Any) -> str:
+    first = head[0] if isinstance(head, tuple) else head
+    return str(first).rpartition(".")[2] if str(first).startswith(("tpc.", "aten.")) else str(first)
+
+
+def _numbers(head: Any) -> list[tuple[str, Any]]:
+    """Return the arguments of a call that are no values."""
+    if not isinstance(head, tuple):
+        return []
+    return [
+        (part[0], part[1][1])
+        for part in head[1:]
+        if isinstance(part, tuple)
+        and len(part) == 2
+        and isinstance(part[1], tuple)
+        and part[1]
+        and len(part[1]) == 2
+    ]

@@ -1,0 +1,387 @@
+"""Terms: the expression of one element of a value, hash-consed, in one normal form.
+
+A value `[T, 64]` is the term of its element `(i, j)`, so views, transposes, slices, splits and
+selections of rows are changes of indices, and leave no op behind:
+
+    const       a number
+    element     one op on elements: `add`, `silu`, a cast; each rounds to its dtype
+    over        an op over whole axes, which its operands bind: a linear, a mean, a softmax
+    read        an element of a checkpoint tensor, an input, or a result of a call
+    cases       pieces along one axis, as a concatenation has
+    picked      pieces along a computed index
+    call        an op on whole values: attention, or any op without a rule
+    whole       an operand of a call: the term of its elements, and its extents
+
+Equal terms are the same object. What is computed twice, as in 80 equal layers, is built once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from tpcompile.ir.values.change import Change
+from tpcompile.ir.values.index import (
+    BOUND,
+    COORDINATE,
+    Index,
+    Name,
+    bounds,
+    deeper,
+    names_of,
+    reordering,
+    replaced,
+    shifted,
+    threshold_split,
+    variable,
+)
+from tpcompile.ir.values.node import (
+    CAST,
+    Dim,
+    Term,
+    binders_of,
+    free_of,
+    is_exact,
+    parts_of,
+    unwidened,
+)
+
+
+@dataclass(eq=False)
+class Terms:
+    """The table of terms: constructors, which normalise, and changes of indices."""
+
+    _known: dict[Any, Term] = field(default_factory=dict)
+    _changes: dict[Any, Change] = field(default_factory=dict)
+    _orders: dict[tuple[Term, int], Index | None] = field(default_factory=dict)
+    _nested: int = 0
+    """The number of replacements within each other."""
+
+    def _term(
+        self,
+        kind: str,
+        head: Any,
+        args: tuple[Term, ...] = (),
+        indices: tuple[Index, ...] = (),
+        dtype: torch.dtype | None = None,
+    ) -> Term:
+        key = (kind, head, args, indices, dtype)
+        term = self._known.get(key)
+        if term is None:
+            free = free_of(kind, head, args, indices)
+            term = Term(len(self._known), kind, head, args, indices, dtype, free)
+            self._known[key] = term
+        return term
+
+    def const(self, value: float) -> Term:
+        """Return a number; 1 and 1.0 are the same."""
+        return self._term("const", float(value))
+
+    def zero(self, dtype: torch.dtype) -> Term:
+        """Return the number with which a parameter is padded."""
+        return self._term("const", 0.0, dtype=dtype)
+
+    def source(self, kind: str, head: Any, dtype: torch.dtype) -> Term:
+        """Return a checkpoint tensor or an input, to be read."""
+        return self._term(kind, head, dtype=dtype)
+
+    def call(self, head: Any, args: Iterable[Term], dtype: torch.dtype | None = None) -> Term:
+        """Return an op on whole values, to be read."""
+        return self._term("call", head, tuple(args), dtype=dtype)
+
+    def whole(self, shape: Sequence[Dim], body: Term) -> Term:
+        """Return a whole value as an operand of a call."""
+        extents = tuple(extent if isinstance(extent, int) else 0 for extent in shape)
+        if body.kind == "read" and body.args[0].kind == "call":
+            axes = [extent for extent in extents if extent != 1]
+            same = tuple(variable(COORDINATE, n, extent) for n, extent in enumerate(axes))
+            if body.indices == same:
+                return self._term("whole", (body.head, extents), body.args, dtype=body.dtype)
+        return self._term("whole", extents, (body,), dtype=body.dtype)
+
+    def read(
+        self,
+        source: Term,
+        indices: tuple[Index, ...],
+        item: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> Term:
+        """Return an element of a source; `item` is the place of the result of a call."""
+        return self._term("read", item, (source,), indices, dtype or source.dtype)
+
+    def element(self, head: Any, args: Sequence[Term], dtype: torch.dtype) -> Term:
+        """Return an op on elements, whose result has this dtype."""
+        for arg in args:
+            if arg.kind == "cases":
+                return self._in_cases(arg, args, (), 0, partial(self._element, head, dtype))
+        operands = [unwidened(arg, dtype) for arg in args]
+        if head == "neg" and operands[0].dtype not in (None, dtype):
+            (operand,) = operands  # a negation rounds nothing, so the cast may be made after it
+            assert operand.dtype is not None
+            return self.cast(self.element(head, [operand], operand.dtype), dtype)
+        if head in _COMMUTATIVE:
+            operands.sort(key=_number_of)
+        if head == "mul":
+            for one, other in (operands, operands[::-1]):
+                if one.kind == "const" and one.head == 1 and other.dtype == dtype:
+                    return other  # a product with 1 is exact
+        return self._term("element", head, tuple(operands), dtype=dtype)
+
+    def _element(
+        self, head: Any, dtype: torch.dtype, args: Sequence[Term], _: tuple[Index, ...]
+    ) -> Term:
+        return self.element(head, args, dtype)
+
+    def cast(self, term: Term, dtype: torch.dtype) -> Term:
+        """Return a term in another dtype."""
+        if term.dtype == dtype:
+            return term
+        inner = term.args[0] if term.kind == "element" and term.head == CAST else term
+        if inner is not term and is_exact(inner.dtype, term.dtype):
+            return self.cast(inner, dtype)
+        once = term.kind == "element" and term.head in _ROUNDED_ONCE
+        if once and is_exact(dtype, term.dtype) and all(arg.dtype == dtype for arg in term.args):
+            return self.element(term.head, term.args, dtype)
+        return self.element(CAST, [term], dtype)
+
+    def over(
+        self,
+        head: Any,
+        extents: tuple[int, ...],
+        args: Sequence[Term],
+        dtype: torch.dtype,
+        indices: tuple[Index, ...] = (),
+    ) -> Term:
+        """Return an op over axes that its operands bind; `indices` choose among its results."""
+        count = len(extents)
+        for arg in args:
+            if arg.kind == "cases" and (arg.head[0][0] != BOUND or arg.head[0][1] >= count):
+                build = partial(self._over, head, extents, dtype)
+                return self._in_cases(arg, args, indices, count, build)
+        operands = [unwidened(arg, dtype) for arg in args]
+        if head in _IN_ANY_ORDER:
+            operands = self._in_order(operands)
+        return self._term("over", (head, extents), tuple(operands), indices, dtype)
+
+    def _in_order(self, args: list[Term]) -> list[Term]:
+        """Return what an op adds up in the order in which its operands are stored.
+
+        Sums of real numbers do not depend on the order of their terms.
+        """
+        for arg in args:
+            inverse = self._reordering(arg, 0)
+            if inverse is not None:
+                change = self.change({_OWN: inverse})
+                return [self.replace(each, change) for each in args]
+        return args
+
+    def _reordering(self, term: Term, depth: int) -> Index | None:
+        """Return the first reordering of a bound variable in a term, or None."""
+        stack = [(term, depth)]
+        while stack:
+            current, level = stack[-1]
+            name = (BOUND, level)
+            if (current, level) in self._orders or name not in current.free:
+                self._orders.setdefault((current, level), None)
+                stack.pop()
+                continue
+            inner = level + binders_of(current)
+            left = [
+                (arg, inner)
+                for arg in current.args
+                if (BOUND, inner) in arg.free and (arg, inner) not in self._orders
+            ]
+            if left:
+                stack += left
+                continue
+            known = [reordering(index, name) for index in current.indices]
+            known += [
+                None if order is None else deeper(order, level - inner)
+                for arg in current.args
+                if (order := self._orders.get((arg, inner))) is not None
+            ]
+            self._orders[current, level] = next(filter(None, known), None)
+            stack.pop()
+        return self._orders[term, depth]
+
+    def _over(
+        self,
+        head: Any,
+        extents: tuple[int, ...],
+        dtype: torch.dtype,
+        args: Sequence[Term],
+        indices: tuple[Index, ...],
+    ) -> Term:
+        return self.over(head, extents, args, dtype, indices)
+
+    def _in_cases(
+        self,
+        cases: Term,
+        args: Sequence[Term],
+        indices: tuple[Index, ...],
+        binders: int,
+        build: Callable[[Sequence[Term], tuple[Index, ...]], Term],
+    ) -> Term:
+        """Move an op into the pieces of one of its operands, which is within its binders."""
+        (kind, place), extents = cases.head
+        outer = place - binders if kind == BOUND else place
+        pieces, offset = [], 0
+        for extent in extents:
+            inside, outside = (
+                self.change({(kind, name): shifted(variable(kind, name, extent), offset)})
+                for name in (place, outer)
+            )
+            parts = [self.replace(arg, inside) for arg in args]
+            pieces.append(build(parts, self._moved(indices, outside, 0)))
+            offset += extent
+        return self.cases((kind, outer), extents, pieces)
+
+    def cases(self, name: Name, extents: Sequence[int], pieces: Sequence[Term]) -> Term:
+        """Return pieces along an axis; each is the term of an element by its place in the piece."""
+        flat: list[tuple[int, Term]] = []
+        for extent, piece in zip(extents, pieces, strict=True):
+            if piece.kind == "cases" and piece.head[0] == name:
+                flat += zip(piece.head[1], piece.args, strict=True)
+            elif extent:
+                flat.append((extent, piece))
+        if len(flat) == 1:
+            return flat[0][1]
+        sizes = tuple(extent for extent, _ in flat)
+        terms = tuple(piece for _, piece in flat)
+        return self._term("cases", (name, sizes), terms, dtype=terms[0].dtype)
+
+    def change(self, by: Mapping[Name, Index], shift: int = 0) -> Change:
+        key = (shift, *sorted(by.items(), key=_by_name))
+        change = self._changes.get(key)
+        if change is None:
+            change = self._changes[key] = Change(dict(by), shift)
+        return change
+
+    def replace(self, term: Term, change: Change, depth: int = 0) -> Term:
+        """Replace variables of a term by indices."""
+        if not change.touches(term, depth):
+            return term
+        done = change.done(depth)
+        new = done.get(term)
+        if new is not None:
+            return new
+        if self._nested == _NESTED:
+            self._replace_parts(term, change, depth)
+        self._nested += 1
+        new = done[term] = self._replace(term, change, depth)
+        self._nested -= 1
+        return new
+
+    def _replace_parts(self, term: Term, change: Change, depth: int) -> None:
+        """Replace the parts of a term first, with a stack: terms are as deep as a model."""
+        stack = [(term, depth)]
+        while stack:
+            current, level = stack[-1]
+            done = change.done(level)
+            left = [
+                (part, within)
+                for part, within in parts_of(current, level)
+                if change.touches(part, within) and part not in change.done(within)
+            ]
+            if left:
+                stack += left
+                continue
+            stack.pop()
+            if stack and current not in done:
+                done[current] = self._replace(current, change, level)
+
+    def _replace(self, term: Term, change: Change, depth: int) -> Term:
+        if term.kind == "cases":
+            return self._replace_cases(term, change, depth)
+        indices = self._moved(term.indices, change, depth)
+        if term.kind == "read":
+            return self.read(term.args[0], indices, term.head, term.dtype)
+        if term.kind == "picked":
+            pieces = [self.replace(piece, change, depth + 1) for piece in term.args]
+            return self._picked(indices[0], term.head, pieces)
+        assert term.dtype is not None
+        if term.kind == "over":
+            head, extents = term.head
+            args = [self.replace(arg, change, depth + len(extents)) for arg in term.args]
+            return self.over(head, extents, args, term.dtype, indices)
+        args = [self.replace(arg, change, depth) for arg in term.args]
+        return self.element(term.head, args, term.dtype)
+
+    def _moved(self, indices: tuple[Index, ...], change: Change, depth: int) -> tuple[Index, ...]:
+        if not indices:
+            return indices
+        by, shift = change.under(depth), change.shift
+        compute = partial(self.replace, change=change, depth=depth)
+        return tuple([replaced(index, by, compute, depth, shift) for index in indices])
+
+    def _replace_cases(self, term: Term, change: Change, depth: int) -> Term:
+        (kind, own), extents = term.head
+        by = change.under(depth)
+        place = by.get((kind, own))
+        if place is None:
+            moved = own + (change.shift if kind == BOUND and own >= depth else 0)
+            name = (kind, moved)
+            if not any(name in names_of(index) for index in by.values()):
+                pieces = [self.replace(piece, change, depth) for piece in term.args]
+                return self.cases(name, extents, pieces)
+            place = variable(kind, moved, sum(extents))
+        pieces = [
+            self.replace(self._closed(piece, (kind, own), extent), change, depth + 1)
+            for extent, piece in zip(extents, term.args, strict=True)
+        ]
+        return self._picked(place, extents, pieces)
+
+    def _closed(self, piece: Term, axis: Name, extent: int) -> Term:
+        """Return a piece that binds its place along the axis."""
+        return self.replace(piece, self.change({axis: variable(BOUND, 0, extent)}, 1))
+
+    def _picked(self, place: Index, extents: tuple[int, ...], pieces: Sequence[Term]) -> Term:
+        """Return the piece, or the pieces, that an index reaches; each binds its own place."""
+        low, end = bounds(place)
+        offset = 0
+        for extent, piece in zip(extents, pieces, strict=True):
+            if end is not None and offset <= low and end <= offset + extent:
+                return self.replace(piece, self.change({_OWN: shifted(place, -offset)}, -1))
+            offset += extent
+        split = threshold_split(place, extents)
+        if split is None:
+            return self._pick(place, extents, pieces)
+        (kind, name, _), sizes = split
+        parts, start = [], 0
+        for size in sizes:
+            part = shifted(variable(kind, name, size), start)
+            run = self.change({(kind, name): part})
+            inner = [self.replace(piece, run, 1) for piece in pieces]
+            parts.append(self._picked(self._moved((place,), run, 0)[0], extents, inner))
+            start += size
+        return self.cases((kind, name), sizes, parts)
+
+    def _pick(self, place: Index, extents: tuple[int, ...], pieces: Sequence[Term]) -> Term:
+        """Return pieces along an index that reaches several; a cast of all of them is made last."""
+        dtype = pieces[0].dtype
+        assert dtype is not None
+        narrow = [unwidened(piece, dtype) for piece in pieces]
+        whole = narrow if len({piece.dtype for piece in narrow}) == 1 else pieces
+        picked = self._term("picked", extents, tuple(whole), (place,), whole[0].dtype)
+        return self.cast(picked, dtype)
+
+
+_OWN: Name = (BOUND, 0)
+_NESTED = 100
+"""The depth of recursion from which on a stack is used."""
+_IN_ANY_ORDER = ("mean", "sum", "linear")
+_COMMUTATIVE = ("add", "mul")
+_ROUNDED_ONCE = ("add", "sub", "mul", "div")
+"""Ops that torch computes in fp32 for operands of 16 bits, too, and then rounds."""
+
+
+def _number_of(term: Term) -> int:
+    return term.number
+
+
+def _by_name(item: tuple[Name, Index]) -> Name:
+    return item[0]

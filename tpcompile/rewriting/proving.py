@@ -1,0 +1,212 @@
+"""Proofs of passes: the outputs after a pass are the expressions that they were before it.
+
+A pass may declare `rewrites`, equalities that it uses beyond those of expressions: it rounds
+elsewhere, or adds a cache. Under them, the graph before and the graph after must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from tpcompile.ir.checker import Problem
+from tpcompile.ir.meta import captured_value, origin_of
+from tpcompile.ir.text import format_node
+from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError
+from tpcompile.ir.values.node import Term
+from tpcompile.ir.values.scope import Rewrite
+from tpcompile.ir.values.shown import difference, shown
+from tpcompile.ir.values.value import Value
+from tpcompile.rewriting.structure import output_of
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A result that a graph had, and what another graph has instead."""
+
+    what: str
+    before: Term | None
+    after: Term | None
+
+    def __str__(self) -> str:
+        if self.before is None or self.after is None:
+            missing = "is new" if self.before is None else "is missing"
+            term = self.after or self.before
+            assert term is not None
+            return f"{self.what} {missing}: {shown(term)}"
+        one, other = difference(self.before, self.after)
+        return (
+            f"{self.what} was {shown(self.before)} and is {shown(self.after)}; "
+            f"the smallest difference is {shown(one)} before, and {shown(other)} after"
+        )
+
+
+@dataclass
+class Prover:
+    """Proves passes one after another; graphs share a table of expressions."""
+
+    expressions: Expressions = field(default_factory=Expressions)
+    _rewrites: frozenset[Rewrite] = frozenset()
+    _values: GraphValues | None = None
+    _unproved: str = ""
+
+    def declare(self, current: Any) -> None:
+        """Allow the rewrites of a pass from now on."""
+        self._rewrites |= frozenset(rewrites_of(current))
+
+    def before(self, gm: fx.GraphModule, current: Any) -> None:
+        """Read the graph that a pass is about to change."""
+        known = self._rewrites
+        self.declare(current)
+        if self._values is None or self._rewrites != known:
+            self._read(gm)
+
+    def after(self, gm: fx.GraphModule, current: Any) -> tuple[Problem | None, str]:
+        """Return the change of a value that a pass does not declare, and why it is not proved.
+
+        A pass that declares nothing, of another package, is not proved, and not refused.
+        """
+        old, unread = self._values, self._unproved
+        self._read(gm)
+        if self._unproved or old is None:
+            return None, self._unproved or unread
+        assert self._values is not None
+        found = self._difference(old, self._values, current)
+        if found is None:
+            return None, ""
+        if not declares(current):
+            return None, f"it declares no rewrites, and {found}"
+        return problem_of(gm, old, self._values, found), ""
+
+    def _read(self, gm: fx.GraphModule) -> None:
+        try:
+            self._values, self._unproved = self.expressions.of(gm, self._rewrites), ""
+        except UnprovedError as error:
+            self._values, self._unproved = None, str(error)
+
+    def _difference(self, old: GraphValues, new: GraphValues, current: Any) -> Difference | None:
+        expected = list(old.outputs)
+        for target in getattr(current, "adds_results", ()):
+            if len(expected) < len(new.outputs):
+                expected.append(self.expressions.result(target, expected[0]))
+        rewrites = rewrites_of(current)
+        states = any(rewrite.adds_states for rewrite in rewrites)
+        reordered = any(rewrite.reorders_states for rewrite in rewrites)
+        return (
+            _of_outputs(expected, new.outputs)
+            or _of_states(old, new, states, reordered)
+            or _of_left_out(old.left_out, new.left_out, states)
+        )
+
+
+def differs(old: GraphValues, new: GraphValues) -> Difference | None:
+    """Return what two graphs under the same rewrites compute differently, or None."""
+    return (
+        _of_outputs(old.outputs, new.outputs)
+        or _of_states(old, new, False)
+        or _of_left_out(old.left_out, new.left_out, False)
+    )
+
+
+def rewrites_of(current: Any) -> tuple[Rewrite, ...]:
+    """Return the rewrites that a pass declares."""
+    declared: tuple[Rewrite, ...] = getattr(current, "rewrites", ())
+    return declared
+
+
+def declares(current: Any) -> bool:
+    """Return whether a pass says what it changes; passes of tpcompile do."""
+    package = type(current).__module__.partition(".")[0]
+    return hasattr(current, "rewrites") or package == __name__.partition(".")[0]
+
+
+def _of_outputs(old: Iterable[Value], new: Iterable[Value]) -> Difference | None:
+    before, after = tuple(old), tuple(new)
+    for place, (one, other) in enumerate(zip(before, after, strict=False)):
+        if (one.shape, one.dtype, one.body) != (other.shape, other.dtype, other.body):
+            return Difference(f"result {place}", one.body, other.body)
+    if len(before) == len(after):
+        return None
+    extra = max(before, after, key=len)[min(len(before), len(after))].body
+    return Difference("a result", *(extra, None) if len(before) > len(after) else (None, extra))
+
+
+def _of_states(
+    old: GraphValues, new: GraphValues, may_add: bool, may_reorder: bool = False
+) -> Difference | None:
+    for key, state in old.states.items():
+        source, layer = key
+        what = f"layer {layer} of %{_name_of(source)}"
+        other = new.states.get(key)
+        if other is None or other.term is not state.term:
+            return Difference(what, state.term, other and other.term)
+        if other.interleaved != state.interleaved and not may_reorder:
+            return Difference(f"the order within heads of {what}", state.term, None)
+    for key, state in new.states.items():
+        if key not in old.states and not may_add:
+            return Difference(f"layer {key[1]} of %{_name_of(key[0])}", None, state.term)
+    return None
+
+
+def _name_of(source: Term) -> str:
+    while source.kind == "read":
+        source = source.args[0]
+    return str(source.head[0])
+
+
+def _of_left_out(old: frozenset[Term], new: frozenset[Term], may_add: bool) -> Difference | None:
+    missing = [term for term in old if term not in new]
+    added = [] if may_add and not missing else [term for term in new if term not in old]
+    if not missing and not added:
+        return None
+    before, after = (min(terms, key=_number, default=None) for terms in (missing, added))
+    return Difference("a call under a rewrite", before, after)
+
+
+def _number(term: Term) -> int:
+    return term.number
+
+
+def problem_of(
+    gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference
+) -> Problem:
+    """Return the problem of a graph with another value, at the first node that has another one."""
+    changed = first_changed(gm, old, new)
+    node = output_of(gm.graph)
+    if changed is not None:
+        node, before, after = changed
+        found = Difference(f"%{node.name}", before.body, after.body)
+    return Problem(
+        node=node.name,
+        source=str(origin_of(node)),
+        rule="values",
+        got=str(found),
+        expected="the same expression, or one that is equal by a rewrite of the pass",
+        hint="correct the pass, or let it declare the rewrite that it uses: see docs/proofs.md",
+        line=format_node(node),
+    )
+
+
+def first_changed(
+    gm: fx.GraphModule, old: GraphValues, new: GraphValues
+) -> tuple[fx.Node, Value, Value] | None:
+    """Return the first node whose value differs from that of the node that it stands for.
+
+    Both values are returned, too.
+    """
+    known: dict[str, Value] = {}
+    for earlier, name in old.names.items():
+        if isinstance(old.nodes[earlier], Value):
+            known.setdefault(name, old.nodes[earlier])
+    nodes: Iterable[fx.Node] = gm.graph.nodes
+    for node in nodes:
+        value = new.nodes.get(node)
+        before = old.nodes.get(node) or known.get(captured_value(node) or "")
+        if not isinstance(value, Value) or not isinstance(before, Value):
+            continue
+        if node.op != "placeholder" and before.body is not value.body:
+            return node, before, value
+    return None
