@@ -15,6 +15,7 @@ from tpcompile.vm.groups.qkv import LOWERING_OF
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import Parts
+from tpcompile.vm.proof.computes import Computed, check_values
 from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.proof.verify import check_program, refuse
 from tpcompile.vm.schedule.assemble import Assembled, assemble
@@ -40,6 +41,8 @@ class Scheduled:
     target: Target
     parts: tuple[Parts, ...]
     """The parts of each instruction's time."""
+    computed: Computed | None = None
+    """Whether the program computes the graph; None if that was not asked, because of faults."""
 
     @property
     def lowering(self) -> str:
@@ -71,15 +74,20 @@ def scheduled(
         started = time.perf_counter()
         faults = tuple(check_program(made.program, made.parts))
         verifying = time.perf_counter() - started
+        started = time.perf_counter()
+        computed = None if faults else check_values(gm, made.program)
+        faults += () if computed is None else computed.faults
+        computing = time.perf_counter() - started
         return Scheduled(
             made.program,
             costs,
             made.longest(_costs(parts, target.most_bytes_per_us)),
             faults,
             None if faults else timing_on(made.program, parts, target),
-            {"lower": lowering, **made.seconds, "verify": verifying},
+            {"lower": lowering, **made.seconds, "verify": verifying, "values": computing},
             target,
             tuple(parts),
+            computed,
         )
 
 

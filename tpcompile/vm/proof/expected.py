@@ -1,0 +1,242 @@
+"""What a decode graph computes on each rank, as terms: the values that its program must make."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from tpcompile.ir.dtypes import dtype_name
+from tpcompile.ir.format import Format
+
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import operand, parameter_of, value_type
+from tpcompile.ir.ops import (
+    ADD_RESIDUAL,
+    ALL_REDUCE,
+    ALL_REDUCE_RESIDUAL,
+    ARGMAX,
+    ROTARY,
+    SPECS,
+    arguments_of,
+)
+from tpcompile.ir.ops.argmax import first_column
+from tpcompile.ir.recipe import Recipe
+from tpcompile.ir.simulate import local_args
+from tpcompile.ir.types import REPLICATE
+from tpcompile.vm.groups.kv import side
+from tpcompile.vm.program import Buffer, Role
+from tpcompile.vm.program.meaning import Part
+from tpcompile.vm.proof.opened import Opened
+from tpcompile.vm.proof.terms import TOKENS, Term, Terms
+
+
+class Output(NamedTuple):
+    """A value that a step must leave in the buffer of a role."""
+
+    rank: int
+    role: Role
+    part: tuple[Part, ...]
+    value: Term
+    said: str
+    """The name of the value."""
+
+
+NEXT = {
+    "tokens": Role.TOKENS,
+    "positions": Role.POSITIONS,
+    "lengths": Role.LENGTHS,
+    "finished": Role.FINISHED,
+    "clock": Role.CLOCK,
+    "history": Role.HISTORY,
+}
+"""The state of the sequences that a step advances once it has chosen tokens."""
+ADVANCED = ("positions", "lengths", "finished", "clock")
+"""The parts of it that the next state depends on, beside the stop tokens."""
+_INPUTS = {"input_ids": "tokens"}
+"""The inputs of a graph whose buffers have another name."""
+_MATRIX = 2
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A rank's part of a parameter. Two are the same if checkpoint tensors are read alike."""
+
+    recipe: Recipe
+    stored: Format
+    name: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Expected:
+    """The terms of a graph's values on each rank."""
+
+    def __init__(self, gm: fx.GraphModule, terms: Terms) -> None:
+        self.terms = terms
+        self.ranks = info_of(gm).tp
+        self.names: dict[Term, str] = {}
+        """The nodes of values, for messages."""
+        self._gm = gm
+        self._opened = [Opened(terms) for _ in range(self.ranks)]
+        self._values: dict[fx.Node, list[Any]] = {}
+        self._weights: dict[tuple[fx.Node, int], Term] = {}
+        self._inputs = {n.name: n for n in gm.graph.nodes if n.op == "placeholder"}
+        self._parameters = {str(n.target): n for n in gm.graph.nodes if n.op == "get_attr"}
+        for node in gm.graph.nodes:
+            if node.op != "output":
+                self._values[node] = self._of(node)
+                for value in self._values[node]:
+                    if isinstance(value, Term):
+                        self.names.setdefault(value, f"%{node.name}")
+
+    def input(self, name: str) -> Term:
+        """Return the term of an input that is the same on every rank."""
+        return self.terms.call("input", name)
+
+    def layer_of(self, name: str, layer: Any, rank: int) -> Term:
+        """Return the term of a layer's states before a step."""
+        own = () if self._inputs[name].meta["type"].placement == REPLICATE else (rank,)
+        return self.terms.call("layer of", self.terms.call("input", name, *own), layer)
+
+    def parameter(self, name: str, rank: int) -> Term | None:
+        """Return the term of a rank's part of a parameter; None if the graph has none so named."""
+        node = self._parameters.get(name)
+        return None if node is None else self._parameter(node, rank)
+
+    def misfit(self, buffer: Buffer) -> str:
+        """Return the weight that a buffer must be by its name; "" if it is that one."""
+        if buffer.role != Role.WEIGHT:
+            return ""
+        node = self._parameters.get(buffer.name)
+        if node is None:
+            return "a weight of the graph"
+        kind, rank = value_type(node), buffer.rank
+        shape = tuple(map(int, kind.local_shape(rank)))
+        if len(shape) > _MATRIX and kind.format is not None or len(shape) > len(buffer.shape) > 1:
+            shape = (shape[0] * shape[1], *shape[2:])
+        wanted = Buffer(
+            buffer.name,
+            shape,
+            kind.stored.values.dtype.torch,
+            rank,
+            Role.WEIGHT,
+            format=kind.format,
+            first=kind.columns(rank)[0] if kind.format else 0,
+        )
+        return "" if buffer == wanted else str(wanted)
+
+    def outputs(self) -> list[Output]:
+        """Return all that a step must leave in buffers; [] if the graph chooses no tokens."""
+        chosen = next((n for n in self._gm.graph.nodes if n.target == ARGMAX), None)
+        if chosen is None:
+            return []
+        logits = self._values[operand(chosen)]
+        found = []
+        for rank in range(self.ranks):
+            found.append(Output(rank, Role.LOGITS, (), logits[rank], "the logits"))
+            found += self._advanced(rank, self._values[chosen][rank])
+            found += self._kept(rank)
+        return found
+
+    def _advanced(self, rank: int, chosen: Term) -> list[Output]:
+        read = [self.input(name) for name in (*ADVANCED, "stops")]
+        return [
+            Output(rank, role, (), self.terms.call(f"next {name}", chosen, *read), f"the {name}")
+            for name, role in NEXT.items()
+        ]
+
+    def _kept(self, rank: int) -> list[Output]:
+        """Return the keys, values and states that a step stores."""
+        found: list[Output] = []
+        for (name, layer), value in self._opened[rank].kept.items():
+            if name == "cache":
+                for part, new in enumerate(value.args[1:]):
+                    said = f"the {('keys', 'values')[part]} of cache layer {layer}"
+                    found.append(Output(rank, Role.CACHE, side(layer, part), new, said))
+            else:
+                said = f"the {name} of layer {layer}"
+                found.append(Output(rank, Role[name.upper()], (layer,), value, said))
+        return found
+
+    def _of(self, node: fx.Node) -> list[Any]:
+        """Return the terms of a node by rank."""
+        if node.op == "placeholder":
+            return [self._input(node, rank) for rank in range(self.ranks)]
+        if node.op == "get_attr":
+            return [self._parameter(node, rank) for rank in range(self.ranks)]
+        if node.target == ROTARY:
+            return [self._tables(node)] * self.ranks
+        if SPECS[node.target].across is not None:
+            return self._across(node)
+        return [self._called(node, rank) for rank in range(self.ranks)]
+
+    def _input(self, node: fx.Node, rank: int) -> Term:
+        kind, name = value_type(node), _INPUTS.get(node.name, node.name)
+        own = () if kind.placement == REPLICATE else (rank,)
+        return self.terms.call("input", name, *own, shape=kind.local_shape(rank))
+
+    def _parameter(self, node: fx.Node, rank: int) -> Term:
+        if (node, rank) not in self._weights:
+            parameter = parameter_of(node)
+            weight = Weight(parameter.shards[rank], parameter.type.stored, str(node.target))
+            shape = tuple(map(int, parameter.type.local_shape(rank)))
+            self._weights[node, rank] = self.terms.call("weight", weight, shape=shape)
+        return self._weights[node, rank]
+
+    def _called(self, node: fx.Node, rank: int) -> Any:
+        args = arguments_of(node)
+        local = {name: self._local(arg, rank) for name, arg in args.items()}
+        if node.target is operator.getitem:
+            source, index = self._local(node.args[0], rank), node.args[1]
+            return source[index] if isinstance(source, tuple) else source
+        local |= local_args(node, SPECS[node.target], rank)
+        return self._opened[rank].called(node.target, tuple(local.values()))
+
+    def _local(self, arg: Any, rank: int) -> Any:
+        if isinstance(arg, fx.Node):
+            return self._values[arg][rank]
+        if isinstance(arg, list | tuple):
+            return tuple(self._local(item, rank) for item in arg)
+        return arg
+
+    def _tables(self, node: fx.Node) -> tuple[Term, ...]:
+        """Return the rows of the rotation tables at the positions of a step."""
+        bound = arguments_of(node)
+        positions, width = self._local(bound["positions"], 0), bound["width"]
+        shape = (TOKENS, width)
+        return tuple(
+            self.terms.call("rows", self.table(name, width, bound["dtype"]), positions, shape=shape)
+            for name in ("cos", "sin")
+        )
+
+    def table(self, name: str, width: int, dtype: torch.dtype) -> Term:
+        """Return the term of a rotation table of all positions."""
+        return self.terms.call("input", name, width, dtype_name(dtype))
+
+    def _across(self, node: fx.Node) -> list[Any]:
+        """Return the results of a collective."""
+        first, *others = arguments_of(node).values()
+        parts = self._values[first]
+        if node.target == ARGMAX:
+            kind = value_type(first)
+            firsts = [first_column(kind, rank) for rank in range(self.ranks)]
+            return [self.terms.argmax(zip(parts, firsts, strict=True))] * self.ranks
+        if node.target == ALL_REDUCE:
+            return [self.terms.total(*parts)] * self.ranks
+        if node.target == ALL_REDUCE_RESIDUAL:
+            bound = arguments_of(node)
+            return [self._summed(parts, bound, rank) for rank in range(self.ranks)]
+        rest = [arg for arg in others if not isinstance(arg, fx.Node)]
+        return [self.terms.call(SPECS[node.target].name, *parts, *rest)] * self.ranks
+
+    def _summed(self, parts: Sequence[Term], bound: dict[str, Any], rank: int) -> Term:
+        residual, bias = (self._local(bound.get(name), rank) for name in ("residual", "bias"))
+        total = self.terms.total(*parts, *(() if bias is None else (bias,)))
+        found: Term = self._opened[rank].called(ADD_RESIDUAL, (total, residual))
+        return found
