@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -28,7 +29,7 @@ from tpcompile.vm.proof.contents import Contents, Stored, disjoint
 from tpcompile.vm.proof.expected import Expected
 from tpcompile.vm.proof.fault import Fault, cited
 from tpcompile.vm.proof.opened import Opened
-from tpcompile.vm.proof.terms import Difference, Term, Terms
+from tpcompile.vm.proof.terms import Difference, Term, Terms, unlike
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Computed:
 
 class _Wrong(Exception):
     """A reason why a program does not compute its graph."""
+
+
+class _Unfinished(_Wrong):
+    """A value that is read before all of it is stored."""
 
 
 @paused_collector()
@@ -114,8 +119,11 @@ class _Check:
                     f"the {buffer.role.word} buffer {buffer.name} of rank {buffer.rank} must be "
                     f"{wanted}, got {buffer}"
                 )
-        for start, own in _runs(self.program.instructions):
-            _Run(self, start, own).evaluate()
+        try:
+            for start, own in _runs(self.program.instructions):
+                _Run(self, start, own).evaluate()
+        except _Unfinished as unfinished:
+            raise _Wrong(self.first_strange() or str(unfinished)) from None
         self._check_outputs()
 
     def _check_outputs(self) -> None:
@@ -123,6 +131,8 @@ class _Check:
         if not outputs:
             raise _Wrong("the graph chooses no tokens, as a decode step must")
         for rank, role, part, value, said in outputs:
+            if role not in self.program.roles:
+                raise _Wrong(f"no buffer {role.word} has {said}")
             number = self.program.one_per_rank(role)[rank]
             buffer = self.program.buffers[number]
             held = self.contents.at(number, frame_of(buffer.shape, part))
@@ -135,47 +145,43 @@ class _Check:
                 raise _Wrong(f"{_listed(buffer.name, held.missing)} lacks a part of {where}")
 
     def _differs(self, where: str, wanted: Term, got: Term) -> str:
-        """Describe a wrong output by the first instruction that makes a value of no node."""
-        for made in self.made:
-            if not self._is_known(made.value):
-                near = self._nearest(made.value)
-                said = f"{cited(self.program, made.number)} makes a value that the graph has not"
-                if near is not None:
-                    name = self.expected.names.get(near)
-                    label = f" of {name}" if name else ""
-                    said += f": it must be {Difference(near, made.value).said(label)}"
-                else:
-                    said += f": {made.value}"
-                return said
-        return f"{where} must be {Difference(wanted, got).said('')}"
+        difference = Difference(wanted, got).said(self.expected.names)
+        return self.first_strange() or f"{where} {difference}"
+
+    def first_strange(self) -> str:
+        """Describe the first value that the graph does not have; "" if there is none."""
+        made = next((made for made in self.made if not self._is_known(made.value)), None)
+        if made is None:
+            return ""
+        names, value = self.expected.names, self._without_parts(made.value)
+        said = f"{cited(self.program, made.number)} makes a value that the graph does not have"
+        near = self._nearest(value)
+        if near is None:
+            return f"{said}: {value}"
+        name = names.get(near, "the nearest value of the graph")
+        return f"{said}; {name} {Difference(near, value).said(names)}"
 
     def _is_known(self, value: Term) -> bool:
-        if value.name in ("linear of columns", "best of rows", "its row"):
-            operands = list(value.operands)
-            if value.name == "linear of columns":
-                operands = [self.terms.linear(operands[0], operands[1], None)]
-            return all(map(self._is_known, operands))
-        return value.number < self.count
+        return self._without_parts(value).number < self.count
+
+    def _without_parts(self, value: Term) -> Term:
+        """Return the whole value that a part belongs to."""
+        if value.name == "linear of columns":
+            x, weight = value.operands
+            return self.terms.linear(x, weight, None)
+        if value.name in ("flat", "best of rows", "its row"):
+            return self._without_parts(next(value.operands))
+        return value
 
     def _nearest(self, value: Term) -> Term | None:
         """Return the term of the graph that differs from a value in the fewest operands."""
-        alike = [
+        alike = (
             term
             for term in self.terms
             if term.number < self.count
             and (term.name, len(term.args)) == (value.name, len(value.args))
-        ]
-        return min(alike, key=lambda term: _unlike(term, value), default=None)
-
-
-def _unlike(one: Term, other: Term) -> tuple[int, int]:
-    pairs = list(zip(one.args, other.args, strict=True))
-    inner = [
-        sum(x is not y and x != y for x, y in zip(a.args, b.args, strict=False))
-        for a, b in pairs
-        if isinstance(a, Term) and isinstance(b, Term) and a is not b
-    ]
-    return sum(a is not b and a != b for a, b in pairs), sum(inner)
+        )
+        return min(alike, key=lambda term: unlike(term, value), default=None)
 
 
 def frame_of(shape: Sequence[int], part: Sequence[Part]) -> Box:
@@ -379,7 +385,7 @@ class _Run:
         if held is None or held.missing:
             missing = [frame] if held is None else held.missing
             value = "" if held is None else f" of {self._named(held.value)}"
-            raise _Wrong(
+            raise _Unfinished(
                 f"{self._cited(self._start)} reads {operand} from {buffer.name}, but no "
                 f"instruction before it stores {_listed(buffer.name, missing)}{value}"
             )
@@ -401,12 +407,7 @@ class _Run:
 
 def _fits(value: Term, frame: Box) -> bool:
     """Return whether a value has as many elements per row as a frame."""
-    extents = 1
-    for extent in value.shape[1:]:
-        extents *= extent
-    for start, stop in frame[1:]:
-        extents /= stop - start
-    return extents == 1
+    return prod(value.shape[1:]) == prod(stop - start for start, stop in frame[1:])
 
 
 def _tiles(own: Sequence[Any], number: int) -> tuple[list[Box], tuple[tuple[int, int], ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +25,14 @@ from tpcompile.ir.ops import (
     arguments_of,
 )
 from tpcompile.ir.ops.argmax import first_column
+from tpcompile.ir.ops.cache import HEADS
+from tpcompile.ir.ops.resumed import STATE_HEADS, TAIL_CHANNELS
 from tpcompile.ir.recipe import Recipe
 from tpcompile.ir.simulate import local_args
 from tpcompile.ir.types import REPLICATE
 from tpcompile.vm.groups.kv import side
 from tpcompile.vm.program import Buffer, Role
+from tpcompile.vm.program.buffer import STORED_DIMS
 from tpcompile.vm.program.meaning import Part
 from tpcompile.vm.proof.opened import Opened
 from tpcompile.vm.proof.terms import TOKENS, Term, Terms
@@ -59,7 +62,6 @@ ADVANCED = ("positions", "lengths", "finished", "clock")
 """The parts of it that the next state depends on, beside the stop tokens."""
 _INPUTS = {"input_ids": "tokens"}
 """The inputs of a graph whose buffers have another name."""
-_MATRIX = 2
 
 
 @dataclass(frozen=True)
@@ -110,26 +112,26 @@ class Expected:
         return None if node is None else self._parameter(node, rank)
 
     def misfit(self, buffer: Buffer) -> str:
-        """Return the weight that a buffer must be by its name; "" if it is that one."""
-        if buffer.role != Role.WEIGHT:
+        """Return what a buffer of weights or of kept values must be; "" if it is that."""
+        if buffer.role == Role.WEIGHT:
+            node = self._parameters.get(buffer.name)
+        elif buffer.role in STORED_DIMS:
+            node = self._inputs.get(buffer.role.word)
+        else:
             return ""
-        node = self._parameters.get(buffer.name)
         if node is None:
-            return "a weight of the graph"
-        kind, rank = value_type(node), buffer.rank
-        shape = tuple(map(int, kind.local_shape(rank)))
-        if len(shape) > _MATRIX and kind.format is not None or len(shape) > len(buffer.shape) > 1:
-            shape = (shape[0] * shape[1], *shape[2:])
-        wanted = Buffer(
-            buffer.name,
-            shape,
-            kind.stored.values.dtype.torch,
-            rank,
-            Role.WEIGHT,
-            format=kind.format,
-            first=kind.columns(rank)[0] if kind.format else 0,
-        )
+            return f"a {buffer.role.word} of the graph"
+        wanted = self._weight(node, buffer) if buffer.role == Role.WEIGHT else _kept(node, buffer)
         return "" if buffer == wanted else str(wanted)
+
+    def _weight(self, node: fx.Node, buffer: Buffer) -> Buffer:
+        kind = value_type(node)
+        shape = tuple(map(int, kind.local_shape(buffer.rank)))
+        if len(shape) > len(buffer.shape) > 1:  # experts, one after the other
+            shape = (shape[0] * shape[1], *shape[2:])
+        first = kind.columns(buffer.rank)[0] if kind.format else 0
+        dtype = kind.stored.values.dtype.torch
+        return replace(buffer, shape=shape, dtype=dtype, format=kind.format, first=first)
 
     def outputs(self) -> list[Output]:
         """Return all that a step must leave in buffers; [] if the graph chooses no tokens."""
@@ -240,3 +242,30 @@ class Expected:
         total = self.terms.total(*parts, *(() if bias is None else (bias,)))
         found: Term = self._opened[rank].called(ADD_RESIDUAL, (total, residual))
         return found
+
+
+def _kept(node: fx.Node, buffer: Buffer) -> Buffer:
+    """Return a buffer of the cache or of states with the layers and the shape of a graph's."""
+    kind, stored = value_type(node), list(buffer.storage or ())
+    local = kind.local_shape(buffer.rank)
+    for dim, extent in enumerate(local):
+        if isinstance(extent, int) and dim < len(stored):
+            stored[dim] = extent
+    batch = buffer.shape[_BATCH[buffer.role]] if len(buffer.shape) > 1 else 0
+    heads = local[_HEADS[buffer.role]]
+    shape = (
+        (local[0], 2, batch, heads, 2) if buffer.role == Role.CACHE else (local[0], batch, heads)
+    )
+    return replace(
+        buffer,
+        shape=tuple(map(int, shape)),
+        storage=tuple(stored),
+        dtype=kind.stored.values.dtype.torch,
+        format=kind.format,
+    )
+
+
+_BATCH = {Role.CACHE: 2, Role.TAILS: 1, Role.STATES: 1}
+"""The dimension of the rows in the regions of a buffer."""
+_HEADS = {Role.CACHE: HEADS, Role.TAILS: TAIL_CHANNELS, Role.STATES: STATE_HEADS}
+"""The dimension of the heads or channels in memory."""

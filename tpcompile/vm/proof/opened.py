@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ class Opened:
         if dim % len(x.shape) != len(x.shape) - 1 or sum(sizes) != x.shape[-1]:
             return self.terms.call("split", x, sizes, dim)
         stops = [sum(sizes[:place]) for place in range(1 + len(sizes))]
-        pairs = zip(stops, stops[1:], strict=False)
+        pairs = pairwise(stops)
         return tuple(self.terms.columns(x, start, stop) for start, stop in pairs)
 
     def _heads(self, x: Term, dim: int, sizes: Sequence[int]) -> Term:

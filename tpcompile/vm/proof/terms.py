@@ -8,7 +8,7 @@ different ways to write the same value into one form.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tpcompile.vm.program.instruction import to_fp32
@@ -44,7 +44,9 @@ class Term:
 
 
 def _text(arg: Any, depth: int) -> str:
-    return arg.text(depth) if isinstance(arg, Term) else str(arg)
+    if isinstance(arg, Term):
+        return arg.text(depth)
+    return f"{arg:.6g}" if isinstance(arg, float) else str(arg)
 
 
 class Terms:
@@ -82,14 +84,16 @@ class Terms:
     def heads(self, x: Term, width: int) -> Term:
         """Return a value as heads of this width."""
         if x.name == "flat" and x.args[0].shape[-1] == width:
-            return x.operands.__next__()
+            inner: Term = x.args[0]
+            return inner
         *rest, columns = x.shape
         return self.call("heads", x, width, shape=(*rest, columns // width, width))
 
     def flat(self, x: Term) -> Term:
         """Return heads side by side."""
         if x.name == "heads":
-            return x.operands.__next__()
+            inner: Term = x.args[0]
+            return inner
         *rest, heads, width = x.shape
         return self.call("flat", x, shape=(*rest, heads * width))
 
@@ -192,23 +196,36 @@ def is_partition(intervals: list[tuple[int, int]], extent: int) -> bool:
     return end == extent
 
 
+def unlike(one: Term, other: Term) -> tuple[int, int]:
+    """Return in how many operands two calls of a function differ, and in how many of theirs."""
+    pairs = [(a, b) for a, b in zip(one.args, other.args, strict=True) if a is not b and a != b]
+    inner = [
+        sum(x is not y and x != y for x, y in zip(a.args, b.args, strict=False))
+        for a, b in pairs
+        if isinstance(a, Term) and isinstance(b, Term)
+    ]
+    return len(pairs), sum(inner)
+
+
 class Difference:
-    """The first difference of two terms, and the path of calls that leads to it."""
+    """The innermost difference of two terms, and the calls that contain it, outermost first."""
 
     def __init__(self, wanted: Any, got: Any) -> None:
-        self.path: list[str] = []
-        while True:
-            inner = _inner(wanted, got)
-            if inner is None:
-                break
-            self.path.append(wanted.name)
+        self.path: list[Term] = []
+        while (inner := _inner(wanted, got)) is not None:
+            self.path.append(wanted)
             wanted, got = inner
         self.wanted, self.got = wanted, got
 
-    def said(self, of: str) -> str:
-        """Format the difference of a value, `of` which is its name."""
-        inner = f", in {' of '.join(reversed(self.path[-3:]))}" if self.path else ""
-        return f"{_text(self.wanted, 2)}{inner}{of}, got {_text(self.got, 2)}"
+    def said(self, names: Mapping[Term, str]) -> str:
+        """Format what must be where. `names` are those of terms that have one."""
+        path = [term.name for term in self.path[-3:]]
+        where = f", in {' of '.join(reversed(path))}," if path else ""
+        wanted, got = (
+            (isinstance(side, Term) and names.get(side)) or _text(side, 2)
+            for side in (self.wanted, self.got)
+        )
+        return f"has {wanted}{where} where the program has {got}"
 
 
 def _inner(wanted: Any, got: Any) -> tuple[Any, Any] | None:
