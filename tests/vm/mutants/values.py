@@ -18,6 +18,8 @@ from random import Random
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from tests.backends.reference.stepping import tables_of, texts
 from tests.vm.mutants.bases import Base
@@ -239,26 +241,47 @@ def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """Print the results by operand; return 1 if an edit that changes numbers is accepted."""
     count, seed = [*map(int, arguments), *(500, 0)[len(arguments) :]]
-    dice = Random(seed)
-    bases = all_bases()
-    table: Counter[tuple[str, bool, bool]] = Counter()
-    wrong = 0
-    for turn in range(0, count, 10):
-        base = bases[(seed + turn // 10) % len(bases)]
-        for edit, _ in zip(edits(base, dice), range(10), strict=False):
-            computed = check_values(base.case.graph, edit.program)
-            changed = changes_numbers(edit)
-            table[edit.operand, changed, computed.proved] += 1
+    dice, bases = Random(seed), all_bases()
+    counts: Counter[tuple[str, bool, bool]] = Counter()
+    strange: list[str] = []
+    for turn in range(0, count, _EACH):
+        base = bases[(seed + turn // _EACH) % len(bases)]
+        for edit, _ in zip(edits(base, dice), range(min(_EACH, count - turn)), strict=False):
+            computed, changed = check_values(base.case.graph, edit.program), changes_numbers(edit)
+            counts[edit.operand, changed, computed.proved] += 1
             if changed and computed.proved:
-                wrong += 1
-                print(f"ACCEPTED {edit}", flush=True)
+                strange.append(f"ACCEPTED: {edit}")
             elif not changed and not computed.proved:
-                print(f"refused  {edit}: {computed.faults[0].said[:400]}", flush=True)
-    for (operand, changed, proved), number in sorted(table.items()):
-        print(f"{operand:50} {'changed' if changed else 'same':8} {proved} {number}")
-    totals = Counter((changed, proved) for _, changed, proved in table.elements())
-    print(dict(totals), sum(totals.values()))
-    return int(wrong > 0)
+                strange.append(f"Refused: {edit}: {computed.faults[0].said}")
+    Console(width=130, highlight=False).print(_table(counts), "\n".join(strange), markup=False)
+    return int(any(changed and proved for _, changed, proved in counts))
+
+
+_EACH = 10
+"""The edits of a program before the next program."""
+
+
+def _table(counts: Counter[tuple[str, bool, bool]]) -> Table:
+    table = Table(title="Edits that keep operand rules and order")
+    table.add_column("operand", no_wrap=True)
+    for heading in (
+        "edits",
+        "numbers change",
+        "of these accepted",
+        "no change",
+        "of these refused",
+    ):
+        table.add_column(heading, justify="right")
+    operands = sorted({operand for operand, *_ in counts})
+    for operand in (*operands, "all"):
+        own = Counter[tuple[bool, bool]]()
+        for (other, *result), number in counts.items():
+            if operand in (other, "all"):
+                own[result[0], result[1]] += number
+        changed, same = own[True, True] + own[True, False], own[False, True] + own[False, False]
+        row = changed + same, changed, own[True, True], same, own[False, False]
+        table.add_row(operand, *map(str, row))
+    return table
 
 
 if __name__ == "__main__":

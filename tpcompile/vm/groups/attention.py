@@ -242,7 +242,8 @@ class AttentionReduce(StepInstruction):
         out[self.sequence, self.columns.slice] = found
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        mixed = ATTENTION_REDUCE(values["values"], values["lse"], None)
+        partials = values["values"]
+        mixed = ATTENTION_REDUCE(partials, values["lse"], partials.dtype)  # rounded when stored
         found, gate = FLATTEN(mixed, 1, 2), values["gate"]
         yield Made("out", found if gate is None else SIGMOID_GATE(found, gate))
 

@@ -22,7 +22,6 @@ from tpcompile.vm.program import Format, Role, rules
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range
 from tpcompile.vm.program.meaning import Made, Values
 
-
 FLATTEN = torch.ops.aten.flatten.using_ints
 
 

@@ -39,24 +39,33 @@ class Computed:
     faults: tuple[Fault, ...] = ()
     unproved: tuple[str, ...] = ()
     """The kinds of instructions without a meaning, because of which nothing is proved."""
+    was_checked: bool = True
+    """False if the program has other faults, which come first."""
 
     @property
     def proved(self) -> bool:
         """Whether the program computes its graph."""
-        return not self.faults and not self.unproved
+        return self.was_checked and not self.faults and not self.unproved
 
     @property
     def said(self) -> str:
+        """The result in a few words."""
         if self.unproved:
-            return f"not proved: {', '.join(self.unproved)} without a meaning"
-        return "not proved" if self.faults else "proved to compute the graph"
+            kinds = ", ".join(self.unproved)
+            return f"not proved, because these instructions have no meaning: {kinds}"
+        if not self.was_checked:
+            return "not checked"
+        return "NO" if self.faults else "yes, proved"
 
 
-class _Wrong(Exception):
+NOT_CHECKED = Computed(was_checked=False)
+
+
+class _WrongError(Exception):
     """A reason why a program does not compute its graph."""
 
 
-class _Unfinished(_Wrong):
+class _UnfinishedError(_WrongError):
     """A value that is read before all of it is stored."""
 
 
@@ -69,7 +78,7 @@ def check_values(gm: fx.GraphModule, program: Program) -> Computed:
         return Computed(unproved=tuple(unproved))
     try:
         _Check(gm, program).run()
-    except _Wrong as wrong:
+    except _WrongError as wrong:
         return Computed((Fault("values", str(wrong)),))
     return Computed()
 
@@ -109,40 +118,40 @@ class _Check:
 
     def run(self) -> None:
         if self.program.ranks != self.expected.ranks:
-            raise _Wrong(
+            raise _WrongError(
                 f"the program has {self.program.ranks} ranks, and the graph {self.expected.ranks}"
             )
         for buffer in self.program.buffers:
             wanted = self.expected.misfit(buffer)
             if wanted:
-                raise _Wrong(
+                raise _WrongError(
                     f"the {buffer.role.word} buffer {buffer.name} of rank {buffer.rank} must be "
                     f"{wanted}, got {buffer}"
                 )
         try:
-            for start, own in _runs(self.program.instructions):
+            for start, own in runs_of(self.program.instructions):
                 _Run(self, start, own).evaluate()
-        except _Unfinished as unfinished:
-            raise _Wrong(self.first_strange() or str(unfinished)) from None
+        except _UnfinishedError as unfinished:
+            raise _WrongError(self.first_strange() or str(unfinished)) from None
         self._check_outputs()
 
     def _check_outputs(self) -> None:
         outputs = self.expected.outputs()
         if not outputs:
-            raise _Wrong("the graph chooses no tokens, as a decode step must")
+            raise _WrongError("the graph chooses no tokens, as a decode step must")
         for rank, role, part, value, said in outputs:
             if role not in self.program.roles:
-                raise _Wrong(f"no buffer {role.word} has {said}")
+                raise _WrongError(f"no buffer {role.word} has {said}")
             number = self.program.one_per_rank(role)[rank]
             buffer = self.program.buffers[number]
             held = self.contents.at(number, frame_of(buffer.shape, part))
             where = f"{said} on rank {rank}"
             if held is None:
-                raise _Wrong(f"no instruction makes {where}, which must be in {buffer.name}")
+                raise _WrongError(f"no instruction makes {where}, which must be in {buffer.name}")
             if held.value is not value:
-                raise _Wrong(self._differs(where, value, held.value))
+                raise _WrongError(self._differs(where, value, held.value))
             if held.missing:
-                raise _Wrong(f"{_listed(buffer.name, held.missing)} lacks a part of {where}")
+                raise _WrongError(f"{_listed(buffer.name, held.missing)} lacks a part of {where}")
 
     def _differs(self, where: str, wanted: Term, got: Term) -> str:
         difference = Difference(wanted, got).said(self.expected.names)
@@ -206,7 +215,7 @@ def _listed(name: str, pieces: Sequence[Box]) -> str:
 _Instructions = Sequence[Any]
 
 
-def _runs(instructions: _Instructions) -> Iterator[tuple[int, list[Any]]]:
+def runs_of(instructions: _Instructions) -> Iterator[tuple[int, list[Any]]]:
     """Yield consecutive instructions whose material shared operands are the same."""
     start, own, last = 0, [], None
     for number, one in enumerate(instructions):
@@ -219,6 +228,34 @@ def _runs(instructions: _Instructions) -> Iterator[tuple[int, list[Any]]]:
         last = one.at
     if own:
         yield start, own
+
+
+def groups_of(start: int, run: _Instructions) -> list[tuple[int, list[Any]]]:
+    """Return the instructions of a run by the operands of their own on which values depend."""
+    apart = type(run[0]).apart
+    if not apart:
+        return [(start, list(run))]
+    groups: dict[Any, tuple[int, list[Any]]] = {}
+    getter = attrgetter(*apart)
+    for number, one in enumerate(run, start):
+        groups.setdefault(getter(one), (number, []))[1].append(one)
+    return list(groups.values())
+
+
+def heads_of(run: _Instructions) -> tuple[int, ...]:
+    """Return the head that each reader reads. Raise ValueError if it is not exactly one."""
+    head, readers = type(run[0]).reads_head
+    read: dict[int, int] = {}
+    for one in run:
+        for reader in range(*getattr(one, readers)):
+            other = read.setdefault(reader, getattr(one, head))
+            if other != getattr(one, head):
+                heads = f"heads {other} and {getattr(one, head)}"
+                raise ValueError(f"read {heads} for head {reader}; it must be one of them")
+    if sorted(read) != list(range(len(read))):
+        missing = min(set(range(max(read))) - set(read))
+        raise ValueError(f"leave out head {missing}")
+    return tuple(read[reader] for reader in sorted(read))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -239,30 +276,40 @@ class _Run:
         self._check, self._start, self._own = check, start, own
         self._one, self._at = own[0], own[0].at
         self._opened = Opened(check.terms)
-        self._read: set[int] = set()
+        self._read: set[tuple[int, str]] = set()
+        """The buffers that meanings read, with their operands."""
 
     def evaluate(self) -> None:
         """Evaluate the meaning, and store the tiles of the values that it makes."""
-        kind = type(self._one)
         made: list[tuple[Made, list[Any], int]] = []
-        for number, own in self._groups(kind.apart):
+        for number, own in groups_of(self._start, self._own):
             self._one = own[0]
             made += [(each, own, number) for each in self._one.meaning(self)]
-        written = {self._number(each.operand) for each, *_ in made}
-        for number in written & self._read:
-            self._check_in_place(number)
+        written = {self._number(each.operand): each.operand for each, *_ in made}
+        others = self._spoilt(set(written))
+        for number, operand in self._read:
+            if number in others or written.get(number, operand) != operand:
+                raise _WrongError(
+                    f"{self._cited(self._start)} and those after it read {operand} from "
+                    f"{self._check.program.buffers[number].name}, which they also write"
+                )
+            if number in written:
+                self._check_in_place(number)
         for each, own, first in made:
             self._store(each, own, first)
 
-    def _groups(self, apart: Sequence[str]) -> list[tuple[int, list[Any]]]:
-        """Return the instructions by the operands of their own on which values depend."""
-        if not apart:
-            return [(self._start, self._own)]
-        groups: dict[Any, tuple[int, list[Any]]] = {}
-        getter = attrgetter(*apart)
-        for number, one in enumerate(self._own, self._start):
-            groups.setdefault(getter(one), (number, []))[1].append(one)
-        return list(groups.values())
+    def _spoilt(self, made: set[int]) -> set[int]:
+        """Forget the values that instructions overwrite beside what they make.
+
+        Return the buffers.
+        """
+        others: set[int] = set()
+        for one in self._own if self._own[0].joins else self._own[:1]:
+            for buffer, box in (*one.writes, *(join.region for join in one.joins)):
+                if buffer not in made:
+                    others.add(buffer)
+                    self._check.contents.spoil(buffer, box)
+        return others
 
     def _store(self, made: Made, own: list[Any], first: int) -> None:
         number, value = self._number(made.operand), made.value.kind
@@ -270,7 +317,7 @@ class _Run:
         frame = frame_of(buffer.shape, made.part)
         tiles, whole = _tiles(own, number)
         if buffer.role == Role.SCRATCH and not _fits(value, frame):
-            raise _Wrong(
+            raise _WrongError(
                 f"{self._cited(first)} makes {value} of shape {value.shape}, but stores it in "
                 f"{buffer.name}{box_text(frame)}"
             )
@@ -278,7 +325,7 @@ class _Run:
         self._check.contents.store(number, frame, Stored(value, (*frame, *whole), tiles))
 
     def _check_in_place(self, number: int) -> None:
-        """Check that instructions that read and write a buffer see the values before the run."""
+        """Check that instructions change each part of a state once, and row by row."""
         done: set[Box] = set()
         tiles: list[Box] = []
         for place, one in enumerate(self._own, self._start):
@@ -287,15 +334,15 @@ class _Run:
             for box in reads.difference(writes):
                 if not self._resumes(box, writes, done):
                     buffer = self._check.program.buffers[number]
-                    raise _Wrong(
-                        f"{self._cited(place)} reads {buffer.name}{box_text(box)}, of which it or "
-                        "an instruction that makes the same value writes a part"
+                    raise _WrongError(
+                        f"{self._cited(place)} reads {buffer.name}{box_text(box)}, but not all of "
+                        "the rows before its own have been stored"
                     )
             done.update(writes)
             tiles += writes
         if not disjoint(tiles):
             name = self._check.program.buffers[number].name
-            raise _Wrong(f"{self._cited(self._start)} and those after it change {name} twice")
+            raise _WrongError(f"{self._cited(self._start)} and those after it change {name} twice")
 
     def _resumes(self, box: Box, writes: Sequence[Box], done: set[Box]) -> bool:
         """Return whether a state is read of earlier rows, which have been written, and its own."""
@@ -317,20 +364,10 @@ class _Run:
     @property
     def heads(self) -> Sequence[int]:
         """The head that each reader reads."""
-        head, readers = type(self._one).reads_head
-        read: dict[int, int] = {}
-        for number, one in enumerate(self._own, self._start):
-            for reader in range(*getattr(one, readers)):
-                other = read.setdefault(reader, getattr(one, head))
-                if other != getattr(one, head):
-                    raise _Wrong(
-                        f"{self._cited(number)} reads head {getattr(one, head)} for head {reader}, "
-                        f"for which other instructions read head {other}"
-                    )
-        if sorted(read) != list(range(len(read))):
-            missing = min(set(range(max(read))) - set(read))
-            raise _Wrong(f"{self._cited(self._start)} and those after it leave out head {missing}")
-        return tuple(read[reader] for reader in sorted(read))
+        try:
+            return heads_of(self._own)
+        except ValueError as wrong:
+            raise _WrongError(f"{self._cited(self._start)} and those after it {wrong}") from None
 
     def shape(self, operand: str) -> tuple[int, ...]:
         return self._check.program.buffers[self._number(operand)].shape
@@ -363,7 +400,7 @@ class _Run:
 
     def part(self, operand: str, *part: Part, rank: int | None = None) -> Any:
         number = self._number(operand) + (rank or 0)
-        self._read.add(number)
+        self._read.add((number, operand))
         return self._opened.operand(self._value(number, operand, part))
 
     def _value(self, number: int, operand: str, part: tuple[Part, ...]) -> Term:
@@ -377,7 +414,7 @@ class _Run:
         held = check.contents.at(number, frame)
         if held is None and not check.contents.touched(number, frame):
             if buffer.role.kind == "scratch":
-                raise _Wrong(
+                raise _WrongError(
                     f"{self._cited(self._start)} reads {operand} from {buffer.name}"
                     f"{box_text(frame)}, but no instruction stores a value there as a whole"
                 )
@@ -385,7 +422,7 @@ class _Run:
         if held is None or held.missing:
             missing = [frame] if held is None else held.missing
             value = "" if held is None else f" of {self._named(held.value)}"
-            raise _Unfinished(
+            raise _UnfinishedError(
                 f"{self._cited(self._start)} reads {operand} from {buffer.name}, but no "
                 f"instruction before it stores {_listed(buffer.name, missing)}{value}"
             )

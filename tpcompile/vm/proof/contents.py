@@ -49,13 +49,18 @@ class Contents:
         """Return whether a value in another frame may have overwritten a part of this one."""
         return any(overlap(frame, other) for other in self._frames.get(buffer, {}))
 
+    def spoil(self, buffer: int, box: Box) -> None:
+        """Forget the values in a part of a buffer that something else overwrites."""
+        for frame, held in self._frames.get(buffer, {}).items():
+            if overlap(frame, box):
+                held.tiles.clear()
+
     def store(self, buffer: int, frame: Box, new: Stored) -> None:
         """Store tiles of a value."""
         frames = self._frames.setdefault(buffer, {})
         held = frames.get(frame)
         if held is None:
-            for other in [other for other in frames if overlap(frame, other)]:
-                frames[other].tiles.clear()
+            self.spoil(buffer, frame)
         if held is not None and held.value is new.value and held.whole == new.whole:
             held.tiles += new.tiles
         else:

@@ -12,7 +12,6 @@ from torch import fx
 
 from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.format import Format
-
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import operand, parameter_of, value_type
 from tpcompile.ir.ops import (

@@ -38,6 +38,8 @@ class Term:
         """Format the term, with calls nested up to a depth."""
         if not self.args:
             return self.name
+        if self.name == "weight":
+            return str(self.args[0])
         if not depth:
             return f"{self.name}(…)"
         return f"{self.name}({', '.join(_text(arg, depth - 1) for arg in self.args)})"
@@ -196,15 +198,28 @@ def is_partition(intervals: list[tuple[int, int]], extent: int) -> bool:
     return end == extent
 
 
-def unlike(one: Term, other: Term) -> tuple[int, int]:
-    """Return in how many operands two calls of a function differ, and in how many of theirs."""
-    pairs = [(a, b) for a, b in zip(one.args, other.args, strict=True) if a is not b and a != b]
-    inner = [
-        sum(x is not y and x != y for x, y in zip(a.args, b.args, strict=False))
-        for a, b in pairs
-        if isinstance(a, Term) and isinstance(b, Term)
-    ]
-    return len(pairs), sum(inner)
+_ANOTHER_CALL = 10
+_DEPTH = 8
+
+
+def unlike(one: Any, other: Any, depth: int = _DEPTH) -> int:
+    """Return how much two terms differ: in how many operands, and more if calls differ."""
+    if one is other or one == other:
+        return 0
+    if not (isinstance(one, Term) and isinstance(other, Term)) or depth == 0:
+        return 1
+    if one.name != other.name or len(one.args) != len(other.args):
+        return _ANOTHER_CALL
+    pairs = zip(*_unmatched(one, other), strict=True)
+    return max(1, sum(unlike(a, b, depth - 1) for a, b in pairs))
+
+
+def _unmatched(one: Term, other: Term) -> tuple[list[Any], list[Any]]:
+    """Return the operands of two calls, of sums only those that the other one does not have."""
+    if one.name != "sum":
+        return list(one.args), list(other.args)
+    left, right = Counter(one.args), Counter(other.args)
+    return list((left - right).elements()), list((right - left).elements())
 
 
 class Difference:
@@ -232,11 +247,12 @@ def _inner(wanted: Any, got: Any) -> tuple[Any, Any] | None:
     """Return the operands in which two terms differ, if everything else is the same."""
     if not (isinstance(wanted, Term) and isinstance(got, Term)) or wanted.name != got.name:
         return None
-    if wanted.name == "sum":
-        left, right = Counter(wanted.args), Counter(got.args)
-        only, other = list((left - right).elements()), list((right - left).elements())
-        return (only[0], other[0]) if len(only) == len(other) == 1 else None
-    if len(wanted.args) != len(got.args):
+    if wanted.name in _LEAVES or len(wanted.args) != len(got.args):
         return None
-    pairs = zip(wanted.args, got.args, strict=True)
+    pairs = list(zip(*_unmatched(wanted, got), strict=True))
+    if wanted.name == "sum" and len(pairs) > 1:
+        return None
     return next(((one, other) for one, other in pairs if one is not other and one != other), None)
+
+
+_LEAVES = ("input", "weight")
