@@ -95,11 +95,11 @@ Buffer names omit the layer. `x0` and `x1` are the residual, before and after ea
 
 ## What a program computes
 
-`tpcompile schedule` and `check` also prove that a program computes its graph (`vm/proof/computes.py`).
-The program runs over *terms* instead of numbers: calls of ops over parameters and inputs, on each
-rank. The graph gives other terms, with fused ops opened to their bodies, and both must be the same:
-the logits and the chosen token, the keys and values of the new token in every layer of the cache,
-the states of linear attention, and the state of the sequences.
+`tpcompile schedule` and `check` also prove that a program computes its graph. The program runs over
+*terms* instead of numbers: calls of ops over parameters and inputs, on each rank. The graph gives
+other terms, with fused ops opened to their bodies, and both must be the same: the logits and the
+chosen token, the keys and values of the new token in every layer of the cache, the states of linear
+attention, and the state of the sequences.
 
 - An instruction has a **meaning**: the value of which it makes a part, as ops on the whole values
   that it reads. `norm_gate_up_swiglu` means the op of this name. The part is the region that it

@@ -23,7 +23,7 @@ from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.meaning import Part
 from tpcompile.vm.program.weight import Weight
-from tpcompile.vm.proof.computes import groups_of, heads_of, runs_of
+from tpcompile.vm.proof.running import groups_of, heads_of, runs_of
 
 SUBJECTS = (0, 1, 13, 33, 34, 36, 37, 38, 39, 44, 45, 46, 47)
 """Bases with all kinds of instructions, with and without biases, splits and few bits."""

@@ -15,7 +15,8 @@ from tests.vm.mutants.values import changes_numbers, edits
 from tpcompile.vm.groups import DeltaStep, Embed, NormGateUpSwiglu
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import Memory, Probe, Range, StepInstruction, unseen
-from tpcompile.vm.proof.computes import NOT_CHECKED, Computed, check_values, has_meaning, heads_of
+from tpcompile.vm.proof.computes import NOT_CHECKED, Computed, check_values, has_meaning
+from tpcompile.vm.proof.running import heads_of
 
 PLAIN = Case()
 SPLIT = Case("tiny-qwen3", 1, "heads", splits=4)
