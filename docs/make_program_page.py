@@ -117,8 +117,8 @@ A fault names the instruction and the operand:
 
 ```text
 norm_gate_up_swiglu layer 1 rank 0 rows=0:24 (instruction 56) makes a value that the graph does not
-have; %l1_norm_gate_up_swiglu has l1_gate_up_proj_weight, in linear of columns of aten.silu, where
-the program has l0_gate_up_proj_weight
+have; %l1_norm_gate_up_swiglu has %l1_gate_up_proj_weight, in linear of columns of aten.silu, where
+the program has %l0_gate_up_proj_weight
 linear_residual mlp layer 1 rank 0 rows=0:16 (instruction 63) reads x from swiglu, but no
 instruction before it stores swiglu[0:2, 24:48] of %l1_norm_gate_up_swiglu
 ```

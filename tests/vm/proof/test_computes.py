@@ -111,11 +111,11 @@ def _tile_twice(steps: Steps) -> None:
 
 
 def _residual_of_another_half(steps: Steps) -> None:
-    other = _of_layer(steps, "linear_residual", 1).out
-    _change(steps, "norm_gate_up_swiglu", 1, normed=lambda at: replace(at.normed, x=other ^ 1))
+    other = _of_layer(steps, "norm_qkv_rope_append", 1).normed.x
+    _change(steps, "norm_gate_up_swiglu", 1, normed=lambda at: replace(at.normed, x=other))
 
 
-def _residual_missing(steps: Steps) -> None:
+def _own_result_as_residual(steps: Steps) -> None:
     places = [n for n, one in enumerate(steps) if one.name == "linear_residual"]
     last = steps[places[-1]].at
     for place in places:
@@ -136,10 +136,10 @@ def _head_reads_another(steps: Steps) -> None:
 MISTAKES: tuple[tuple[Mistake, str], ...] = (
     (
         _weight_of_another_layer,
-        "%l1_norm_gate_up_swiglu has l1_gate_up_proj_weight, in weight of linear of columns, "
-        "where the program has l0_gate_up_proj_weight",
+        "%l1_norm_gate_up_swiglu has %l1_gate_up_proj_weight, in linear of columns of aten.silu, "
+        "where the program has %l0_gate_up_proj_weight",
     ),
-    (_norm_of_another_layer, "where the program has l0_post_attention_layernorm_weight"),
+    (_norm_of_another_layer, "where the program has %l0_post_attention_layernorm_weight"),
     (
         _another_eps,
         "%l1_norm_gate_up_swiglu has 1e-06, in tpc.rms_norm of linear of columns, where the "
@@ -155,7 +155,12 @@ MISTAKES: tuple[tuple[Mistake, str], ...] = (
     ),
     (_tile_missing, "reads normed.x from x0, but no instruction before it stores x0["),
     (_tile_twice, "reads x from swiglu, but no instruction before it stores swiglu["),
-    (_residual_missing, "linear_residual mlp layer 1"),
+    (
+        _residual_of_another_half,
+        "%l1_norm_gate_up_swiglu has %l1_linear_residual, in tpc.rms_norm of linear of columns, "
+        "where the program has %l0_linear_residual_1",
+    ),
+    (_own_result_as_residual, "linear_residual mlp layer 1"),
     (_token_chosen_twice, "change"),
     (_head_reads_another, "(0, 0, 0, 1, 1, 1), in values of spans"),
 )
