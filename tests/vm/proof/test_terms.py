@@ -88,8 +88,10 @@ def test_a_difference_is_the_innermost_and_names_values() -> None:
     terms = Terms()
     x, y = _value(terms, "x", 8), _value(terms, "y", 8)
     wanted, got = terms.call("g", terms.call("f", x, 1)), terms.call("g", terms.call("f", y, 1))
-    said = Difference(wanted, got).said({x: "%x"})
-    assert said == "has %x, in f of g, where the program has input(y)"
+    found = Difference(wanted, got, {x: "%x"})
+    assert str(found) == "has %x, in f of g, where the program has input(y)"
+    whole = Difference(terms.call("h", wanted), terms.call("h", got), {wanted: "%0", got: "%1"})
+    assert str(whole) == "has %0, in h, where the program has %1"
     assert unlike(wanted.args[0], got.args[0]) == 1
-    residual = Difference(terms.total(x, wanted), terms.total(y, wanted))
+    residual = Difference(terms.total(x, wanted), terms.total(y, wanted), {})
     assert (residual.wanted, residual.got) == (x, y)

@@ -134,7 +134,7 @@ class _Check:
                 raise WrongError(f"{listed(buffer.name, held.missing)} lacks a part of {where}")
 
     def _differs(self, where: str, wanted: Term, got: Term) -> str:
-        difference = Difference(wanted, got).said(self._expected.names)
+        difference = Difference(wanted, got, self._expected.names)
         return self._first_strange() or f"{where} {difference}"
 
     def _first_strange(self) -> str:
@@ -148,7 +148,7 @@ class _Check:
         if near is None:
             return f"{said}: {value}"
         name = names.get(near, "the nearest value of the graph")
-        return f"{said}; {name} {Difference(near, value).said(names)}"
+        return f"{said}; {name} {Difference(near, value, names)}"
 
     def _is_known(self, value: Term) -> bool:
         return self._without_parts(value).number < self._count

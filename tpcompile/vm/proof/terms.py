@@ -223,21 +223,24 @@ def _unmatched(one: Term, other: Term) -> tuple[list[Any], list[Any]]:
 
 
 class Difference:
-    """The innermost difference of two terms, and the calls that contain it, outermost first."""
+    """The innermost difference of two terms, and the calls that contain it, outermost first.
 
-    def __init__(self, wanted: Any, got: Any) -> None:
+    `names` are those of terms that have one. Two such terms differ as a whole.
+    """
+
+    def __init__(self, wanted: Any, got: Any, names: Mapping[Term, str]) -> None:
         self.path: list[Term] = []
-        while (inner := _inner(wanted, got)) is not None:
+        self._names = names
+        while not {wanted, got} <= names.keys() and (inner := _inner(wanted, got)) is not None:
             self.path.append(wanted)
             wanted, got = inner
         self.wanted, self.got = wanted, got
 
-    def said(self, names: Mapping[Term, str]) -> str:
-        """Format what must be where. `names` are those of terms that have one."""
+    def __str__(self) -> str:
         path = [term.name for term in self.path[-3:]]
         where = f", in {' of '.join(reversed(path))}," if path else ""
         wanted, got = (
-            (isinstance(side, Term) and names.get(side)) or _text(side, 2)
+            (isinstance(side, Term) and self._names.get(side)) or _text(side, 2)
             for side in (self.wanted, self.got)
         )
         return f"has {wanted}{where} where the program has {got}"
