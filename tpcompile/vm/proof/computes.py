@@ -116,10 +116,9 @@ class _Check:
         self._check_outputs()
 
     def _check_outputs(self) -> None:
-        outputs = self._expected.outputs()
-        if not outputs:
+        if not self._expected.outputs:
             raise WrongError("the graph chooses no tokens, as a decode step must")
-        for rank, role, part, value, said in outputs:
+        for rank, role, part, value, said in self._expected.outputs:
             if role not in self._program.roles:
                 raise WrongError(f"no buffer {role.word} has {said}")
             number = self._program.one_per_rank(role)[rank]

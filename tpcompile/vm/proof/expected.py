@@ -95,6 +95,10 @@ class Expected:
                 for value in self._values[node]:
                     if isinstance(value, Term):
                         self.names.setdefault(value, f"%{node.name}")
+        self.outputs = self._outputs()
+        """All that a step must leave in buffers; [] if the graph chooses no tokens."""
+        for output in self.outputs:
+            self.names.setdefault(output.value, f"{output.said} on rank {output.rank}")
 
     def input(self, name: str) -> Term:
         """Return the term of an input that is the same on every rank."""
@@ -132,8 +136,7 @@ class Expected:
         dtype = kind.stored.values.dtype.torch
         return replace(buffer, shape=shape, dtype=dtype, format=kind.format, first=first)
 
-    def outputs(self) -> list[Output]:
-        """Return all that a step must leave in buffers; [] if the graph chooses no tokens."""
+    def _outputs(self) -> list[Output]:
         chosen = next((n for n in self._gm.graph.nodes if n.target == ARGMAX), None)
         if chosen is None:
             return []

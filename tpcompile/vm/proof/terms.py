@@ -14,6 +14,8 @@ from typing import Any
 from tpcompile.vm.program.instruction import to_fp32
 
 Shape = tuple[Any, ...]
+_MOST_SHOWN = 4
+"""The operands of a call that messages list."""
 TOKENS = "T"
 """The extent of the dimension of the rows of a step."""
 
@@ -42,7 +44,9 @@ class Term:
             return str(self.args[0])
         if not depth:
             return f"{self.name}(…)"
-        return f"{self.name}({', '.join(_text(arg, depth - 1) for arg in self.args)})"
+        shown = [_text(arg, depth - 1) for arg in self.args[:_MOST_SHOWN]]
+        more = ["…"] if len(self.args) > _MOST_SHOWN else []
+        return f"{self.name}({', '.join([*shown, *more])})"
 
 
 def _text(arg: Any, depth: int) -> str:
