@@ -151,7 +151,7 @@ class NormUpActivation(MlpRows):
         memory[self.at.out][:, self.rows.slice] = activated(self.at.activation, *sides)
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        form = Activation(self.at.activation), self.at.sides > 1
+        form = self.at.activation, self.at.sides > 1
         yield Made("out", self.applied(values, NORM_MLPS[form]))
 
 

@@ -198,6 +198,7 @@ class Expected:
         local = {name: self._local(arg, rank) for name, arg in args.items()}
         if node.target is operator.getitem:
             source, index = self._local(node.args[0], rank), node.args[1]
+            assert isinstance(index, int)
             return source[index] if isinstance(source, tuple) else source
         local |= local_args(node, SPECS[node.target], rank)
         return self._opened[rank].called(node.target, tuple(local.values()))

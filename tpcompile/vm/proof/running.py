@@ -5,7 +5,7 @@ Consecutive instructions with the same shared operands have one meaning, which i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from math import prod
@@ -76,7 +76,8 @@ _Instructions = Sequence[Any]
 
 def runs_of(instructions: _Instructions) -> Iterator[tuple[int, list[Any]]]:
     """Yield consecutive instructions whose material shared operands are the same."""
-    start, own, last = 0, [], None
+    start, last = 0, None
+    own: list[Any] = []
     for number, one in enumerate(instructions):
         if own and type(one) is type(own[0]) and (one.at is last or _same(one, own[0])):
             own.append(one)
@@ -118,7 +119,8 @@ def heads_of(run: _Instructions) -> tuple[int, ...]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return bool(_material(type(one))(one.at) == _material(type(one))(other.at))
+    kind: Any = type(one)
+    return bool(_material(kind)(one.at) == _material(kind)(other.at))
 
 
 @cache
@@ -233,7 +235,7 @@ class Run:
     def call(self, name: str, *operands: Any) -> Any:
         args = [getattr(operand, "kind", operand) for operand in operands]
         terms = self._running.terms
-        special = {
+        special: dict[str, Callable[..., Term]] = {
             "sum": terms.total,
             "linear of columns": terms.linear_of_columns,
             "greatest": terms.greatest,
