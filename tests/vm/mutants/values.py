@@ -97,7 +97,8 @@ def _edited(base: Base, dice: Random, start: int, stop: int) -> Any:
         return f"{one.label} and {steps[number].label} exchanged", how, tuple(steps)
     if how == "later":
         return f"{one.label} repeated", how, (*steps[:stop], one, *steps[stop:])
-    word = dice.choice(words_of_kind(type(one)))
+    kind: Any = type(one)
+    word = dice.choice(words_of_kind(kind))
     whole = not word.own and dice.random() < 0.6
     value = _other(base, dice, one, word)
     if value is None:

@@ -170,14 +170,14 @@ MISTAKES: tuple[tuple[Mistake, str], ...] = (
     ("mistake", "said"), MISTAKES, ids=lambda one: getattr(one, "__name__", "")
 )
 def test_mistakes_are_refused_in_words(mistake: Mistake, said: str) -> None:
-    steps = list(lowered(PLAIN).instructions)
+    steps: Steps = list(lowered(PLAIN).instructions)
     mistake(steps)
     (fault,) = _checked(PLAIN, steps).faults
     assert fault.rule == "values" and said in fault.said, fault.said
 
 
 def test_terms_of_another_site_are_refused() -> None:
-    steps = list(lowered(SPLIT).instructions)
+    steps: Steps = list(lowered(SPLIT).instructions)
     other = _of_layer(steps, "all_reduce", 0).terms
     sums = [one for one in steps if one.name == "all_reduce" and one.layer == 1]
     assert {one.at.terms for one in sums} > {other}
@@ -190,7 +190,7 @@ def test_terms_of_another_site_are_refused() -> None:
 
 @pytest.mark.parametrize("other", [0, 2])
 def test_a_term_in_another_slot_is_refused(other: int) -> None:
-    steps = list(lowered(SPLIT).instructions)
+    steps: Steps = list(lowered(SPLIT).instructions)
     number = next(n for n, one in enumerate(steps) if one.name == "linear_terms" and one.slot == 1)
     steps[number] = replace(steps[number], slot=other)
     (fault,) = _checked(SPLIT, steps).faults
@@ -199,7 +199,7 @@ def test_a_term_in_another_slot_is_refused(other: int) -> None:
 
 def test_gate_and_up_that_are_swapped_are_refused() -> None:
     case = next(case for case in CASES if case.model == "apart")
-    steps = list(lowered(case).instructions)
+    steps: Steps = list(lowered(case).instructions)
     gate, up = (_of_layer(steps, kind, 1) for kind in ("norm_gate", "norm_gated_up"))
     shift = up.weight - gate.weight
     _change(steps, "norm_gate", 1, weight=lambda at: at.weight + shift)
@@ -211,7 +211,7 @@ def test_gate_and_up_that_are_swapped_are_refused() -> None:
 
 def test_states_of_another_layer_are_refused() -> None:
     case = next(case for case in CASES if case.model == "tiny-qwen3.5")
-    steps = list(lowered(case).instructions)
+    steps: Steps = list(lowered(case).instructions)
     _change(steps, DeltaStep.name, 1, layer=0)
     assert _checked(case, steps).faults
 
@@ -236,7 +236,8 @@ def test_rows_of_a_sequence_step_one_after_the_other() -> None:
 
 def test_values_that_are_overwritten_beside_what_an_instruction_makes_are_lost() -> None:
     case = next(case for case in CASES if case.model == "apart")
-    steps, low = list(lowered(case).instructions), lowered(case)
+    low = lowered(case)
+    steps: Steps = list(low.instructions)
     rows = [n for n, one in enumerate(steps) if one.name == "norm_qkv_rows" and one.layer == 1]
     heads = [n for n in rows if steps[n].at.part.name == "Q" and steps[n].rank == 0]
     raw = low.buffers[steps[heads[0]].raw]
@@ -251,7 +252,7 @@ def test_values_that_are_overwritten_beside_what_an_instruction_makes_are_lost()
 
 
 def test_no_value_is_made_from_the_buffer_that_it_overwrites() -> None:
-    steps = list(lowered(PLAIN).instructions)
+    steps: Steps = list(lowered(PLAIN).instructions)
     places = [n for n, one in enumerate(steps) if one.name == "linear_residual"]
     last = steps[places[-1]].at
     for place in places:
@@ -262,7 +263,7 @@ def test_no_value_is_made_from_the_buffer_that_it_overwrites() -> None:
 
 
 def test_the_order_of_tiles_and_the_tokens_that_costs_assume_change_nothing() -> None:
-    steps = list(lowered(PLAIN).instructions)
+    steps: Steps = list(lowered(PLAIN).instructions)
     tiles = [n for n, one in enumerate(steps) if isinstance(one, NormGateUpSwiglu)][:2]
     steps[tiles[0]], steps[tiles[1]] = steps[tiles[1]], steps[tiles[0]]
     number = next(n for n, one in enumerate(steps) if one.name == "partial_attention")
@@ -292,7 +293,7 @@ class _Shifted(Embed):
 
 def test_instructions_without_a_meaning_of_their_own_are_not_proved() -> None:
     assert has_meaning(Embed) and not has_meaning(_Shifted) and not has_meaning(StepInstruction)
-    steps = list(lowered(PLAIN).instructions)
+    steps: Steps = list(lowered(PLAIN).instructions)
     steps[0] = _Shifted(steps[0].at, steps[0].columns)
     found = _checked(PLAIN, steps)
     assert (found.proved, found.faults, found.unproved) == (False, (), ("shifted",))
