@@ -93,6 +93,39 @@ Buffer names omit the layer. `x0` and `x1` are the residual, before and after ea
 |---:|---|---|---|---|
 {table}
 
+## What a program computes
+
+`tpcompile schedule` and `check` also prove that a program computes its graph. The program runs over
+*terms* instead of numbers: calls of ops over parameters and inputs, on each rank. The graph gives
+other terms, with fused ops opened to their bodies, and both must be the same: the logits and the
+chosen token, the keys and values of the new token in every layer of the cache, the states of linear
+attention, and the state of the sequences.
+
+- An instruction has a **meaning**: the value of which it makes a part, as ops on the whole values
+  that it reads. `norm_gate_up_swiglu` means the op of this name. The part is the region that it
+  writes.
+- A value can be read once its parts cover it. So a tile, a span or a head that is missing, or there
+  twice in the place of another one, is refused. A value that another one overwrites is lost.
+- Terms of a sum are in slots. Those of some columns of a linear add up to the linear if each column
+  is there once. A sum has each of its terms as often as it was added.
+- A buffer of weights holds the parameter of its name: the checkpoint tensors and slices of its
+  recipe, in its format.
+
+The proof leaves out where values are rounded, and the order of additions. It trusts the meanings,
+each of which a test puts to numbers, the regions of rules, and that executors find weights by name.
+A fault names the instruction and the operand:
+
+```text
+norm_gate_up_swiglu layer 1 rank 0 rows=0:24 (instruction 56) makes a value that the graph does not
+have; %l1_norm_gate_up_swiglu has %l1_gate_up_proj_weight, in linear of columns of aten.silu, where
+the program has %l0_gate_up_proj_weight
+linear_residual mlp layer 1 rank 0 rows=0:16 (instruction 63) reads x from swiglu, but no
+instruction before it stores swiglu[0:2, 24:48] of %l1_norm_gate_up_swiglu
+```
+
+If an instruction of another package has no meaning, the program is "not proved", and the kind is
+named.
+
 ## Text
 
     program      := "program" name "ranks="n "sharing="n "repeats="bool "counters="n sections

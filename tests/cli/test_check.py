@@ -69,6 +69,7 @@ def test_good_as_a_table(cli: Cli) -> None:
         "preset:tiny-qwen3, tp=2: the graph is valid after each pass\n"
         "preset:tiny-qwen3, tp=2: proved equal to the captured graph\n"
         f"preset:tiny-qwen3, tp=2: {count} schedules of a decode step are verified\n"
+        "preset:tiny-qwen3, tp=2: programs compute the graph: yes, proved\n"
     )
     assert ran.out.count(" proved ") == len(default_pipeline()) + len(decode_pipeline()) + 1
     assert max(map(len, ran.out.splitlines())) <= 80

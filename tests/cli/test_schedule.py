@@ -39,6 +39,8 @@ KEYS = [
     "idle_us",
     "critical_path",
     "verified",
+    "computes_graph",
+    "without_meaning",
     "errors",
     "kinds",
     "seconds",
@@ -59,7 +61,7 @@ def test_json(cli: Cli, policy: str, tp: int) -> None:
     found = as_json(cli, f"{CPU} --policy {policy} --tp {tp}")
     assert list(found) == KEYS
     assert (found["target"], found["workers"], found["policy"]) == ("cpu", 3, policy)
-    assert (found["verified"], found["errors"]) == (True, [])
+    assert (found["verified"], found["computes_graph"], found["errors"]) == (True, True, [])
     assert found["makespan_us"] >= found["critical_path_us"] > 0
     assert sum(kind["count"] for kind in found["kinds"]) == found["instructions"]
     work = sum(kind["us"] for kind in found["kinds"])
@@ -98,6 +100,7 @@ def test_table(cli: Cli) -> None:
     assert figures["policy"] == "zigzag"
     assert figures["lowering"] == f"{found['lowering']}, chosen by auto"
     assert figures["verified"] == "yes"
+    assert figures["computes the graph"] == "yes, proved"
     assert figures["makespan"] == f"{found['makespan_us']:,.1f} µs"
     assert figures["critical path"] == f"{found['critical_path_us']:,.1f} µs"
     kinds = {row[0]: row[1] for row in rows if len(row) == 5}

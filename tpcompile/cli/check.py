@@ -176,7 +176,11 @@ def _verdict(whose: str, found: _Checked) -> str:
     wrong = [verdict for verdict in found.verdicts if not verdict.ok]
     lines = [f"{v.name}: {count_of(v.faults)}\n{fault_lines(v.faults)}" for v in wrong]
     if found.verdicts and not wrong:
-        lines = [f"{whose}: {len(found.verdicts)} schedules of a decode step are verified\n"]
+        said = dict.fromkeys(verdict.computed.said for verdict in found.verdicts)
+        lines = [
+            f"{whose}: {len(found.verdicts)} schedules of a decode step are verified\n",
+            f"{whose}: programs compute the graph: {'; '.join(said)}\n",
+        ]
     return valid + "".join(lines)
 
 

@@ -43,6 +43,8 @@ class ScheduleReport:
             "idle_us": None if clock is None else [round(us, 3) for us in clock.idle],
             "critical_path": None if clock is None else self._chain(clock),
             "verified": not found.faults,
+            "computes_graph": found.computed.proved,
+            "without_meaning": list(found.computed.unproved),
             "errors": [{"rule": fault.rule, "got": fault.said} for fault in found.faults],
             "kinds": [
                 {"kind": kind, "count": count, "us": round(us, 3)}
@@ -93,6 +95,7 @@ class ScheduleReport:
             ("bandwidth limit", self._limit()),
             ("workers' bandwidth", self._bandwidth.sharing),
             ("verified", f"NO: {count_of(self.found.faults)}" if self.found.faults else "yes"),
+            ("computes the graph", self.found.computed.said),
         ]
 
     @property

@@ -1,5 +1,6 @@
 """The instruction of an embedding with a scale: an embedding with one more operand."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -9,8 +10,9 @@ from tpcompile.vm.groups.embed import Embed, EmbedOperands, embedding
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import rules
-from tpcompile.vm.program.instruction import Memory, Probe, to_fp32, unseen
+from tpcompile.vm.program.instruction import Memory, Probe, Range, to_fp32, unseen
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import Made, Values
 from tpcompile_granite.ops import SCALED_EMBEDDING
 
 
@@ -34,6 +36,12 @@ class ScaledEmbed(Embed):
         """Look up the rows and multiply them."""
         super().run(memory, probe)
         memory[self.at.out][: self.at.batch, self.columns.slice] *= self.at.scale
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        """Yield the rows, times the number: the op, of which the instruction makes columns."""
+        at = self.at
+        found = SCALED_EMBEDDING(values["table"], values["tokens"], at.scale, at.first)
+        yield Made("out", found, (Range(0, at.batch),))
 
 
 @lowers(SCALED_EMBEDDING, terms=True)

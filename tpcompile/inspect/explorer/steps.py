@@ -77,6 +77,7 @@ def _figures(made: Scheduled) -> dict[str, Any]:
         "critical_us": made.critical_us,
         "bandwidth": bandwidth_of(program, made.parts, made.target).to_json(),
         "verified": not made.faults,
+        "computes_graph": made.computed.said,
         "fault_count": sum(fault.count for fault in made.faults),
         "faults": [{"rule": one.rule, "said": one.said} for one in made.faults[:_MOST_FAULTS]],
     }

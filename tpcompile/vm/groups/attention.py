@@ -17,10 +17,11 @@ from tpcompile.ir.ops import ATTENTION_REDUCE, GATED_ATTENTION_REDUCE, PARTIAL_A
 from tpcompile.ir.ops.cache import HEADS
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import merge, span_of
+from tpcompile.ir.ops.elementwise import SIGMOID_GATE
 from tpcompile.ir.ops.groups import heads_read, runs_of
 from tpcompile.ir.ops.paged_attention import read_tokens
 from tpcompile.vm.groups.arithmetic import dots, exp, log, sigmoid, total
-from tpcompile.vm.groups.kv import cache_of, places, together
+from tpcompile.vm.groups.kv import cache_of, places, stored_tokens, together
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import Format, Role, rules
@@ -35,7 +36,9 @@ from tpcompile.vm.program.instruction import (
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import HeadRead, Made, Values
 
+FLATTEN, UNFLATTEN = torch.ops.aten.flatten.using_ints, torch.ops.aten.unflatten.int
 _VALUES = rules.scratch("batch", "heads", "spans", "width", dtype=rules.F32)
 _LSE = rules.scratch("batch", "heads", "spans", dtype=rules.F32)
 
@@ -86,6 +89,8 @@ class PartialAttention(StepInstruction):
     kv_head: Annotated[int, rules.Number(0, "kv_heads - 1")]
     heads: Annotated[Range, rules.Within("heads")]
     span: Annotated[Range, rules.Within("spans")]
+    reads_head: ClassVar[HeadRead] = HeadRead("kv_head", "heads")
+    immaterial: ClassVar[tuple[str, ...]] = ("planned",)
     name: ClassVar[str] = "partial_attention"
     opcode: ClassVar[int] = 4
 
@@ -123,6 +128,24 @@ class PartialAttention(StepInstruction):
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         for span in range(*self.span):
             self._attend(memory, span)
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        at = self.at
+        window = None if at.window == NONE else at.window
+        places = values["tables"], values["lengths"]
+        partials = PARTIAL_ATTENTION(
+            UNFLATTEN(values["q"], 1, [-1, at.width]),
+            stored_tokens(values, at.layer),
+            *places,
+            at.scale,
+            window,
+            at.layer,
+            at.block,
+            at.spans,
+            values.heads,
+        )
+        for name, value in zip(("values", "lse"), partials, strict=True):
+            yield Made(name, value)
 
     def _attend(self, memory: Memory, span: int) -> None:
         at, row = self.at, self.sequence
@@ -217,6 +240,12 @@ class AttentionReduce(StepInstruction):
             gate = memory[self.at.gate][self.sequence, self.columns.slice]
             found = found * sigmoid(gate.float()).to(out.dtype)
         out[self.sequence, self.columns.slice] = found
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        partials = values["values"]
+        mixed = ATTENTION_REDUCE(partials, values["lse"], partials.dtype)  # rounded when stored
+        found, gate = FLATTEN(mixed, 1, 2), values["gate"]
+        yield Made("out", found if gate is None else SIGMOID_GATE(found, gate))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         row = Range(self.sequence, self.sequence + 1)

@@ -11,6 +11,7 @@ if the weights of both differ, for example in format.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -18,7 +19,8 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import DELTA_STEP, DELTA_STEPS
+from tpcompile.ir.ops import DELTA_STEP, DELTA_STEP_APART, DELTA_STEPS
+from tpcompile.ir.ops.decode.norm_linear import SPLIT
 from tpcompile.ir.ops.groups import heads_read, runs_of
 from tpcompile.vm.groups.arithmetic import exp, rms_norm, sigmoid, total
 from tpcompile.vm.groups.kv import together
@@ -36,6 +38,7 @@ from tpcompile.vm.program.instruction import (
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import HeadRead, Made, Values
 
 _EPSILON = 1e-6
 _CHANNELS = ("q_columns", "k_columns", "v_columns")
@@ -125,6 +128,7 @@ class DeltaStep(StepInstruction):
     z_columns = Interval("first_z + heads*value")
     decay_columns = Interval("v_heads + heads")
     out_columns = Interval("heads*value")
+    reads_head: ClassVar[HeadRead] = HeadRead("k_head", "heads")
     name: ClassVar[str] = "delta_step"
     opcode: ClassVar[int] = 16
 
@@ -166,6 +170,34 @@ class DeltaStep(StepInstruction):
         z = memory[at.z][row, self.z_columns.slice].view(-1, at.value).float()
         found = normed * (z * sigmoid(z))
         memory[at.out][row, self.out_columns.slice] = found.flatten().to(inputs.dtype)
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        at = self.at
+        inputs, gated = values.shape("projected")[1], values.shape("z")[1]
+        projected = SPLIT(values["projected"], [at.channels, inputs - at.channels], 1)[0]
+        z = SPLIT(values["z"], [at.first_z, gated - at.first_z], 1)[1]
+        named = (values[name] for name in ("gates", "weight", "bias"))
+        kept = {name: values.part(name, at.layer) for name in ("tails", "states")}
+        out = DELTA_STEP_APART(
+            projected,
+            z,
+            *named,
+            kept["tails"],
+            values["rate"],
+            values["offset"],
+            kept["states"],
+            values["norm"],
+            at.eps,
+            values.input("starts"),
+            values["lengths"],
+            values["read"],
+            values["write"],
+            at.layer,
+            values.heads,
+        )
+        yield Made("out", out)
+        for name in kept:
+            yield Made(name, values.new(name), (at.layer,))
 
     def _show(self, probe: Probe, **values: torch.Tensor) -> None:
         """Send values of the sequence that are not stored to a probe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -9,7 +10,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import EMBEDDINGS
+from tpcompile.ir.ops import EMBEDDINGS, VOCAB_EMBEDDING
 from tpcompile.vm.groups.residual import Site, residual_buffer, terms_buffer
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
@@ -17,6 +18,7 @@ from tpcompile.vm.program import Format, Role, rules
 from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import Made, Values
 
 _COLUMNS = (":batch", "columns")
 
@@ -72,6 +74,11 @@ class Embed(StepInstruction):
         found = memory[self.at.table][rows.where(held, 0), self.columns.slice]
         found = torch.where(held[:, None], found, 0) + 0.0
         memory[self.at.out][: self.at.batch, self.columns.slice] = found
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        at = self.at
+        found = VOCAB_EMBEDDING(values["table"], values["tokens"], at.first)
+        yield Made("out", found, (Range(0, at.batch),))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         """Send the rows to the probe, unless they are a term of a sum."""

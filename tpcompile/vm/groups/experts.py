@@ -9,6 +9,7 @@ number.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -16,7 +17,14 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import operand, value_type
-from tpcompile.ir.ops import ADD_RESIDUAL, NORM_EXPERTS, SHARED_EXPERT, TOP_EXPERTS
+from tpcompile.ir.ops import (
+    ADD_RESIDUAL,
+    LINEAR,
+    NORM_EXPERTS,
+    RMS_NORM,
+    SHARED_EXPERT,
+    TOP_EXPERTS,
+)
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.experts import chosen
 from tpcompile.vm.groups.arithmetic import exp, leaf_products, leaves_of, sigmoid, swiglu, total
@@ -37,6 +45,7 @@ from tpcompile.vm.program.instruction import (
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import Made, Values
 
 _IDS = rules.scratch("batch", "chosen", dtype=rules.I32)
 
@@ -88,6 +97,12 @@ class TopExperts(StepInstruction):
         memory[at.scores][row] = scores.to(logits.dtype)
         memory[at.ids][row] = torch.full_like(order, NONE) if empty else order
 
+    def meaning(self, values: Values) -> Iterator[Made]:
+        at = self.at
+        choice = TOP_EXPERTS(values["logits"], at.chosen, at.normalized)
+        for name, value in zip(("scores", "ids"), choice, strict=True):
+            yield Made(name, value)
+
     def report(self, memory: Memory, probe: Probe) -> None:
         row, columns = Range(self.sequence, self.sequence + 1), Range(0, self.at.chosen)
         probe("choice", row, columns, memory[self.at.ids][row.slice])
@@ -113,6 +128,7 @@ class MixtureInstruction(WeightInstruction):
     """
 
     rows: Annotated[Range, rules.Within("extent")]
+    immaterial: ClassVar[tuple[str, ...]] = ("experts",)
     sides: ClassVar[int] = 1
     """The parts of an expert that have such rows."""
     first_box: ClassVar[None] = None
@@ -175,6 +191,12 @@ class NormExperts(MixtureInstruction):
             )
             memory[at.out][sequences, places, rows.slice] = swiglu(*sides)
 
+    def meaning(self, values: Values) -> Iterator[Made]:
+        at = self.at
+        x = RMS_NORM(*at.normed.operands(values), at.normed.zero_centered)
+        found = values.call("gated experts", x, values["ids"], values["weight"], at.first)
+        yield Made("out", found)
+
 
 _TERMS = rules.scratch("slots*batch", "extent", dtype=rules.F32)
 
@@ -224,6 +246,11 @@ class ExpertTerms(MixtureInstruction):
                 terms[sequences] += leaf * scores
         memory[at.out][: at.batch, rows.slice] = fold_tree(list(sums), torch.add)
 
+    def meaning(self, values: Values) -> Iterator[Made]:
+        operands = (values[name] for name in ("x", "scores", "ids", "weight"))
+        found = values.call("sum of experts", *operands, self.at.first)
+        yield Made("out", found, (Range(0, self.at.batch),))
+
 
 @dataclass(frozen=True)
 class SharedOperands:
@@ -260,6 +287,11 @@ class SharedTerms(WeightInstruction):
         found = leaf_products(memory[at.x], memory[at.weight], self.rows, at.leaves)
         sums = fold_tree([leaf * share for leaf in found], torch.add)
         memory[at.out][self.terms.slice, self.rows.slice] = sums
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        share = torch.ops.aten.sigmoid.default(values["gate"])
+        found = share * LINEAR(values["x"], values["weight"], None)
+        yield Made("out", found, (self.terms,))
 
 
 def _leaves(ranks: int, width: int, stored: Format) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -26,6 +27,7 @@ from tpcompile.vm.program.instruction import (
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import Made, Values
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class NormLmHead(WeightInstruction):
     at: HeadOperands
     rows: Annotated[Range, rules.Within("vocabulary")]
     slot: Annotated[int, rules.Number(0, "slots - 1")]
+    apart: ClassVar[tuple[str, ...]] = ("rows", "slot")
     name: ClassVar[str] = "norm_lm_head"
     opcode: ClassVar[int] = 10
 
@@ -75,6 +78,14 @@ class NormLmHead(WeightInstruction):
         best = found.argmax(-1)
         memory[at.best][:, self.slot] = found.gather(-1, best[:, None])[:, 0].float()
         memory[at.ids][:, self.slot] = (best + at.first + self.rows.start).int()
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        normed, slot = self.at.normed, (None, self.slot)
+        operands = normed.operands(values)
+        logits = NORM_LINEAR(*operands, values["weight"], values["bias"], normed.zero_centered)
+        yield Made("logits", logits)
+        yield Made("best", values.call("best of rows", logits, *self.rows), slot)
+        yield Made("ids", values.call("its row", logits, *self.rows, self.at.first), slot)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         found = memory[self.at.logits][:, self.rows.slice]
@@ -103,6 +114,9 @@ class ArgmaxOperands:
     """The number of steps that this launch has run."""
     history: Annotated[int, rules.sole(Role.HISTORY, "steps", "batch").writes()]
     steps: Annotated[int, rules.COUNT]
+
+
+_ADVANCED = ("positions", "lengths", "finished", "clock")
 
 
 @instruction
@@ -138,6 +152,17 @@ class Argmax(StepInstruction):
         memory[at.tokens][goes_on] = found[goes_on]
         memory[at.positions][goes_on] += 1
         memory[at.lengths][goes_on] += 1
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        slots = [(rank, slot) for rank in range(self.at.ranks) for slot in range(self.at.slots)]
+        best, ids = (
+            [values.part(name, None, slot, rank=rank) for rank, slot in slots]
+            for name in ("best", "ids")
+        )
+        chosen = values.call("greatest", *best, *ids)
+        read = [values[name] for name in (*_ADVANCED, "stops")]
+        for name in (*_ADVANCED, "tokens", "history"):
+            yield Made(name, values.call(f"next {name}", chosen, *read))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         at = self.at

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.instruction import Range
+from tpcompile.vm.program.meaning import Part, Values
 
 
 def cache_of(to: Building, node: fx.Node, block: int) -> int:
@@ -29,6 +32,27 @@ def together(row: int, sequence_rows: int) -> Range:
     """Return the rows that may belong to one sequence with a row."""
     first = row // sequence_rows * sequence_rows
     return Range(first, first + sequence_rows)
+
+
+NEW = 1
+"""The index of the new token of a sequence in the last dimension of the cache's regions."""
+
+
+def side(layer: int, part: int) -> tuple[Part, ...]:
+    """Return the part of the cache that the new keys (0) or values (1) of a layer take."""
+    return layer, part, None, None, NEW
+
+
+def stored_tokens(values: Values, layer: int) -> Any:
+    """Return the contents of a layer of the cache, with the new keys and values."""
+    new = (values.part("cache", *side(layer, part)) for part in range(2))
+    return values.call("cached tokens", layer, *new)
+
+
+def stored(values: Values, new: Any, block: int) -> Any:
+    """Return new keys or values, stored at the last places of their sequences."""
+    slots = values.call("slots", values["lengths"], values["tables"], block)
+    return values.call("stored", new, slots)
 
 
 def places(to: Building, block: int, rank: int) -> dict[str, int]:

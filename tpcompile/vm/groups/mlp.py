@@ -7,6 +7,7 @@ same rows of up.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -14,7 +15,14 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, NORM_MLPS, NORM_MLPS_APART, Activation
+from tpcompile.ir.ops import (
+    NORM_GATE_UP_SWIGLU,
+    NORM_LINEAR,
+    NORM_MLPS,
+    NORM_MLPS_APART,
+    SWIGLU,
+    Activation,
+)
 from tpcompile.vm.groups.arithmetic import activated, swiglu
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of
@@ -24,6 +32,7 @@ from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import Made, Values
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,12 @@ class MlpRows(WeightInstruction):
         x = at.normed.value(memory, probe, "mlp_norm")
         return [linear(memory, x, at.weight, at.bias, rows) for rows in sides]
 
+    def applied(self, values: Values, function: Any) -> Any:
+        """Apply an op that begins with a norm and a linear."""
+        normed = self.at.normed
+        bias = values["bias"]
+        return function(*normed.operands(values), values["weight"], bias, normed.zero_centered)
+
     def report(self, memory: Memory, probe: Probe) -> None:
         found = memory[self.at.out][:, self.rows.slice]
         probe(self.result, Range(0, self.at.batch), self.rows, found)
@@ -116,6 +131,9 @@ class NormGateUpSwiglu(MlpRows):
         sides = self.projected(memory, probe, self.rows, self.up)
         memory[self.at.out][:, self.rows.slice] = swiglu(*sides)
 
+    def meaning(self, values: Values) -> Iterator[Made]:
+        yield Made("out", self.applied(values, NORM_GATE_UP_SWIGLU))
+
 
 @instruction
 @dataclass(frozen=True)
@@ -132,6 +150,10 @@ class NormUpActivation(MlpRows):
         sides = self.projected(memory, probe, *(self.rows, self.up)[: self.at.sides])
         memory[self.at.out][:, self.rows.slice] = activated(self.at.activation, *sides)
 
+    def meaning(self, values: Values) -> Iterator[Made]:
+        form = self.at.activation, self.at.sides > 1
+        yield Made("out", self.applied(values, NORM_MLPS[form]))
+
 
 @instruction
 @dataclass(frozen=True)
@@ -146,6 +168,9 @@ class NormGate(MlpRows):
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         (gate,) = self.projected(memory, probe, self.rows)
         memory[self.at.out][:, self.rows.slice] = gate
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        yield Made("out", self.applied(values, NORM_LINEAR))
 
 
 @instruction
@@ -162,6 +187,11 @@ class NormGatedUp(MlpRows):
         at, columns = self.at, self.rows.slice
         (up,) = self.projected(memory, probe, self.rows)
         memory[at.out][:, columns] = activated(at.activation, memory[at.gate][:, columns], up)
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        activation = self.at.activation
+        function = SWIGLU if activation is Activation.SILU else activation.of
+        yield Made("out", function(values["gate"], self.applied(values, NORM_LINEAR)))
 
 
 _FORMS = {target: form for form, target in NORM_MLPS.items()}

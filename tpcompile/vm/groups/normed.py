@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import fx
@@ -12,6 +12,7 @@ from tpcompile.vm.groups.arithmetic import products, rms_norm
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.program import rules
 from tpcompile.vm.program.instruction import Memory, Probe, Range, to_fp32, with_bias
+from tpcompile.vm.program.meaning import Values
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Normed:
         found = rms_norm(memory[self.x], memory[self.weight], self.eps, self.zero_centered)
         probe(name, Range(0, self.batch), Range(0, self.width), found)
         return found
+
+    def operands(self, values: Values) -> tuple[Any, Any, float]:
+        """Return the first operands of ops that begin with this norm."""
+        return values["normed.x"], values["normed.weight"], self.eps
 
 
 def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range) -> torch.Tensor:

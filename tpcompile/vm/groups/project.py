@@ -6,6 +6,7 @@ some of the columns, computes a subtree. So the bits do not depend on how the wo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -33,6 +34,7 @@ from tpcompile.vm.program.instruction import (
     with_bias,
 )
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import Made, Values
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,10 @@ class LinearResidual(WeightInstruction):
         found = memory[at.residual][:, self.rows.slice].float() + found
         memory[at.out][:, self.rows.slice] = found.to(memory[at.out].dtype)
 
+    def meaning(self, values: Values) -> Iterator[Made]:
+        operands = (values[name] for name in ("x", "weight", "bias", "residual"))
+        yield Made("out", LINEAR_RESIDUAL(*operands))
+
     def report(self, memory: Memory, probe: Probe) -> None:
         found = memory[self.at.out][:, self.rows.slice]
         probe(self.at.site.group, Range(0, self.at.batch), self.rows, found)
@@ -111,6 +117,7 @@ class LinearTerms(WeightInstruction):
     leaves: Annotated[int, rules.Number(1, "width")]
     """The number of leaves within these columns."""
     terms = Interval("slot*batch")
+    apart: ClassVar[tuple[str, ...]] = ("columns", "slot", "leaves")
     name: ClassVar[str] = "linear_terms"
     opcode: ClassVar[int] = 7
 
@@ -118,6 +125,10 @@ class LinearTerms(WeightInstruction):
         x = memory[self.at.x][:, self.columns.slice]
         found = products(x, memory[self.at.weight], self.rows, self.columns, self.leaves)
         memory[self.at.out][self.terms.slice, self.rows.slice] = found
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        found = values.call("linear of columns", values["x"], values["weight"], *self.columns)
+        yield Made("out", found, (self.terms,))
 
 
 @lowers(LINEAR_RESIDUAL)

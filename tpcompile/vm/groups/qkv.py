@@ -36,6 +36,7 @@ from tpcompile.vm.program.instruction import (
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import Made, Values
 
 
 @instruction
@@ -51,6 +52,9 @@ class NormQkvRopeAppend(WeightInstruction):
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         self.at.finish(memory, self.heads, self.at.project(memory, self.weight_rows, probe), probe)
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        yield self.at.meaning(values)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         self.at.report(memory, self.heads, probe)
@@ -85,6 +89,9 @@ class NormQkvRows(WeightInstruction):
         if int(arrived) % self.blocks == 0:
             whole = memory[self.raw][:, self.raw_head.slice]
             self.at.finish(memory, Range(self.head, self.head + 1), whole, probe)
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        yield self.at.meaning(values)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         """Send the head to the probe if this was its last block."""

@@ -10,12 +10,19 @@ from typing import Annotated
 import torch
 
 from tpcompile.ir.kv import stored_rows
+from tpcompile.ir.ops import NORM_LINEAR, RMS_NORM, ROPE
+from tpcompile.ir.ops.decode.norm_linear import SPLIT
+from tpcompile.ir.ops.decode.norm_qkv import UNFLATTEN
 from tpcompile.ir.ops.rotary import rope
 from tpcompile.lazy import cached_property
+from tpcompile.vm.groups import kv
 from tpcompile.vm.groups.arithmetic import rms_norm
 from tpcompile.vm.groups.normed import Normed, linear
 from tpcompile.vm.program import Format, Role, rules
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range
+from tpcompile.vm.program.meaning import Made, Values
+
+FLATTEN = torch.ops.aten.flatten.using_ints
 
 
 class Part(IntEnum):
@@ -132,6 +139,25 @@ class QkvOperands:
         side = memory[self.out][self.layer, int(self.part)]
         for row, slot in self._slots(memory):
             side[slot, heads.slice] = stored_rows(values[row], side)
+
+    def meaning(self, values: Values) -> Made:
+        """Return the heads of the part: in the buffer of queries, or stored in the cache."""
+        normed, is_query = self.normed, self.part == Part.Q
+        operands = normed.operands(values)
+        rows = NORM_LINEAR(*operands, values["weight"], values["bias"], normed.zero_centered)
+        shape = values.shape("out")
+        own = shape[1] if is_query else shape[3] * self.width
+        rest = values.shape("weight")[0] - self.first_row - own
+        heads = UNFLATTEN(SPLIT(rows, [self.first_row, own, rest], 1)[1], 1, [-1, self.width])
+        norm = values["head_norm"]
+        if norm is not None:
+            heads = RMS_NORM(heads, norm, self.head_eps, normed.zero_centered)
+        if self.part != Part.V:
+            cos, sin = (values.call("rows", values[n], values["positions"]) for n in ("cos", "sin"))
+            heads = ROPE(heads, cos, sin, self.interleaved)
+        if is_query:
+            return Made("out", FLATTEN(heads, 1, 2))
+        return Made("out", kv.stored(values, heads, self.block), kv.side(self.layer, self.part))
 
     def report(self, memory: Memory, heads: Range, probe: Probe) -> None:
         """Send the stored queries of some heads to a probe. The others are in the cache."""

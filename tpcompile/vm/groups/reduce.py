@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 from torch import fx
 
-from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL
+from tpcompile.ir.ops import ADD_RESIDUAL, ALL_REDUCE, ALL_REDUCE_RESIDUAL
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.vm.groups.residual import TERMS_SITE, Site, residual_buffer
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
@@ -25,6 +26,7 @@ from tpcompile.vm.program.instruction import (
     with_bias,
 )
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import Made, Values
 from tpcompile.vm.targets import Target
 
 
@@ -100,6 +102,14 @@ class AllReduce(StepInstruction):
         if at.residual != NONE:
             found = memory[at.residual][:, self.columns.slice].float() + found
         memory[at.out][:, self.columns.slice] = found.to(memory[at.out].dtype)
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        at = self.at
+        slots = [Range(slot * at.batch, (slot + 1) * at.batch) for slot in range(at.slots)]
+        terms = [values.part("terms", own, rank=rank) for rank in range(at.ranks) for own in slots]
+        bias, residual = values["bias"], values["residual"]
+        total = values.call("sum", *terms, *([] if bias is None else [bias]))
+        yield Made("out", total if residual is None else ADD_RESIDUAL(total, residual))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         found = memory[self.at.out][:, self.columns.slice]

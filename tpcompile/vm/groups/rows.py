@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, ClassVar
@@ -12,6 +13,7 @@ from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import (
     DELTA_STEPS,
     GATED_ATTENTION_REDUCE,
+    NORM_LINEAR,
     SHARED_EXPERT,
     TOP_EXPERTS,
     arguments_of,
@@ -21,6 +23,7 @@ from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.program import Format, rules
 from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.program.meaning import Made, Values
 
 
 class Wanted(IntEnum):
@@ -83,6 +86,12 @@ class NormRows(WeightInstruction):
         at = self.at
         x = at.normed.value(memory, probe, at.wanted.norm)
         memory[at.out][:, self.rows.slice] = linear(memory, x, at.weight, at.bias, self.rows)
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        normed = self.at.normed
+        operands = normed.operands(values)
+        found = NORM_LINEAR(*operands, values["weight"], values["bias"], normed.zero_centered)
+        yield Made("out", found)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         found = memory[self.at.out][:, self.rows.slice]

@@ -22,6 +22,7 @@ from tpcompile.lazy import cached_property
 from tpcompile.vm.program.accesses import joins_of, regions_of
 from tpcompile.vm.program.buffer import Box
 from tpcompile.vm.program.fields import field_types, has_fields
+from tpcompile.vm.program.meaning import HeadRead, Made, Values
 from tpcompile.vm.program.region import NONE as NONE
 from tpcompile.vm.program.region import Join, Region
 from tpcompile.vm.program.region import Range as Range
@@ -90,6 +91,12 @@ class StepInstruction:
     """The first word of the encoded row. Instructions of other packages use opcodes above 255."""
     arrival: ClassVar[Arrival | None] = None
     """The operands of its joins, for an instruction that is one of several blocks."""
+    apart: ClassVar[tuple[str, ...]] = ()
+    """The own operands on which the values that it makes depend, beside their tiles."""
+    immaterial: ClassVar[tuple[str, ...]] = ()
+    """The shared operands that change no value, such as those of costs alone."""
+    reads_head: ClassVar[HeadRead | None] = None
+    """The own operands that assign heads to the readers among its tiles."""
 
     @property
     def rank(self) -> int:
@@ -150,6 +157,14 @@ class StepInstruction:
         """Execute the instruction on reference memory.
 
         The probe receives values that are not stored; `report` sends it the stored ones.
+        """
+        raise NotImplementedError
+
+    def meaning(self, values: Values) -> Iterator[Made]:
+        """Yield the whole values of which the instruction makes a part, from those that it reads.
+
+        Instructions with the same shared operands and the same operands in `apart` make parts of
+        the same values. `run` makes exactly the parts that the instruction writes.
         """
         raise NotImplementedError
 

@@ -15,6 +15,7 @@ from tpcompile.vm.groups.qkv import LOWERING_OF
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import Parts
+from tpcompile.vm.proof.computes import NOT_CHECKED, Computed, check_values
 from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.proof.verify import check_program, refuse
 from tpcompile.vm.schedule.assemble import Assembled, assemble
@@ -40,6 +41,8 @@ class Scheduled:
     target: Target
     parts: tuple[Parts, ...]
     """The parts of each instruction's time."""
+    computed: Computed = NOT_CHECKED
+    """Whether the program computes the graph."""
 
     @property
     def lowering(self) -> str:
@@ -71,15 +74,20 @@ def scheduled(
         started = time.perf_counter()
         faults = tuple(check_program(made.program, made.parts))
         verifying = time.perf_counter() - started
+        started = time.perf_counter()
+        computed = NOT_CHECKED if faults else check_values(gm, made.program)
+        faults += computed.faults
+        computing = time.perf_counter() - started
         return Scheduled(
             made.program,
             costs,
             made.longest(_costs(parts, target.most_bytes_per_us)),
             faults,
             None if faults else timing_on(made.program, parts, target),
-            {"lower": lowering, **made.seconds, "verify": verifying},
+            {"lower": lowering, **made.seconds, "verify": verifying, "values": computing},
             target,
             tuple(parts),
+            computed,
         )
 
 
@@ -111,6 +119,7 @@ class Verdict:
     instructions: int
     counters: int
     faults: tuple[Fault, ...]
+    computed: Computed
 
     @property
     def ok(self) -> bool:
@@ -127,6 +136,7 @@ class Verdict:
             "workers": self.workers,
             "instructions": self.instructions,
             "counters": self.counters,
+            "computes_graph": self.computed.proved,
             "ok": self.ok,
         }
 
@@ -139,6 +149,8 @@ def is_decode_step(gm: fx.GraphModule) -> bool:
 def verdicts(gm: fx.GraphModule) -> list[Verdict]:
     """Verify the schedules of every policy with every lowering, for two workers per rank.
 
+    Policies order the same instructions, so what these compute is proved once per lowering.
+
     With few workers, checking the largest models takes seconds. A schedule for any other target is
     verified when it is made.
     """
@@ -148,11 +160,14 @@ def verdicts(gm: fx.GraphModule) -> list[Verdict]:
         plan = StepPlan.on(target, max_seq_len=longest, lowering=lowering)
         lowered = lower(gm, plan)
         costs = tuple(one.cost(target) for one in lowered.instructions)
+        computed = NOT_CHECKED
         for policy in POLICIES:
             made = _assembled(lowered, costs, policy)
             sizes = target.workers, len(made.program.instructions), made.program.counters
             faults = tuple(check_program(made.program, made.parts))
-            found.append(Verdict(policy, lowering, *sizes, faults))
+            if not faults and computed is NOT_CHECKED:  # the same for all policies
+                computed = check_values(gm, made.program)
+            found.append(Verdict(policy, lowering, *sizes, faults or computed.faults, computed))
     return found
 
 

@@ -181,6 +181,7 @@ const ScheduleDetails = (() => {
       `critical path ${formatNumber(json.critical_us)} µs with unlimited workers`,
       `workers idle ${percent(idle, whole)}`,
       json.verified ? "proved free of races and deadlocks" : "NOT proved",
+      `computes the graph: ${json.computes_graph}`,
     ];
   }
 

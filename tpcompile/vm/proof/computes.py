@@ -1,0 +1,172 @@
+"""Proof that a program computes the values of its graph.
+
+The program runs over terms instead of numbers, in the order of its instructions; the proof of the
+order says that every other order gives the same. Consecutive instructions with the same shared
+operands make one value together, so their meaning is evaluated once. Each tile that is missing, and
+each value that differs from that of the graph, is a fault.
+
+Trusted are the meanings, of which tests put each to numbers, and the names of weights' buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from tpcompile.pause import paused_collector
+from tpcompile.vm.program import Program
+from tpcompile.vm.program.instruction import StepInstruction
+from tpcompile.vm.proof.expected import Expected
+from tpcompile.vm.proof.fault import Fault, cited
+from tpcompile.vm.proof.running import (
+    Run,
+    Running,
+    UnfinishedError,
+    WrongError,
+    frame_of,
+    listed,
+    runs_of,
+)
+from tpcompile.vm.proof.terms import Difference, Term, Terms, unlike
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a proof found about the values of a program."""
+
+    faults: tuple[Fault, ...] = ()
+    unproved: tuple[str, ...] = ()
+    """The kinds of instructions without a meaning, because of which nothing is proved."""
+    was_checked: bool = True
+    """False if the program has other faults, which come first."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether the program computes its graph."""
+        return self.was_checked and not self.faults and not self.unproved
+
+    @property
+    def said(self) -> str:
+        """The result in a few words."""
+        if self.unproved:
+            kinds = ", ".join(self.unproved)
+            return f"not proved, because these instructions have no meaning: {kinds}"
+        if not self.was_checked:
+            return "not checked"
+        return "NO" if self.faults else "yes, proved"
+
+
+NOT_CHECKED = Computed(was_checked=False)
+
+
+@paused_collector()
+def check_values(gm: fx.GraphModule, program: Program) -> Computed:
+    """Check that a program, which has no other faults, computes the values of a graph."""
+    kinds = {type(one): one.name for one in program.instructions}
+    unproved = sorted({name for kind, name in kinds.items() if not has_meaning(kind)})
+    if unproved:
+        return Computed(unproved=tuple(unproved))
+    try:
+        _Check(gm, program).run()
+    except WrongError as wrong:
+        return Computed((Fault("values", str(wrong)),))
+    return Computed()
+
+
+def has_meaning(kind: type) -> bool:
+    """Return whether a class of instructions says what its own `run` computes."""
+    for each in kind.__mro__:
+        if each is StepInstruction:
+            return False
+        if "meaning" in vars(each):
+            return True
+        if "run" in vars(each):
+            return False
+    return False
+
+
+class _Check:
+    """The values of a program, instruction by instruction."""
+
+    def __init__(self, gm: fx.GraphModule, program: Program) -> None:
+        self._program, self._terms = program, Terms()
+        self._expected = Expected(gm, self._terms)
+        self._count = len(self._terms)
+        """The number of terms of the graph, which are those with lower numbers."""
+        self._running = Running(program, self._terms, self._expected)
+
+    def run(self) -> None:
+        if self._program.ranks != self._expected.ranks:
+            raise WrongError(
+                f"the program has {self._program.ranks} ranks, and the graph {self._expected.ranks}"
+            )
+        for buffer in self._program.buffers:
+            wanted = self._expected.misfit(buffer)
+            if wanted:
+                raise WrongError(
+                    f"the {buffer.role.word} buffer {buffer.name} of rank {buffer.rank} must be "
+                    f"{wanted}, got {buffer}"
+                )
+        try:
+            for start, own in runs_of(self._program.instructions):
+                Run(self._running, start, own).evaluate()
+        except UnfinishedError as unfinished:
+            raise WrongError(self._first_strange() or str(unfinished)) from None
+        self._check_outputs()
+
+    def _check_outputs(self) -> None:
+        if not self._expected.outputs:
+            raise WrongError("the graph chooses no tokens, as a decode step must")
+        for rank, role, part, value, said in self._expected.outputs:
+            if role not in self._program.roles:
+                raise WrongError(f"no buffer {role.word} has {said}")
+            number = self._program.one_per_rank(role)[rank]
+            buffer = self._program.buffers[number]
+            held = self._running.contents.at(number, frame_of(buffer.shape, part))
+            where = f"{said} on rank {rank}"
+            if held is None:
+                raise WrongError(f"no instruction makes {where}, which must be in {buffer.name}")
+            if held.value is not value:
+                raise WrongError(self._differs(where, value, held.value))
+            if held.missing:
+                raise WrongError(f"{listed(buffer.name, held.missing)} lacks a part of {where}")
+
+    def _differs(self, where: str, wanted: Term, got: Term) -> str:
+        difference = Difference(wanted, got, self._expected.names)
+        return self._first_strange() or f"{where} {difference}"
+
+    def _first_strange(self) -> str:
+        """Describe the first value that the graph does not have; "" if there is none."""
+        made = next((made for made in self._running.made if not self._is_known(made.value)), None)
+        if made is None:
+            return ""
+        names, value = self._expected.names, self._without_parts(made.value)
+        said = f"{cited(self._program, made.number)} makes a value that the graph does not have"
+        near = self._nearest(value)
+        if near is None:
+            return f"{said}: {value}"
+        name = names.get(near, "the nearest value of the graph")
+        return f"{said}; {name} {Difference(near, value, names)}"
+
+    def _is_known(self, value: Term) -> bool:
+        return self._without_parts(value).number < self._count
+
+    def _without_parts(self, value: Term) -> Term:
+        """Return the whole value that a part belongs to."""
+        if value.name == "linear of columns":
+            x, weight = value.operands
+            return self._terms.linear(x, weight, None)
+        if value.name in ("flat", "best of rows", "its row"):
+            return self._without_parts(next(value.operands))
+        return value
+
+    def _nearest(self, value: Term) -> Term | None:
+        """Return the term of the graph that differs from a value in the fewest operands."""
+        alike = (
+            term
+            for term in self._terms
+            if term.number < self._count
+            and (term.name, len(term.args)) == (value.name, len(value.args))
+        )
+        return min(alike, key=lambda term: unlike(term, value), default=None)

@@ -1,0 +1,317 @@
+"""Instructions that make values together, run over terms.
+
+Consecutive instructions with the same shared operands have one meaning, which is evaluated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from math import prod
+from operator import attrgetter
+from typing import Any
+
+from tpcompile.vm.program import Box, Program, Role
+from tpcompile.vm.program.buffer import LINEAR_STATES
+from tpcompile.vm.program.fields import operands_of
+from tpcompile.vm.program.instruction import NONE
+from tpcompile.vm.program.meaning import Made, Part
+from tpcompile.vm.program.region import box_text
+from tpcompile.vm.proof.contents import Contents, Stored, disjoint
+from tpcompile.vm.proof.expected import Expected
+from tpcompile.vm.proof.fault import cited
+from tpcompile.vm.proof.opened import Opened
+from tpcompile.vm.proof.terms import Term, Terms
+
+
+class WrongError(Exception):
+    """A reason why a program does not compute its graph."""
+
+
+class UnfinishedError(WrongError):
+    """A value that is read before all of it is stored."""
+
+
+@dataclass(frozen=True)
+class MadeValue:
+    """A value that instructions made, for messages."""
+
+    number: int
+    value: Term
+
+
+@dataclass(frozen=True)
+class Running:
+    """A program that runs over terms, and the contents of its buffers."""
+
+    program: Program
+    terms: Terms
+    expected: Expected
+    contents: Contents = field(default_factory=Contents)
+    made: list[MadeValue] = field(default_factory=list)
+
+
+def frame_of(shape: Sequence[int], part: Sequence[Part]) -> Box:
+    """Return the part of a buffer as a box."""
+    found: list[tuple[int, int]] = []
+    for dim, extent in enumerate(shape):
+        own = part[dim] if dim < len(part) else None
+        if own is None:
+            found.append((0, extent))
+        elif isinstance(own, int):
+            found.append((own, own + 1))
+        else:
+            found.append((own[0], own[1]))
+    return tuple(found)
+
+
+def listed(name: str, pieces: Sequence[Box]) -> str:
+    listed = ", ".join(name + box_text(box) for box in pieces[:3])
+    return listed + (f" and {len(pieces) - 3} more parts" if len(pieces) > 3 else "")
+
+
+_Instructions = Sequence[Any]
+
+
+def runs_of(instructions: _Instructions) -> Iterator[tuple[int, list[Any]]]:
+    """Yield consecutive instructions whose material shared operands are the same."""
+    start, last = 0, None
+    own: list[Any] = []
+    for number, one in enumerate(instructions):
+        if own and type(one) is type(own[0]) and (one.at is last or _same(one, own[0])):
+            own.append(one)
+        else:
+            if own:
+                yield start, own
+            start, own = number, [one]
+        last = one.at
+    if own:
+        yield start, own
+
+
+def groups_of(start: int, run: _Instructions) -> list[tuple[int, list[Any]]]:
+    """Return the instructions of a run by the operands of their own on which values depend."""
+    apart = type(run[0]).apart
+    if not apart:
+        return [(start, list(run))]
+    groups: dict[Any, tuple[int, list[Any]]] = {}
+    getter = attrgetter(*apart)
+    for number, one in enumerate(run, start):
+        groups.setdefault(getter(one), (number, []))[1].append(one)
+    return list(groups.values())
+
+
+def heads_of(run: _Instructions) -> tuple[int, ...]:
+    """Return the head that each reader reads. Raise ValueError if it is not exactly one."""
+    head, readers = type(run[0]).reads_head
+    read: dict[int, int] = {}
+    for one in run:
+        for reader in range(*getattr(one, readers)):
+            other = read.setdefault(reader, getattr(one, head))
+            if other != getattr(one, head):
+                heads = f"heads {other} and {getattr(one, head)}"
+                raise ValueError(f"read {heads} for head {reader}; it must be one of them")
+    if sorted(read) != list(range(len(read))):
+        missing = min(set(range(max(read))) - set(read))
+        raise ValueError(f"leave out head {missing}")
+    return tuple(read[reader] for reader in sorted(read))
+
+
+def _same(one: Any, other: Any) -> bool:
+    kind: Any = type(one)
+    return bool(_material(kind)(one.at) == _material(kind)(other.at))
+
+
+@cache
+def _material(kind: Any) -> Any:
+    """Return the getter of the shared operands that values depend on."""
+    names = [f.name for f in fields(operands_of(kind)) if f.name not in kind.immaterial]
+    return attrgetter(*names)
+
+
+class Run:
+    """Consecutive instructions that make values together, and the values that they read."""
+
+    def __init__(self, running: Running, start: int, own: list[Any]) -> None:
+        self._running, self._start, self._own = running, start, own
+        self._one, self._at = own[0], own[0].at
+        self._opened = Opened(running.terms)
+        self._read: set[tuple[int, str]] = set()
+        """The buffers that meanings read, with their operands."""
+
+    def evaluate(self) -> None:
+        """Evaluate the meaning, and store the tiles of the values that it makes."""
+        made: list[tuple[Made, list[Any], int]] = []
+        for number, own in groups_of(self._start, self._own):
+            self._one = own[0]
+            made += [(each, own, number) for each in self._one.meaning(self)]
+        written = {self._number(each.operand): each.operand for each, *_ in made}
+        others = self._spoilt(set(written))
+        for number, operand in self._read:
+            if number in others or written.get(number, operand) != operand:
+                raise WrongError(
+                    f"{self._cited(self._start)} and those after it read {operand} from "
+                    f"{self._running.program.buffers[number].name}, which they also write"
+                )
+            if number in written:
+                self._verify_in_place(number)
+        for each, own, first in made:
+            self._store(each, own, first)
+
+    def _spoilt(self, made: set[int]) -> set[int]:
+        """Forget the values that instructions overwrite beside what they make.
+
+        Return the buffers.
+        """
+        others: set[int] = set()
+        for one in self._own if self._own[0].joins else self._own[:1]:
+            for buffer, box in (*one.writes, *(join.region for join in one.joins)):
+                if buffer not in made:
+                    others.add(buffer)
+                    self._running.contents.spoil(buffer, box)
+        return others
+
+    def _store(self, made: Made, own: list[Any], first: int) -> None:
+        number, value = self._number(made.operand), made.value.kind
+        buffer = self._running.program.buffers[number]
+        frame = frame_of(buffer.shape, made.part)
+        tiles, whole = _tiles(own, number)
+        if buffer.role == Role.SCRATCH and not _fits(value, frame):
+            raise WrongError(
+                f"{self._cited(first)} makes {value} of shape {value.shape}, but stores it in "
+                f"{buffer.name}{box_text(frame)}"
+            )
+        self._running.made.append(MadeValue(first, value))
+        self._running.contents.store(number, frame, Stored(value, (*frame, *whole), tiles))
+
+    def _verify_in_place(self, number: int) -> None:
+        """Check that instructions change each part of a state once, and row by row."""
+        done: set[Box] = set()
+        tiles: list[Box] = []
+        for place, one in enumerate(self._own, self._start):
+            reads = {box for buffer, box in one.reads if buffer == number}
+            writes = [box for buffer, box in one.writes if buffer == number]
+            buffer = self._running.program.buffers[number]
+            for box in reads.difference(writes):
+                if buffer.role not in LINEAR_STATES or not _resumes(box, writes, done):
+                    raise WrongError(
+                        f"{self._cited(place)} reads {buffer.name}{box_text(box)}, but not all of "
+                        "the rows before its own have been stored"
+                    )
+            done.update(writes)
+            tiles += writes
+        if not disjoint(tiles):
+            name = self._running.program.buffers[number].name
+            raise WrongError(f"{self._cited(self._start)} and those after it change {name} twice")
+
+    def _cited(self, number: int) -> str:
+        return cited(self._running.program, number)
+
+    def _number(self, operand: str) -> int:
+        own = vars(self._one).get(operand)
+        number: int = attrgetter(operand)(self._at) if own is None else own
+        return number
+
+    # What meanings ask for
+
+    @property
+    def heads(self) -> Sequence[int]:
+        """The head that each reader reads."""
+        try:
+            return heads_of(self._own)
+        except ValueError as wrong:
+            raise WrongError(f"{self._cited(self._start)} and those after it {wrong}") from None
+
+    def shape(self, operand: str) -> tuple[int, ...]:
+        return self._running.program.buffers[self._number(operand)].shape
+
+    def input(self, name: str) -> Any:
+        return self._opened.operand(self._running.expected.input(name))
+
+    def new(self, operand: str) -> Any:
+        return self._opened.operand(self._opened.kept[operand, self._at.layer])
+
+    def call(self, name: str, *operands: Any) -> Any:
+        args = [getattr(operand, "kind", operand) for operand in operands]
+        terms = self._running.terms
+        special: dict[str, Callable[..., Term]] = {
+            "sum": terms.total,
+            "linear of columns": terms.linear_of_columns,
+            "greatest": terms.greatest,
+            "gated experts": terms.gated_experts,
+            "sum of experts": terms.sum_of_experts,
+            "best of rows": terms.best_of_rows,
+            "its row": terms.its_row,
+        }
+        made = special[name](*args) if name in special else terms.call(name, *args)
+        return self._opened.operand(made)
+
+    def __getitem__(self, operand: str) -> Any:
+        if self._number(operand) == NONE:
+            return None
+        return self.part(operand)
+
+    def part(self, operand: str, *part: Part, rank: int | None = None) -> Any:
+        number = self._number(operand) + (rank or 0)
+        self._read.add((number, operand))
+        return self._opened.operand(self._value(number, operand, part))
+
+    def _value(self, number: int, operand: str, part: tuple[Part, ...]) -> Term:
+        running = self._running
+        buffer = running.program.buffers[number]
+        if buffer.role == Role.WEIGHT:
+            weight = running.expected.parameter(buffer.name, buffer.rank)
+            assert weight is not None, "its buffer was checked"
+            return weight
+        frame = frame_of(buffer.shape, part)
+        held = running.contents.at(number, frame)
+        if held is None and not running.contents.touched(number, frame):
+            if buffer.role.kind == "scratch":
+                raise WrongError(
+                    f"{self._cited(self._start)} reads {operand} from {buffer.name}"
+                    f"{box_text(frame)}, but no instruction stores a value there as a whole"
+                )
+            return self._before(number, part)
+        if held is None or held.missing:
+            missing = [frame] if held is None else held.missing
+            value = "" if held is None else f" of {self._named(held.value)}"
+            raise UnfinishedError(
+                f"{self._cited(self._start)} reads {operand} from {buffer.name}, but no "
+                f"instruction before it stores {listed(buffer.name, missing)}{value}"
+            )
+        return held.value
+
+    def _named(self, value: Term) -> str:
+        return self._running.expected.names.get(value, str(value))
+
+    def _before(self, number: int, part: tuple[Part, ...]) -> Term:
+        """Return the contents of a buffer before the step."""
+        running = self._running
+        buffer = running.program.buffers[number]
+        name = buffer.role.word
+        if buffer.role in (Role.COS, Role.SIN):
+            return running.expected.table(name, buffer.shape[1], buffer.dtype)
+        if buffer.role in LINEAR_STATES:
+            return running.expected.layer_of(name, part[0], buffer.rank)
+        return running.expected.input(name)
+
+
+def _resumes(box: Box, writes: Sequence[Box], done: set[Box]) -> bool:
+    """Return whether states are those of earlier rows, which have been written, and of its own."""
+    layer, (first, stop), *rest = box
+    rows = [(layer, (row, row + 1), *rest) for row in range(first, stop)]
+    return rows[-1] in writes and all(row in done for row in rows[:-1])
+
+
+def _fits(value: Term, frame: Box) -> bool:
+    """Return whether a value has as many elements per row as a frame."""
+    return prod(value.shape[1:]) == prod(stop - start for start, stop in frame[1:])
+
+
+def _tiles(own: Sequence[Any], number: int) -> tuple[list[Box], tuple[tuple[int, int], ...]]:
+    """Return the tiles of instructions in a buffer, and the rows of a head if they are blocks."""
+    if not own[0].joins:
+        return [box for one in own for buffer, box in one.writes if buffer == number], ()
+    joins = [join for one in own for join in one.joins if join.region.buffer == number]
+    return [(*join.region.box, join.part) for join in joins], ((0, joins[0].whole),)
