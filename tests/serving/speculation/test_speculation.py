@@ -210,12 +210,27 @@ def test_prompts_and_new_programs_are_no_time_of_guesses() -> None:
     speculation = Speculation(drafter, Guesses(), 199)
     for number in range(5):
         speculation.guess({Sequence((number, 0), [1, 2, 3]): 1})
-    assert speculation._per_guess == 0
+    assert speculation._per_guess(1) == 0
     sequence = Sequence((0, 0), [1, 2, 3])
     drafter.pauses.insert(0, 0.05)
     for _ in range(4):
         speculation.guess({sequence: 1})
-    assert 0.001 <= speculation._per_guess < 0.05
+        speculation.learn(Piece(sequence, 2, 1, (0,)), 0)
+    assert 0.001 <= speculation._per_guess(1) < 0.05
+    assert speculation._per_guess(2) == 0  # two sequences at once take another time
+
+
+def test_guesses_that_cannot_pay_are_not_tried() -> None:
+    """Although all are right, a drafter that is slower than the model is not asked again."""
+
+    class Slow(_Never):
+        def propose(self, wanted: Any) -> list[list[int]]:
+            time.sleep(0.05 * max(each.most for each in wanted))
+            return super().propose(wanted)
+
+    counts = _steps(drafter := Slow(), 200, right=True)
+    assert 0 < sum(map(bool, counts)) == len(drafter.asked) < 10
+    assert not any(counts[20:])
 
 
 def test_guesses_take_no_blocks_from_others() -> None:

@@ -10,7 +10,7 @@ from itertools import takewhile
 from statistics import median_low
 
 from tpcompile.runtime.kv.cache import Guesses
-from tpcompile.runtime.ranks.step import MOST_ROWS
+from tpcompile.runtime.ranks.step import MOST_ROWS, size_for
 from tpcompile.serving.plan import Piece, Sequence
 from tpcompile.serving.speculation.drafters import Drafter, Wanted
 from tpcompile.serving.speculation.gain import Rate, Times, counts_for
@@ -19,7 +19,8 @@ _FIRST_RATES = {True: 0.05, False: 0.7}
 """The expected share of right guesses before there are any, of free ones and of others. Free ones
 are compared with the next tokens before any is computed."""
 _PROBE = 32
-"""The steps after which a guess is computed although it does not seem worth the time."""
+"""The steps after which a guess is computed although it does not seem worth the time, if it would
+be with right guesses."""
 _TIMES = 5
 """The latest times of guesses, of which the median counts. Some include the making of a program."""
 _FEWEST_TIMES = 3
@@ -31,10 +32,9 @@ class _State:
     """The acceptance rate of a sequence, and its pending test."""
 
     rate: Rate
-    steps: int = 0
-    """The steps since the last guess that was computed."""
-    begun: bool = False
-    """Whether tokens were guessed. The first time, a model computes the prompt too."""
+    steps: int = 1
+    """The steps since the last guess that was computed; a model has their tokens to compute first,
+    and before the first guess those of the prompt."""
     test: tuple[int, int] | None = None
     """A place and a guess for it that no step computes: it shows whether guesses would be right."""
 
@@ -61,7 +61,8 @@ class Speculation:
         self._rate = Rate(_FIRST_RATES[drafter.free])
         """The rate of all sequences, with which new ones begin."""
         self._states: dict[Sequence, _State] = {}
-        self._times_of_guesses: deque[float] = deque(maxlen=_TIMES)
+        self._times_of_guesses: dict[int, deque[float]] = {}
+        """By number of sequences, which `size_for` rounds up."""
 
     def guess(self, rooms: Mapping[Sequence, int]) -> None:
         """Set the drafts of sequences that decode, given the number of tokens that may follow."""
@@ -70,16 +71,12 @@ class Speculation:
             self._drafter.forget(sequence)
         states = [self._state(sequence) for sequence in rooms]
         most = [min(self._drafter.most, room) for room in rooms.values()]
-        counts = counts_for(
-            [state.rate.value for state in states],
-            most,
-            self._times,
-            self._most_rows,
-            self._per_guess,
-        )
+        counts = self._counts([state.rate.value for state in states], most)
+        late = any(state.steps >= _PROBE for state in states)
+        worth = late and any(self._counts([1.0] * len(states), most))
         wanted: dict[Sequence, int] = {}
         for sequence, state, count, limit in zip(rooms, states, counts, most, strict=True):
-            probes = self._drafter.free or state.steps >= _PROBE
+            probes = self._drafter.free or (worth and state.steps >= _PROBE)
             if number := min(limit, count or int(probes)):
                 wanted[sequence] = number
         numbers = dict(zip(rooms, counts, strict=True))
@@ -88,6 +85,11 @@ class Speculation:
                 self._states[sequence].test = len(sequence.tokens), guesses[0]
             else:
                 sequence.draft = list(takewhile(self._is_token, guesses[: wanted[sequence]]))
+
+    def _counts(self, rates: list[float], most: list[int]) -> list[int]:
+        """Return the number of guesses of each sequence, given the rates of right ones."""
+        per_guess = self._per_guess(len(rates))
+        return counts_for(rates, most, self._times, self._most_rows, per_guess)
 
     def _is_token(self, guess: int) -> bool:
         return 0 <= guess < self._vocabulary
@@ -123,16 +125,13 @@ class Speculation:
         proposals = self._drafter.propose(requests) if requests else []
         seconds = time.perf_counter() - begun
         most = max(map(len, proposals), default=0)
-        states = [self._states[each] for each in wanted]
-        if most and all(state.begun for state in states):
-            self._times_of_guesses.append(seconds / most)
-        for state in states:
-            state.begun = True
+        if most and not any(self._states[each].steps for each in wanted):
+            times = self._times_of_guesses.setdefault(size_for(len(wanted)), deque(maxlen=_TIMES))
+            times.append(seconds / most)
         return proposals
 
-    @property
-    def _per_guess(self) -> float:
-        """The time to guess one more token of every sequence."""
-        times = self._times_of_guesses
+    def _per_guess(self, sequences: int) -> float:
+        """Return the time to guess one more token of so many sequences."""
+        times = self._times_of_guesses.get(size_for(sequences), ())
         measured = not self._drafter.free and len(times) >= _FEWEST_TIMES
         return median_low(times) if measured else 0.0
