@@ -26,7 +26,7 @@ help:
 $(READY): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(PYTHON) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,bench]'
+	$(PYTHON) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,clients,bench]'
 	@touch $@
 
 demo: $(READY) build/demo

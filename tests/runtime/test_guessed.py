@@ -70,18 +70,18 @@ def test_guesses_from_the_prompt(model: Any, number: int, length: int) -> None:
     assert same(greedy(model, ids, prompt_lookup_num_tokens=number), plain)
     counts = [now - past for now, past in zip(model.steps, before, strict=True)]
     assert counts[2] >= counts[3] and (counts[2] > 0 or length < 10)
-    assert counts[1] == (length > model.most_program_tokens)
+    assert counts[1] == (length > 1)
     assert torch.equal(plain[0], model.generate(ids, max_new_tokens=60, eos_token_id=None))
 
 
 def test_an_assistant(model: Any) -> None:
-    """The model assists itself. Its last tokens are rows too, so all guesses are right."""
+    """The model assists itself. It computes its last tokens as a prompt, so guesses may differ."""
     plain, before = greedy(model), model.steps
     model.generation_config.num_assistant_tokens = 4
     model.generation_config.assistant_confidence_threshold = 0.0
     assert same(greedy(model, assistant_model=model), plain)
     drafted, accepted = (now - past for now, past in zip(model.steps[2:], before[2:], strict=True))
-    assert drafted == accepted > 0
+    assert drafted >= accepted > 0.8 * drafted
 
 
 def test_an_assistant_logs_no_warning(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

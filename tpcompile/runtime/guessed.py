@@ -20,20 +20,18 @@ def run_guessed(
     cache: PagedCache,
     guesses: Guesses,
     run: Callable[[Packed, bool], torch.Tensor],
-    most: int,
 ) -> torch.Tensor:
     """Compute tokens, of which the last ones are guessed; return the logits of the last `wanted`.
 
     The first of these columns has the last token that is certain. If there are tokens before it,
-    they are computed with it, as a prompt: at most `most` of them as rows, like the guesses. `run`
-    computes packed tokens, as rows if its second argument is true. If it raises, the cache is
-    restored.
+    they are computed with it, as a prompt. `run` computes packed tokens, as rows if its second
+    argument is true. If it raises, the cache is restored.
 
     All guesses count as accepted; `crop` subtracts the rejected ones.
     """
     length, before = arguments.input_ids.shape[1], cache.get_seq_length()
     certain = length - wanted + 1
-    first = 0 if certain <= most else certain
+    first = 0 if certain == 1 else certain
     edges = [*range(first, length, MOST_ROWS), length]
     pieces = [(start, end, True) for start, end in pairwise(edges)]
     if first:
@@ -53,7 +51,7 @@ def run_guessed(
         raise
     guesses.drafted += wanted - 1
     guesses.accepted += wanted - 1
-    return torch.cat(results, 1)[:, -wanted:]
+    return torch.cat(results, 1)
 
 
 def _columns(arguments: Arguments, start: int, end: int, cached: int) -> Arguments:

@@ -176,7 +176,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
 
     @property
     def most_program_tokens(self) -> int:
-        """The maximum number of new tokens of a sequence that a program computes, not modules."""
+        """The maximum number of new tokens of a sequence of an engine that a program computes."""
         return self._ranks.most_tokens if isinstance(self._ranks, ProgramRanks) else 0
 
     @property
@@ -252,8 +252,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             columns = given.columns
             guesses = None if own is None or routing is not None else own.guesses
             if own is not None and guesses is not None and isinstance(columns, range):
-                run, most = partial(self._run_rows, own), self.most_program_tokens
-                found = run_guessed(given, len(columns), own, guesses, run, most)
+                run = partial(self._run_rows, own)
+                found = run_guessed(given, len(columns), own, guesses, run)
             else:
                 packed = pack(
                     given.input_ids,

@@ -63,6 +63,7 @@ def step_of(
         reserved.in_all,
         [(numbers[source], numbers[target]) for source, target in copies],
         states=reserved.states_in_all,
+        few=True,
         rows=any(piece.guesses for piece in pieces),
     )
 

@@ -22,10 +22,19 @@ from tpcompile.backends.native.executor import Native
 from tpcompile.errors import UsageError
 from tpcompile.runtime.ranks import parts as division
 from tpcompile.runtime.ranks.parts import groups_of_rows, in_rows, joined, parts_of
+from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.step import MOST_ROWS, Routing, Step
 
 pytestmark = pytest.mark.usefixtures("captured_once")
 MOST = Native.most_tokens
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let programs compute short prompts in calls of models, as in the steps of an engine."""
+    whole = ProgramRanks.run
+    run = lambda self, step: whole(self, replace(step, few=True))  # noqa: E731
+    monkeypatch.setattr(ProgramRanks, "run", run)
 
 
 def step_with(counts: list[int], rows: list[int] | None = None, **options: Any) -> Step:
@@ -166,6 +175,7 @@ def answer(model: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
     return list(torch.stack(found, 1))
 
 
+@pytest.mark.usefixtures("few")
 def test_each_token_of_a_short_prompt_has_the_bits_of_a_step(model: Any) -> None:
     """A state or a key of another row would change the logits of the steps after the prompt."""
     before = model.steps
@@ -180,6 +190,7 @@ def test_each_token_of_a_short_prompt_has_the_bits_of_a_step(model: Any) -> None
     assert model.steps.modules == before.modules + 1
 
 
+@pytest.mark.usefixtures("few")
 def test_company_changes_no_bit(model: Any) -> None:
     prompts = [prompt(length) for length in (1, MOST, MOST + 1, 3, 20, 7, 2)]
     if model.dtype == torch.float32:  # products of torch depend on the number of rows
@@ -189,6 +200,7 @@ def test_company_changes_no_bit(model: Any) -> None:
         assert torch.equal(answer(model, [own])[0], logits), len(own)
 
 
+@pytest.mark.usefixtures("few")
 def test_modules_have_other_bits(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """This is why the rule may not depend on company or on timing."""
     alone = answer(model, [prompt(MOST)])[0]
@@ -196,6 +208,7 @@ def test_modules_have_other_bits(model: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert not torch.equal(answer(model, [prompt(MOST)])[0], alone)
 
 
+@pytest.mark.usefixtures("few")
 def test_a_state_that_a_row_does_not_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor refuses rows that all resume from the state before the prompt."""
     true = division.in_rows

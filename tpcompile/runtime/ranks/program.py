@@ -59,12 +59,12 @@ class ProgramRanks:
 
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return its result, which is the same on every rank."""
-        parts = parts_of(step, self.most_tokens)
+        parts = parts_of(step, self.most_tokens if step.few else 1)
         return joined(parts, [self._run(part) for part in parts])
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """Run a step; return the result of every rank. A program has one result for all."""
-        parts = parts_of(step, self.most_tokens)
+        parts = parts_of(step, self.most_tokens if step.few else 1)
         results = [self._run_all(part) for part in parts]
         return [joined(parts, each) for each in zip(*results, strict=True)]
 

@@ -49,6 +49,8 @@ class Step:
     """The tokens that end a sequence."""
     routing: Routing | None = field(default=None, kw_only=True)
     """A request for the choices of routers, which modules answer; None for the result alone."""
+    few: bool = field(default=False, kw_only=True)
+    """Whether a program, not modules, computes sequences with few new tokens: see `most_tokens`."""
     rows: bool = False
     """Whether a program computes each token as a row of its own, also several of a sequence."""
     timed: bool = False
@@ -60,7 +62,7 @@ def digest(step: Step) -> torch.Tensor:
     found = hashlib.blake2b(digest_size=16)
     rest = (
         *(step.output, step.blocks, list(step.copies), step.states, step.steps, step.stops),
-        *(step.routing is not None, step.rows),
+        *(step.routing is not None, step.few, step.rows),
     )
     found.update(repr(rest).encode())
     given = step.routing.given if step.routing else ()

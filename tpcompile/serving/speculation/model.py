@@ -134,7 +134,7 @@ class ModelDrafter:
         counts = [len(each.pending) for each in batch]
         with append_all([each.text.cache for each in batch], counts) as placed:
             inputs, blocks, copies = _inputs(batch, placed, counts), placed.blocks, placed.copies
-            step = Step(inputs, "tokens", blocks, copies, states=placed.states)
+            step = Step(inputs, "tokens", blocks, copies, states=placed.states, few=True)
             tokens = self._draft.run_step(step)
         for each, token in zip(batch, tokens.tolist(), strict=True):
             each.add([token])
