@@ -14,6 +14,7 @@ from torch import fx
 
 from tpcompile.ir.checker import Problem
 from tpcompile.ir.meta import captured_value, origin_of
+from tpcompile.ir.ops import package_of, spec_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError
 from tpcompile.ir.values.node import Term
@@ -67,7 +68,8 @@ class Prover:
     def after(self, gm: fx.GraphModule, current: Any) -> tuple[Problem | None, str]:
         """Return the change of a value that a pass does not declare, and why it is not proved.
 
-        A pass that declares nothing, of another package, is not proved, and not refused.
+        A pass that declares nothing, of another package, is not proved, and not refused; nor is a
+        graph with an op of another package whose expression is not known.
         """
         old, unread = self._values, self._unproved
         self._read(gm)
@@ -79,6 +81,9 @@ class Prover:
             return None, ""
         if not declares(current):
             return None, f"it declares no rewrites, and {found}"
+        unknown = _unknown_op(gm)
+        if unknown:
+            return None, f"{unknown} has no rule of values, and {found}"
         return problem_of(gm, old, self._values, found), ""
 
     def _read(self, gm: fx.GraphModule) -> None:
@@ -100,6 +105,15 @@ class Prover:
             or _of_states(old, new, states, reordered)
             or _of_left_out(old.left_out, new.left_out, states)
         )
+
+
+def _unknown_op(gm: fx.GraphModule) -> str:
+    """Return the first op of another package that has no rule of values, or an empty text."""
+    for node in gm.graph.nodes:
+        spec = spec_of(node)
+        if spec is not None and spec.value is None and package_of(node):
+            return spec.name
+    return ""
 
 
 def differs(old: GraphValues, new: GraphValues) -> Difference | None:
