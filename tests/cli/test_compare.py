@@ -147,6 +147,10 @@ def test_the_comparison_of_a_program_can_fail(cli: Cli, monkeypatch: pytest.Monk
         return spoil((None, lower(*given)))[1]
 
     monkeypatch.setattr(scheduling, "lower", spoilt)
+    refused = cli(PROGRAM)
+    assert refused.status != 0
+    assert "violates the rule 'values'" in refused.err
+    monkeypatch.setattr(scheduling, "check_values", lambda *_: scheduling.NOT_CHECKED)
     ran = cli(f"{PROGRAM} --json")
     first = json.loads(ran.out)["first_divergence"]
     assert (ran.status, first["node"], first["layer"]) == (1, "norm", 1)
