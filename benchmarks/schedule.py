@@ -68,6 +68,8 @@ class Run:
     schedule: float
     counters: float
     verify: float
+    values: float
+    """The proof that the program computes the graph, to which no target applies yet."""
     instructions: int
     counter_count: int
     """The number of counters of the program."""
@@ -80,7 +82,7 @@ class Run:
         return self.lower + self.dependencies + self.schedule + self.counters + self.verify
 
 
-COUNTED = ("lower", "dependencies", "schedule", "counters", "verify", "all")
+COUNTED = ("lower", "dependencies", "schedule", "counters", "verify", "values", "all")
 
 
 def run_cold(preset: str, tp: int, layers: int, policy: str, target: str = TARGET) -> Run:

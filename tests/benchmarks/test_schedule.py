@@ -11,7 +11,7 @@ import pytest
 from benchmarks import schedule
 from benchmarks.schedule import CASES, FEW, MANY, Case, Measured, Run, main, run_cold
 
-_RUN = Run(2.0, 1.0, 0.2, 0.1, 0.1, 0.1, 0.2, 1000, 100, 0, 400_000_000)
+_RUN = Run(2.0, 1.0, 0.2, 0.1, 0.1, 0.1, 0.2, 0.1, 1000, 100, 0, 400_000_000)
 
 
 def _linear(case: Case) -> Run:
