@@ -90,6 +90,22 @@ def specs(
     return list(found.values())
 
 
+def engine_specs(
+    options: argparse.Namespace, kinds: Mapping[str, str], longest: int
+) -> list[SideSpec]:
+    """Return the sides of these kinds, by name, that the options choose; all run in turn."""
+    pythons = dict(options.peer_python)
+    return [
+        SideSpec(
+            *(name, kind, 1, options.threads, pythons.get(kind, sys.executable)),
+            export_python=pythons.get("openvino-export", ""),
+            longest=longest,
+        )
+        for name, kind in kinds.items()
+        if not options.sides or any(word in name for word in options.sides)
+    ]
+
+
 def file_specs(
     threads: int,
     pythons: Mapping[str, str] | None = None,

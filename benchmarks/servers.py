@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from rich.console import Console
 
 from benchmarks.checkpoint import write_checkpoint
 from benchmarks.counts import not_negative, positive
-from benchmarks.decode_options import peer_python
+from benchmarks.decode_options import engine_specs, peer_python
 from benchmarks.peers.kinds import Continued
 from benchmarks.peers.side import NotInstalledError, Side, SideError, SideSpec
 from benchmarks.peers.words import save_tokenizer
@@ -66,7 +65,8 @@ def main(arguments: Sequence[str]) -> int:
         prompts: list[list[int]] = []
         with ExitStack() as stack:
             sides = Sides(found, stack, progress)
-            for spec in _specs(options):
+            longest = max(options.prompt, options.prefix + _TAIL) + options.new
+            for spec in engine_specs(options, _KINDS, longest):
                 sides.start(spec, directory)
             for number in range(options.rounds + 1):
                 progress.print(f"round {number}" if number else "warming up")
@@ -142,20 +142,6 @@ class Sides:
 
 def _prompts(dice: Random, count: int, length: int, vocabulary: int) -> list[list[int]]:
     return [[dice.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
-
-
-def _specs(options: argparse.Namespace) -> list[SideSpec]:
-    longest = max(options.prompt, options.prefix + _TAIL) + options.new
-    pythons = dict(options.peer_python)
-    return [
-        SideSpec(
-            *(name, kind, 1, options.threads, pythons.get(kind, sys.executable)),
-            export_python=pythons.get("openvino-export", ""),
-            longest=longest,
-        )
-        for name, kind in _KINDS.items()
-        if not options.sides or any(word in name for word in options.sides)
-    ]
 
 
 @contextmanager

@@ -31,10 +31,10 @@ from rich.table import Table
 
 from benchmarks.checkpoint import kept_checkpoint
 from benchmarks.counts import positive
-from benchmarks.decode_options import peer_python
+from benchmarks.decode_options import engine_specs, peer_python
 from benchmarks.editing import kept_editing
 from benchmarks.peers.kinds import Guessed
-from benchmarks.peers.side import NotInstalledError, Side, SideError, SideSpec
+from benchmarks.peers.side import NotInstalledError, Side, SideError
 from benchmarks.peers.words import save_tokenizer
 from benchmarks.report import write_json
 from tpcompile.guesses import MOST_GUESSES
@@ -128,7 +128,7 @@ def _measured(name: str, directory: Path, options: argparse.Namespace, progress:
     case = Case({}, {}, {}, expected)
     sides: dict[str, Side] = {}
     with ExitStack() as stack:
-        for spec in _specs(options, longest):
+        for spec in engine_specs(options, KINDS, longest):
             progress.print(f"loading {spec.name}")
             side = stack.enter_context(Side(spec, directory))
             with _losing(spec.name, sides, case):
@@ -175,19 +175,6 @@ def _prompts(
     if not (directory / "tokenizer.json").exists():
         save_tokenizer(directory, words)
     return [[dice.randrange(words) for _ in range(options.document)] for _ in range(count)], None
-
-
-def _specs(options: argparse.Namespace, longest: int) -> list[SideSpec]:
-    pythons = dict(options.peer_python)
-    return [
-        SideSpec(
-            *(name, kind, 1, options.threads, pythons.get(kind, sys.executable)),
-            export_python=pythons.get("openvino-export", ""),
-            longest=longest,
-        )
-        for name, kind in KINDS.items()
-        if not options.sides or any(word in name for word in options.sides)
-    ]
 
 
 @contextmanager

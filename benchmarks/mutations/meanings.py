@@ -184,8 +184,7 @@ def other_parameter(draft: Draft) -> str:
     (reads_one,), (reads_other,) = one.users, other.users
     if reads_one is reads_other:
         raise UnfitError("one op reads both")
-    other_place = other
-    one.prepend(other_place)
+    one.prepend(other)
     reads_one.replace_input_with(one, other)
     reads_other.replace_input_with(other, one)
     return f"%{one.name} and %{other.name} swapped"

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
 from transformers.generation import utils
 
 import tpcompile
-from tests.backends.reference.stepping import EXPERTS, OWN, with_lively_routers
-from tests.runtime.eager_pair import enlivened, listening, lively
+from tests.backends.reference.stepping import lively_experts
+from tests.runtime.eager_pair import listening, lively
 from tpcompile.errors import RankError
 from tpcompile.runtime import guessed
 from tpcompile.runtime.ranks.program import ProgramRanks
@@ -22,17 +21,13 @@ PAD = 0
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
 
 
-def _experts() -> Any:
-    return with_lively_routers(enlivened(AutoConfig.for_model(**OWN[EXPERTS])))
-
-
 @pytest.fixture(
     scope="module",
     params=[
         (lambda: lively("tiny-qwen3"), {"tp": 3}),
         (lambda: lively("tiny-qwen2").bfloat16(), {}),
         (lambda: lively("tiny-qwen3").bfloat16(), {"tp": 2, "weights": "int4:32"}),
-        (lambda: _experts().bfloat16(), {"tp": 2}),
+        (lambda: lively_experts().bfloat16(), {"tp": 2}),
     ],
     ids=["fp32, 3 ranks", "bf16", "int4, 2 ranks", "experts, 2 ranks"],
 )
@@ -162,7 +157,7 @@ def test_sampling_keeps_the_order_of_hugging_face(model: Any) -> None:
 
 def test_router_logits_of_guessed_tokens() -> None:
     """A call that asks for the logits of routers is run by modules, as any other such call."""
-    with tpcompile.compile(_experts(), max_seq_len=64) as model:
+    with tpcompile.compile(lively_experts(), max_seq_len=64) as model:
         cache = model.new_cache()
         model(IDS, past_key_values=cache)
         cache.guesses = model.guesses

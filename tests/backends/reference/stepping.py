@@ -230,11 +230,16 @@ def pair_named(model: str) -> Pair:
     if model in _FEW_BITS:
         return few_bits_pair(AutoConfig.for_model(**OWN[model]))
     if model in (EXPERTS, WHOLE, SHARED, HYBRID_EXPERTS):
-        eager = with_lively_routers(enlivened(AutoConfig.for_model(**OWN[model])))
+        eager = lively_experts(model)
         return Pair(captured_once(eager), eager, ModelWeights(eager))
     if model in OWN:
         return pair_of(AutoConfig.for_model(**OWN[model]))
     return preset_pair(model)
+
+
+def lively_experts(model: str = EXPERTS) -> Any:
+    """Return a new eager model with experts, of which the routers choose different ones."""
+    return with_lively_routers(enlivened(AutoConfig.for_model(**OWN[model])))
 
 
 def with_lively_routers(eager: Any) -> Any:

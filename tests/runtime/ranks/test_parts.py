@@ -12,11 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig
 
 import tpcompile
-from tests.backends.reference.stepping import EXPERTS, OWN, with_lively_routers
-from tests.runtime.eager_pair import enlivened, lively
+from tests.backends.reference.stepping import lively_experts
+from tests.runtime.eager_pair import lively
 from tests.serving.hybrids import remembering
 from tpcompile.backends.native.executor import Native
 from tpcompile.errors import UsageError
@@ -135,17 +134,13 @@ def test_rows_of_a_sequence_write_its_state() -> None:
     assert inputs["tables"][:, 0].tolist() == [0, 0, 0, 1, 2, 2]
 
 
-def _experts() -> Any:
-    return with_lively_routers(enlivened(AutoConfig.for_model(**OWN[EXPERTS])))
-
-
 @pytest.fixture(
     scope="module",
     params=[
         (lambda: lively("tiny-qwen3"), {"tp": 3}),
         (lambda: lively("tiny-qwen2").bfloat16(), {"weights": "int4:32"}),
         (lambda: lively("tiny-qwen3").bfloat16(), {"tp": 2, "kv": "int8"}),
-        (lambda: _experts().bfloat16(), {}),
+        (lambda: lively_experts().bfloat16(), {}),
         (lambda: remembering().bfloat16(), {"tp": 2}),
     ],
     ids=["fp32, 3 ranks", "int4", "KV in int8, 2 ranks", "experts", "linear attention, 2 ranks"],

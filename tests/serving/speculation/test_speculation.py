@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
 
 import tpcompile
 from benchmarks.oracle import Oracle
 from benchmarks.speculation_bits import SIZES, answers, requests, texts
-from tests.backends.reference.stepping import EXPERTS, OWN, with_lively_routers
-from tests.runtime.eager_pair import enlivened, lively
+from tests.backends.reference.stepping import lively_experts
+from tests.runtime.eager_pair import lively
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.kv.cache import Guesses
 from tpcompile.serving import Engine, SamplingParams
@@ -31,8 +30,7 @@ def _dense(dtype: torch.dtype) -> Any:
 
 
 def _experts(dtype: torch.dtype) -> Any:
-    model = with_lively_routers(enlivened(AutoConfig.for_model(**OWN[EXPERTS])))
-    return model.to(dtype)
+    return lively_experts().to(dtype)
 
 
 def _hybrid(dtype: torch.dtype) -> Any:

@@ -156,13 +156,13 @@ def composite(
     return define(body, rule=rule, cost=cost, pattern=pattern, **others)
 
 
-def value_of_body(body: Callable[..., Any]) -> ValueRule:
-    """Return the rule that reads the calls of a body, or of a reference, one by one."""
+def value_of_body(body: Callable[..., Any], stand_in: type[Operand] = Operand) -> ValueRule:
+    """Return the rule that reads the calls of a body one by one, with stand-ins of this class."""
 
     @wraps(body)
     def value(scope: Scope, **given: Any) -> Any:
         operands = {
-            name: Operand(arg, scope.interpret) if isinstance(arg, ExprValue) else arg
+            name: stand_in(arg, scope.interpret) if isinstance(arg, ExprValue) else arg
             for name, arg in given.items()
         }
         return _kind(body(**operands))

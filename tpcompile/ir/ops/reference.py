@@ -7,17 +7,14 @@ calls of the op's reference are the same. References that look at elements canno
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from tpcompile.ir.ops.composite import Operand
+from tpcompile.ir.ops.composite import Operand, value_of_body
 from tpcompile.ir.ops.spec import SPECS
 from tpcompile.ir.values.build import ValueRule
-from tpcompile.ir.values.scope import Scope
-from tpcompile.ir.values.value import Value
 
 aten = torch.ops.aten
 
@@ -105,14 +102,4 @@ def _without_inplace(kwargs: Any) -> dict[str, Any]:
 
 def value_of_reference(reference: Callable[..., Any]) -> ValueRule:
     """Return the rule that runs a reference on expressions."""
-
-    @wraps(reference)
-    def value(scope: Scope, **given: Any) -> Any:
-        operands = {
-            name: Traced(arg, scope.interpret) if isinstance(arg, Value) else arg
-            for name, arg in given.items()
-        }
-        result = reference(**operands)
-        return tuple(item.kind for item in result) if isinstance(result, tuple) else result.kind
-
-    return value
+    return value_of_body(reference, Traced)

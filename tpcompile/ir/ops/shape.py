@@ -25,6 +25,7 @@ from tpcompile.ir.values import views
 from tpcompile.ir.values.build import unchanged
 
 aten = torch.ops.aten
+FLATTEN, UNFLATTEN = aten.flatten.using_ints, aten.unflatten.int
 
 
 def unsharded(kind: ValueType, dim: int, doing: str) -> None:
@@ -223,8 +224,8 @@ declare(aten.transpose.int, transpose_rule, free_cost, value=views.transpose)
 declare(aten.unsqueeze.default, unsqueeze_rule, free_cost, value=views.unsqueeze)
 declare(aten.squeeze.dim, squeeze_rule, free_cost, value=views.squeeze)
 declare(aten.expand.default, expand_rule, free_cost, value=views.expand)
-declare(aten.unflatten.int, unflatten_rule, free_cost, takes_roles=True, value=views.unflatten)
-declare(aten.flatten.using_ints, flatten_rule, free_cost, value=views.flatten)
+declare(UNFLATTEN, unflatten_rule, free_cost, takes_roles=True, value=views.unflatten)
+declare(FLATTEN, flatten_rule, free_cost, value=views.flatten)
 declare(aten.repeat_interleave.self_int, repeat_rule, streaming_cost, value=views.repeat)
 declare(aten.dropout.default, dropout_rule, free_cost, value=unchanged)
 declare(aten.sym_size.int, extent_rule, free_cost, value=views.extent)

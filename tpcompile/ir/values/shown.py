@@ -113,7 +113,7 @@ def _alike(before: Term, after: Term) -> bool:
     """Return whether two terms differ only in their parts."""
     return (
         (before.kind, before.head, before.dtype) == (after.kind, after.head, after.dtype)
-        and [len(_parts(term)) for term in (before, after)].count(len(_parts(before))) == 2
+        and len(_parts(before)) == len(_parts(after))
         and _fixed(before) == _fixed(after)
     )
 

@@ -117,7 +117,9 @@ class Terms:
         """Return an op on elements, whose result has this dtype."""
         for arg in args:
             if arg.kind == "cases":
-                return self._in_cases(arg, args, (), 0, partial(self._element, head, dtype))
+                return self._in_cases(
+                    arg, args, (), 0, lambda parts, _: self.element(head, parts, dtype)
+                )
         operands = [unwidened(arg, dtype) for arg in args]
         if head == "neg" and operands[0].dtype not in (None, dtype):
             (operand,) = operands  # a negation rounds nothing, so the cast may be made after it
@@ -130,11 +132,6 @@ class Terms:
                 if one.kind == "const" and one.head == 1 and other.dtype == dtype:
                     return other  # a product with 1 is exact
         return self._term("element", head, tuple(operands), dtype=dtype)
-
-    def _element(
-        self, head: Any, dtype: torch.dtype, args: Sequence[Term], _: tuple[Index, ...]
-    ) -> Term:
-        return self.element(head, args, dtype)
 
     def cast(self, term: Term, dtype: torch.dtype) -> Term:
         """Return a term in another dtype."""
@@ -160,8 +157,10 @@ class Terms:
         count = len(extents)
         for arg in args:
             if arg.kind == "cases" and (arg.head[0][0] != BOUND or arg.head[0][1] >= count):
-                build = partial(self._over, head, extents, dtype)
-                return self._in_cases(arg, args, indices, count, build)
+                return self._in_cases(
+                    *(arg, args, indices, count),
+                    lambda parts, moved: self.over(head, extents, parts, dtype, moved),
+                )
         operands = [unwidened(arg, dtype) for arg in args]
         if head in _IN_ANY_ORDER:
             operands = self._in_order(operands)
@@ -207,16 +206,6 @@ class Terms:
             self._orders[current, level] = next(filter(None, known), None)
             stack.pop()
         return self._orders[term, depth]
-
-    def _over(
-        self,
-        head: Any,
-        extents: tuple[int, ...],
-        dtype: torch.dtype,
-        args: Sequence[Term],
-        indices: tuple[Index, ...],
-    ) -> Term:
-        return self.over(head, extents, args, dtype, indices)
 
     def _in_cases(
         self,

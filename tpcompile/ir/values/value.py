@@ -39,7 +39,7 @@ class Value:
     dtype: torch.dtype
     body: Term
     interleaved: bool = False
-    """Whether its heads are interleaved: see `attention_operands`."""
+    """Whether its heads are interleaved, which attention reads in the model's order."""
 
     @property
     def dims(self) -> int:

@@ -59,14 +59,17 @@ class ProgramRanks:
 
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return its result, which is the same on every rank."""
-        parts = parts_of(step, self.most_tokens if step.few else 1)
+        parts = self._parts(step)
         return joined(parts, [self._run(part) for part in parts])
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """Run a step; return the result of every rank. A program has one result for all."""
-        parts = parts_of(step, self.most_tokens if step.few else 1)
+        parts = self._parts(step)
         results = [self._run_all(part) for part in parts]
         return [joined(parts, each) for each in zip(*results, strict=True)]
+
+    def _parts(self, step: Step) -> list[Part]:
+        return parts_of(step, self.most_tokens if step.few else 1)
 
     def _run(self, part: Part) -> torch.Tensor:
         if not part.by_program:

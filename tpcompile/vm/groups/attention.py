@@ -20,6 +20,7 @@ from tpcompile.ir.ops.decode import merge, span_of
 from tpcompile.ir.ops.elementwise import SIGMOID_GATE
 from tpcompile.ir.ops.groups import heads_read, runs_of
 from tpcompile.ir.ops.paged_attention import read_tokens
+from tpcompile.ir.ops.shape import FLATTEN, UNFLATTEN
 from tpcompile.vm.groups.arithmetic import dots, exp, log, sigmoid, total
 from tpcompile.vm.groups.kv import cache_of, places, stored_tokens, together
 from tpcompile.vm.lowering.building import Building, width_of
@@ -38,7 +39,6 @@ from tpcompile.vm.program.instruction import (
 from tpcompile.vm.program.instruction_set import instruction
 from tpcompile.vm.program.meaning import HeadRead, Made, Values
 
-FLATTEN, UNFLATTEN = torch.ops.aten.flatten.using_ints, torch.ops.aten.unflatten.int
 _VALUES = rules.scratch("batch", "heads", "spans", "width", dtype=rules.F32)
 _LSE = rules.scratch("batch", "heads", "spans", dtype=rules.F32)
 

@@ -80,9 +80,7 @@ class NormLmHead(WeightInstruction):
         memory[at.ids][:, self.slot] = (best + at.first + self.rows.start).int()
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        normed, slot = self.at.normed, (None, self.slot)
-        operands = normed.operands(values)
-        logits = NORM_LINEAR(*operands, values["weight"], values["bias"], normed.zero_centered)
+        logits, slot = self.at.normed.projected(values), (None, self.slot)
         yield Made("logits", logits)
         yield Made("best", values.call("best of rows", logits, *self.rows), slot)
         yield Made("ids", values.call("its row", logits, *self.rows, self.at.first), slot)

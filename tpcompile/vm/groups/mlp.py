@@ -17,7 +17,6 @@ from torch import fx
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import (
     NORM_GATE_UP_SWIGLU,
-    NORM_LINEAR,
     NORM_MLPS,
     NORM_MLPS_APART,
     SWIGLU,
@@ -105,12 +104,6 @@ class MlpRows(WeightInstruction):
         x = at.normed.value(memory, probe, "mlp_norm")
         return [linear(memory, x, at.weight, at.bias, rows) for rows in sides]
 
-    def applied(self, values: Values, function: Any) -> Any:
-        """Apply an op that begins with a norm and a linear."""
-        normed = self.at.normed
-        bias = values["bias"]
-        return function(*normed.operands(values), values["weight"], bias, normed.zero_centered)
-
     def report(self, memory: Memory, probe: Probe) -> None:
         found = memory[self.at.out][:, self.rows.slice]
         probe(self.result, Range(0, self.at.batch), self.rows, found)
@@ -132,7 +125,7 @@ class NormGateUpSwiglu(MlpRows):
         memory[self.at.out][:, self.rows.slice] = swiglu(*sides)
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        yield Made("out", self.applied(values, NORM_GATE_UP_SWIGLU))
+        yield Made("out", self.at.normed.projected(values, NORM_GATE_UP_SWIGLU))
 
 
 @instruction
@@ -152,7 +145,7 @@ class NormUpActivation(MlpRows):
 
     def meaning(self, values: Values) -> Iterator[Made]:
         form = self.at.activation, self.at.sides > 1
-        yield Made("out", self.applied(values, NORM_MLPS[form]))
+        yield Made("out", self.at.normed.projected(values, NORM_MLPS[form]))
 
 
 @instruction
@@ -170,7 +163,7 @@ class NormGate(MlpRows):
         memory[self.at.out][:, self.rows.slice] = gate
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        yield Made("out", self.applied(values, NORM_LINEAR))
+        yield Made("out", self.at.normed.projected(values))
 
 
 @instruction
@@ -191,7 +184,7 @@ class NormGatedUp(MlpRows):
     def meaning(self, values: Values) -> Iterator[Made]:
         activation = self.at.activation
         function = SWIGLU if activation is Activation.SILU else activation.of
-        yield Made("out", function(values["gate"], self.applied(values, NORM_LINEAR)))
+        yield Made("out", function(values["gate"], self.at.normed.projected(values)))
 
 
 _FORMS = {target: form for form, target in NORM_MLPS.items()}

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import torch
 from torch import fx
 
+from tpcompile.ir.ops import NORM_LINEAR
 from tpcompile.vm.groups.arithmetic import products, rms_norm
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.program import rules
@@ -34,6 +35,11 @@ class Normed:
     def operands(self, values: Values) -> tuple[Any, Any, float]:
         """Return the first operands of ops that begin with this norm."""
         return values["normed.x"], values["normed.weight"], self.eps
+
+    def projected(self, values: Values, op: Any = NORM_LINEAR) -> Any:
+        """Apply an op that begins with this norm and the instruction's linear."""
+        linear = values["weight"], values["bias"]
+        return op(*self.operands(values), *linear, self.zero_centered)
 
 
 def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range) -> torch.Tensor:

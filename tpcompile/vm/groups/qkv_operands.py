@@ -10,10 +10,10 @@ from typing import Annotated
 import torch
 
 from tpcompile.ir.kv import stored_rows
-from tpcompile.ir.ops import NORM_LINEAR, RMS_NORM, ROPE
+from tpcompile.ir.ops import RMS_NORM, ROPE
 from tpcompile.ir.ops.decode.norm_linear import SPLIT
-from tpcompile.ir.ops.decode.norm_qkv import UNFLATTEN
 from tpcompile.ir.ops.rotary import rope
+from tpcompile.ir.ops.shape import FLATTEN, UNFLATTEN
 from tpcompile.lazy import cached_property
 from tpcompile.vm.groups import kv
 from tpcompile.vm.groups.arithmetic import rms_norm
@@ -21,8 +21,6 @@ from tpcompile.vm.groups.normed import Normed, linear
 from tpcompile.vm.program import Format, Role, rules
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range
 from tpcompile.vm.program.meaning import Made, Values
-
-FLATTEN = torch.ops.aten.flatten.using_ints
 
 
 class Part(IntEnum):
@@ -143,9 +141,7 @@ class QkvOperands:
     def meaning(self, values: Values) -> Made:
         """Return the heads of the part: in the buffer of queries, or stored in the cache."""
         normed, is_query = self.normed, self.part == Part.Q
-        operands = normed.operands(values)
-        rows = NORM_LINEAR(*operands, values["weight"], values["bias"], normed.zero_centered)
-        shape = values.shape("out")
+        rows, shape = normed.projected(values), values.shape("out")
         own = shape[1] if is_query else shape[3] * self.width
         rest = values.shape("weight")[0] - self.first_row - own
         heads = UNFLATTEN(SPLIT(rows, [self.first_row, own, rest], 1)[1], 1, [-1, self.width])

@@ -13,7 +13,6 @@ from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import (
     DELTA_STEPS,
     GATED_ATTENTION_REDUCE,
-    NORM_LINEAR,
     SHARED_EXPERT,
     TOP_EXPERTS,
     arguments_of,
@@ -88,10 +87,7 @@ class NormRows(WeightInstruction):
         memory[at.out][:, self.rows.slice] = linear(memory, x, at.weight, at.bias, self.rows)
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        normed = self.at.normed
-        operands = normed.operands(values)
-        found = NORM_LINEAR(*operands, values["weight"], values["bias"], normed.zero_centered)
-        yield Made("out", found)
+        yield Made("out", self.at.normed.projected(values))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         found = memory[self.at.out][:, self.rows.slice]

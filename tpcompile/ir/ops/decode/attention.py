@@ -30,12 +30,11 @@ from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.composite import composite
 from tpcompile.ir.ops.elementwise import SIGMOID_GATE
 from tpcompile.ir.ops.paged_attention import attend_rows, read_tokens
+from tpcompile.ir.ops.shape import FLATTEN
 from tpcompile.ir.ops.spec import Cost, define, refuse, require, streaming_cost
 from tpcompile.ir.roles import QueriesOf, SpansOf
 from tpcompile.ir.types import Partial, ValueType
 from tpcompile.ir.values.attending import cached_value, partial_value, reduce_value
-
-FLATTEN = torch.ops.aten.flatten.using_ints
 
 
 def cached_attention(

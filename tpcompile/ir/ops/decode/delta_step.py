@@ -10,16 +10,15 @@ import torch
 from tpcompile.ir.layout import FusedLayout
 from tpcompile.ir.ops.composite import composite
 from tpcompile.ir.ops.decode.norm_linear import SPLIT
-from tpcompile.ir.ops.decode.norm_qkv import UNFLATTEN
 from tpcompile.ir.ops.delta import DELTA_DECAY
 from tpcompile.ir.ops.groups import local_map
 from tpcompile.ir.ops.norm import GATED_RMS_NORM
 from tpcompile.ir.ops.resumed import RESUMED_CONV, RESUMED_DELTA_RULE
+from tpcompile.ir.ops.shape import FLATTEN, UNFLATTEN
 from tpcompile.ir.ops.spec import Cost, numel, streaming_cost
 from tpcompile.ir.types import ValueType
 
 aten = torch.ops.aten
-FLATTEN = aten.flatten.using_ints
 
 
 def delta_step_apart(

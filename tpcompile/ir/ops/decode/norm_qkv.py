@@ -15,12 +15,11 @@ from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import RMS_NORM
 from tpcompile.ir.ops.paged_attention import append_rows
 from tpcompile.ir.ops.rotary import ROPE
+from tpcompile.ir.ops.shape import UNFLATTEN
 from tpcompile.ir.ops.spec import Cost, CostRule, local_bytes, numel, require
 from tpcompile.ir.roles import QueriesOf
 from tpcompile.ir.types import ValueType
 from tpcompile.ir.values.attending import append_value
-
-UNFLATTEN = torch.ops.aten.unflatten.int
 
 
 def norm_qkv_rope_append(
