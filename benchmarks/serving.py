@@ -86,10 +86,9 @@ def _measured(options: argparse.Namespace, load: Load) -> dict[str, Any]:
             dtype=options.dtype,
         )
         with model, tpcompile.Engine(model) as engine, torch.inference_mode():
-            batches = [1 << n for n in range((options.batch - 1).bit_length() + 1)]
             contexts = sorted({32, options.longest // 2 - 1})
             status.update("measuring steps")
-            prices = from_model(engine, batches, contexts)
+            prices = from_model(engine, contexts)
             status.update(f"running {load.requests:,} requests")
             recorder = Recorder(model)
             real = measure(arrivals(load, options.longest), engine)

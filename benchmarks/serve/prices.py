@@ -48,7 +48,8 @@ class Prices:
         return found
 
     def _decode(self, sequences: int, context: float) -> float:
-        known = self.decode[size_for(sequences)]
+        sizes = sorted(self.decode)
+        known = self.decode[sizes[min(bisect_left(sizes, sequences), len(sizes) - 1)]]
         place = min(max(1, bisect_left(self._contexts, context)), len(known) - 1)
         (low, first), (high, second) = known[place - 1], known[place]
         return max(first * 0.5, first + (second - first) * (context - low) / (high - low))
@@ -66,7 +67,7 @@ def from_schedules(
     decode: dict[int, list[tuple[float, float]]] = {}
     graph = None
     weights = 0
-    for one in sorted({size_for(rows) for rows in range(1, batch + 1)}):
+    for one in _sizes(batch):
         say(f"scheduling a step of {one} sequences")
         choices = choose(target=target, batch=one, context=longest, max_seq_len=longest)
         if graph is None:
@@ -118,21 +119,21 @@ class Recorder:
             for batch, own in by_batch.items()
         }
         rows = torch.tensor([[1.0, c, pairs] for c, pairs, _ in self.chunks]).double()
-        seconds = torch.tensor([[s] for _, _, s in self.chunks]).double()
+        times = torch.tensor([[s] for _, _, s in self.chunks]).double()
         scale = rows.abs().amax(0).clamp(min=1.0)
-        solved = torch.linalg.lstsq(rows / scale, seconds, driver="gelsd").solution[:, 0] / scale
+        solved = torch.linalg.lstsq(rows / scale, times, driver="gelsd").solution[:, 0] / scale
         each, token, pair = solved.tolist()
         return Prices(decode, (each, token, pair))
 
 
-def from_model(engine: Any, batches: Sequence[int], contexts: Sequence[int]) -> Prices:
+def from_model(engine: Any, contexts: Sequence[int]) -> Prices:
     """Measure steps of an engine's model that has nothing else to do."""
     model, limits = engine.model, engine.scheduler.limits
-    size = limits.block
+    block = limits.block
 
     def run(sequences: int, first: int, count: int, output: str) -> float:
         pieces = []
-        each = -(-(first + count) // size)
+        each = -(-(first + count) // block)
         reserved = model.reserve(sequences * each, 2 * sequences if limits.states else 0)
         for number in range(sequences):
             blocks = list(range(number * each, (number + 1) * each))
@@ -148,9 +149,17 @@ def from_model(engine: Any, batches: Sequence[int], contexts: Sequence[int]) -> 
         reserved.release()
         return median(seconds)
 
-    decode = {b: [(float(c), run(b, c, 1, "tokens")) for c in contexts] for b in batches}
+    decode = {
+        size: [(float(c), run(min(size, limits.sequences), c, 1, "tokens")) for c in contexts]
+        for size in _sizes(limits.sequences)
+    }
     whole, part = (run(1, 0, count, "logits") for count in (limits.chunk, limits.chunk // 4))
     far = run(1, contexts[-1] // limits.chunk * limits.chunk, limits.chunk, "logits")
     token = (whole - part) / (limits.chunk - limits.chunk // 4)
     pair = max(0.0, far - whole) / (limits.chunk * max(1, contexts[-1]))
     return Prices(decode, (max(0.0, whole - token * limits.chunk), token, pair))
+
+
+def _sizes(batch: int) -> list[int]:
+    """Return the rows of the programs for batches up to `batch`."""
+    return sorted({size_for(rows) for rows in range(1, batch + 1)})
