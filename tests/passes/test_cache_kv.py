@@ -9,14 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from tests.models import (
-    TOLERANCE,
-    Pair,
-    eager_logits,
-    padded,
-    preset_pair,
-    relative_error,
-)
+from tests.models import TOLERANCE, Pair, eager_logits, padded, preset_pair, relative_error
 from tests.passes.graphs import GraphBuilder, attention_graph, refusal
 from tests.passes.steps import step
 from tests.stages import graph_after
