@@ -13,9 +13,10 @@ from typing import Any
 from torch import fx
 
 from tpcompile.ir.checker import Problem
-from tpcompile.ir.meta import captured_value, origin_of
+from tpcompile.ir.meta import origin_of
 from tpcompile.ir.ops import package_of, spec_of
 from tpcompile.ir.text import format_node
+from tpcompile.ir.values.changed import changed_values
 from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError
 from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Rewrite
@@ -57,6 +58,16 @@ class Prover:
     def declare(self, current: Any) -> None:
         """Allow the rewrites of a pass from now on."""
         self._rewrites |= frozenset(rewrites_of(current))
+
+    def values_of(self, gm: fx.GraphModule) -> GraphValues | None:
+        """Return the values of the graph as it is now, None if an op has no expression."""
+        if self._values is None:
+            self._read(gm)
+        return self._values
+
+    def rewrites_at(self, node: fx.Node) -> tuple[Rewrite, ...]:
+        """Return the rewrites that the value of a node uses."""
+        return self.expressions.rewrites_at(node)
 
     def before(self, gm: fx.GraphModule, current: Any) -> None:
         """Read the graph that a pass is about to change."""
@@ -188,7 +199,7 @@ def problem_of(
     gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference
 ) -> Problem:
     """Return the problem of a graph with another value, at the first node that has another one."""
-    changed = first_changed(gm, old, new)
+    changed = next(changed_values(gm, old, new), None)
     node = output_of(gm.graph)
     if changed is not None:
         node, before, after = changed
@@ -202,25 +213,3 @@ def problem_of(
         hint="correct the pass, or let it declare the rewrite that it uses: see docs/proofs.md",
         line=format_node(node),
     )
-
-
-def first_changed(
-    gm: fx.GraphModule, old: GraphValues, new: GraphValues
-) -> tuple[fx.Node, Value, Value] | None:
-    """Return the first node whose value differs from that of the node that it stands for.
-
-    Both values are returned, too.
-    """
-    known: dict[str, Value] = {}
-    for earlier, name in old.names.items():
-        if isinstance(old.nodes[earlier], Value):
-            known.setdefault(name, old.nodes[earlier])
-    nodes: Iterable[fx.Node] = gm.graph.nodes
-    for node in nodes:
-        value = new.nodes.get(node)
-        before = old.nodes.get(node) or known.get(captured_value(node) or "")
-        if not isinstance(value, Value) or not isinstance(before, Value):
-            continue
-        if node.op != "placeholder" and before.body is not value.body:
-            return node, before, value
-    return None

@@ -10,11 +10,17 @@ from tpcompile.ir.values.index import BOUND, COMPUTED, Digit, Index, Inexact
 from tpcompile.ir.values.node import CAST, Term
 
 _AXES = "ijlmnpq"
+_COMMUTATIVE = ("add", "mul")
 _SIGNS = {"add": "+", "mul": "·", "sub": "-", "div": "/", "bias": "+"}
 
 
 def shown(term: Term, depth: int = 4) -> str:
     """Return an expression as text, with `…` for what is nested deeper."""
+    text = _shown(term, depth)
+    return text[1:-1] if term.kind == "element" and term.head in _SIGNS else text
+
+
+def _shown(term: Term, depth: int) -> str:
     match term.kind:
         case "const":
             return f"{term.head:g}"
@@ -24,15 +30,17 @@ def shown(term: Term, depth: int = 4) -> str:
             return f"%{term.head[0]}"
         case "read":
             item = f".{term.head}" if term.head else ""
-            return f"{shown(term.args[0], depth)}{item}{_places(term, depth)}"
+            return f"{_shown(term.args[0], depth)}{item}{_places(term, depth)}"
     if depth <= 0:
         return "…"
-    return _FORMS[term.kind](term, [shown(arg, depth - 1) for arg in term.args], depth)
+    return _FORMS[term.kind](term, [_shown(arg, depth - 1) for arg in term.args], depth)
 
 
 def _element(term: Term, inner: list[str], depth: int) -> str:
     if term.head == CAST and term.dtype is not None:
         return f"to({inner[0]}, {dtype_name(term.dtype)})"
+    if term.head in _COMMUTATIVE:
+        inner = sorted(inner)  # an order that does not depend on when terms were made
     if term.head in _SIGNS:
         return "(" + f" {_SIGNS[term.head]} ".join(inner) + ")"
     return f"{_name(term.head)}({', '.join(inner)})"
@@ -100,7 +108,7 @@ def difference(before: Term, after: Term) -> tuple[Term, Term]:
 
 def _crossed(before: Term, after: Term) -> tuple[Term, Term] | None:
     """Return the different operands of a commutative op whose equal ones are elsewhere."""
-    if before.kind != "element" or before.head not in ("add", "mul"):
+    if before.kind != "element" or before.head not in _COMMUTATIVE:
         return None
     shared = set(before.args) & set(after.args)
     if len(shared) != 1:
@@ -162,7 +170,7 @@ def _digit(digit: Digit, depth: int) -> str:
     elif isinstance(name, Inexact):
         word = f"({_index(name.dividend, depth)}){'%' if name.remainder else '/'}{name.divisor}"
     else:
-        word = shown(name, depth - 1)
+        word = _shown(name, depth - 1)
     if divisor != 1:
         word += f"/{divisor}"
     if modulus and modulus != -(-extent // divisor):
