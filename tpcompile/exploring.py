@@ -33,6 +33,7 @@ from tpcompile.pause import paused_collector
 from tpcompile.phases import timed
 from tpcompile.plugins import load_plugins
 from tpcompile.rewriting.manager import Stats
+from tpcompile.rewriting.proving import Prover
 from tpcompile.rewriting.reproducer import versions, write_reproducer
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.ranks.rank import rank_modules
@@ -222,9 +223,10 @@ def _compiled(
     found: Exploration, captured: fx.GraphModule, passes: Sequence[Pass], tp: int
 ) -> _Fork:
     """Run passes, and add the compilation to the page."""
-    recorder, fork = StageRecorder(), DecodeFork(passes)
+    prover = Prover()
+    recorder, fork = StageRecorder(prover), DecodeFork(passes)
     instruments: list[Instrument] = [_timed(recorder, found), fork]
-    graph, _ = run_passes(captured, passes, instruments, on_failure=write_reproducer)
+    graph, _ = run_passes(captured, passes, instruments, on_failure=write_reproducer, prover=prover)
     found.recordings.append(recorder)
     number = len(found.recordings) - 1
     name, stages = f"prompts, tp={info_of(graph).tp}", range(len(recorder.stages))
@@ -233,7 +235,7 @@ def _compiled(
     with found.timed("modules"):
         made["modules"] = _modules(graph)
     found.compilations.append(made)
-    return _Fork(fork, recorder, number)
+    return _Fork(fork, recorder, number, Prover(prover.expressions))
 
 
 def _timed(record: Instrument, found: Exploration) -> Instrument:
@@ -253,6 +255,7 @@ class _Fork:
     decode: DecodeFork
     recorder: StageRecorder
     recording: int
+    prover: Prover
 
 
 def _compilation(
@@ -287,7 +290,8 @@ def _stepped(
     """Run the passes of a decode step, schedule it, and add both to the page."""
     recorder, shared = fork.recorder, fork.decode.shared
     first = len(recorder.stages)
-    graph = fork.decode.run(choices.spans, [_timed(recorder.resumed(shared), found)])
+    record = _timed(recorder.resumed(shared, fork.prover), found)
+    graph = fork.decode.run(choices.spans, [record], fork.prover)
     stages = [*range(shared + 1), *range(first, len(recorder.stages))]
     name = f"decode step, tp={choices.tp}"
     with found.timed("plan"):

@@ -43,6 +43,11 @@ LEFT_OUT = {
     "needs": ("data => { for (const one of " + _STAGES + ") one.needs = {}; }", ["needs"]),
     "rule": (_of(_LINES, "rule"), ["rule"]),
     "cost": (_of(_LINES, "cost"), ["cost"]),
+    "expressions": (
+        "data => { for (const one of " + _LINES + ") one.expressions = []; }",
+        ["expression"],
+    ),
+    "changes": ("data => { for (const one of " + _STAGES + ") one.changes = {}; }", ["proof"]),
     "fates": (
         "data => { for (const one of " + _STAGES + ") one.fates = {}; }",
         ["fates", "history", "collectives"],

@@ -27,7 +27,7 @@ from tpcompile.vm.schedule import scheduled as scheduling
 
 pytestmark = pytest.mark.usefixtures("forked_launchers")
 
-KEYS = ["ok", "rows", "first_divergence", "tokens_equal", "top5", "choices"]
+KEYS = ["ok", "proof", "rows", "first_divergence", "tokens_equal", "top5", "choices"]
 ROW_KEYS = {"node", "layer", "max_abs", "rel", "ok"}
 ENDS = ["emitted", "best tokens", *(f"decode step {step}" for step in (1, 2, 3, 4)), "ranks"]
 
@@ -49,6 +49,9 @@ def test_json(cli: Cli) -> None:
     assert found["tokens_equal"]
     assert found["first_divergence"] is None
     assert found["rows"][0]["source"] == "Hugging Face eager"
+    assert all(one["proved"] and one["reason"] is None for one in found["proof"]["passes"])
+    assert [one["name"] for one in found["proof"]["passes"]][:2] == ["canonicalize", "split-heads"]
+    assert found["proof"]["program"] is None
     ends = {row["node"]: row for row in found["rows"][-len(ENDS) :]}
     assert list(ends) == ENDS
     assert ends["emitted"]["source"] == "modules of the ranks, in this process"

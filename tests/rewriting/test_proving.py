@@ -178,7 +178,10 @@ def test_mistakes_in_passes_are_refused(mistake: str, monkeypatch: pytest.Monkey
         run_passes(_captured("tiny-qwen3"), for_ranks(parse_pipeline(made.pipeline), 2))
     (problem,) = caught.value.problems
     assert problem.rule == "values"
-    assert "the smallest difference is" in problem.got
+    assert problem.got.startswith(f"%{problem.node} = ")
+    assert problem.expected.startswith(f"%{problem.node} = ")
+    assert problem.expected.endswith("as before the pass")
+    assert problem.got not in problem.expected or "(the difference: " in problem.expected
     assert "changes what the graph computes" in str(caught.value)
 
 
@@ -224,7 +227,13 @@ def test_a_message_names_the_node_and_both_expressions(monkeypatch: pytest.Monke
         run_passes(_captured("tiny-qwen3"), parse_pipeline("canonicalize,raise-norm"))
     (problem,) = caught.value.problems
     assert problem.node == "l0_input_normed"
-    assert problem.got.endswith("the smallest difference is 1e-06 before, and 1e-05 after")
+    right, wrong = (
+        f"%l0_input_normed = (%embedding[i, j] · rsqrt({eps} + mean(pow(%embedding[i, k], 2)))) · "
+        "model.layers.0.input_layernorm.weight[j]"
+        for eps in ("1e-06", "1e-05")
+    )
+    assert problem.got == wrong
+    assert problem.expected == f"{right} (the difference: 1e-06, not 1e-05), as before the pass"
 
 
 def test_rewrites_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from tpcompile.compare.choices import ChangedChoice, Choices, choices_text
+from tpcompile.compare.proofs import Proofs
 from tpcompile.compare.rows import Row, row_of, token_margin
 from tpcompile.inspect.tables import table_text
 from tpcompile.ir.meta import captured_value, operand, origin_of, type_of
@@ -50,6 +51,8 @@ class Comparison:
     """Whether weights are in 8 or 4 bits."""
     choices: tuple[Choices, ...] = ()
     """The choices of routers; the values of `rows` are those with eager's choices."""
+    proofs: Proofs = field(default_factory=Proofs)
+    """What is proved, so that it needs no measurement."""
 
     @property
     def first_divergence(self) -> Row | None:
@@ -63,6 +66,7 @@ class Comparison:
         first = self.first_divergence
         return {
             "ok": self.ok,
+            "proof": self.proofs.to_json(),
             "rows": [_plain(row) for row in self.rows],
             "first_divergence": _plain(first) if first else None,
             "tokens_equal": self.tokens_equal,
@@ -80,7 +84,7 @@ class Comparison:
     def table(self, everything: bool = False) -> str:
         """Format the worst value of each layer, or every value, and the verdict.
 
-        Changed choices of experts come first.
+        What is proved comes first, and then changed choices of experts.
         """
         from rich.table import Table
 
@@ -94,7 +98,7 @@ class Comparison:
             errors = [f"{getattr(row, field):.1e}" for field in numbers.values()]
             table.add_row(row.node, row.source, *errors, verdict)
         choices = choices_text(self.choices) if self.choices else ""
-        return choices + table_text(table) + self._verdict(everything)
+        return self.proofs.text() + choices + table_text(table) + self._verdict(everything)
 
     def _summary(self) -> Iterator[Row]:
         """Select the worst row of each layer and those of `shown`, up to the first divergence."""

@@ -20,6 +20,7 @@ import torch
 from tpcompile.compare.agreement import WatchedRanks, same_bits
 from tpcompile.compare.choices import Choices
 from tpcompile.compare.comparison import Comparison, compare
+from tpcompile.compare.proofs import Proofs
 from tpcompile.compare.rounded_cache import rounding_attention
 from tpcompile.compare.routing import Replay
 from tpcompile.compare.rows import Row, row_of
@@ -98,7 +99,9 @@ def compare_with_eager(
     own = list(ends(runs, logits_of(first.values)[0], chosen, logits_of(last.values)[0], where))
     more = [*_of_options(side, runs[0], models), *([_agreement(watched)] if tp > 1 else [])]
     choices = (*last.choices.values(), *(one for run in own for one in run.choices))
-    return _around(replace(found, few_bits=side.few_bits, choices=choices), own, more)
+    proofs = Proofs.of(passes, stages)
+    found = replace(found, few_bits=side.few_bits, choices=choices, proofs=proofs)
+    return _around(found, own, more)
 
 
 def _around(found: Comparison, runs: Sequence[Run], more: Sequence[Row]) -> Comparison:

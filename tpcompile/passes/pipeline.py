@@ -58,6 +58,7 @@ from tpcompile.rewriting.manager import (
     graph_pass,
     run_passes,
 )
+from tpcompile.rewriting.proving import Prover
 from tpcompile.rewriting.reproducer import OnFailure
 
 _STANDARD: tuple[type[Pass], ...] = (
@@ -215,12 +216,14 @@ class DecodeFork:
             self._graph = clone(gm)
         self._left -= 1
 
-    def run(self, spans: int, instruments: Sequence[Instrument] = ()) -> fx.GraphModule:
+    def run(
+        self, spans: int, instruments: Sequence[Instrument] = (), prover: Prover | None = None
+    ) -> fx.GraphModule:
         """Run the remaining decode passes; return the graph of instruction groups."""
         assert self._graph is not None, "the prompt pipeline has not run"
         passes = decoding(self.passes, spans)
         rest, done = passes[self.shared :], passes[: self.shared]
-        return run_passes(self._graph, rest, instruments, done, self._on_failure)[0]
+        return run_passes(self._graph, rest, instruments, done, self._on_failure, prover=prover)[0]
 
 
 def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:

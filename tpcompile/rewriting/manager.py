@@ -183,16 +183,18 @@ def run_passes(
     done: Sequence[Pass] = (),
     on_failure: OnFailure | None = None,
     first: str = "capture",
+    prover: Prover | None = None,
 ) -> tuple[fx.GraphModule, list[Stage]]:
     """Return the graph after all passes, and one stage for the captured graph and for each pass.
 
     Passes that violate their declared order are refused before any of them runs. To resume from a
     later graph than the captured one, pass it with the passes already `done`. If a pass fails,
     `on_failure` receives a reproducer; what it returns is added to the error.
-    `first` is the name of the stage before the first pass.
+    `first` is the name of the stage before the first pass. Instruments may read the expressions of
+    a `prover` that is passed.
     """
     check_order(passes, done)
-    checker, prover = Checker(), Prover()
+    checker, prover = Checker(), prover or Prover()
     for earlier in done:
         prover.declare(earlier)
     gm = clone(captured)

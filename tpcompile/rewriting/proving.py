@@ -7,21 +7,28 @@ elsewhere, or adds a cache. Under them, the graph before and the graph after mus
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from torch import fx
 
 from tpcompile.ir.checker import Problem
-from tpcompile.ir.meta import captured_value, origin_of
+from tpcompile.ir.meta import origin_of
 from tpcompile.ir.ops import package_of, spec_of
 from tpcompile.ir.text import format_node
+from tpcompile.ir.values.changed import changed_values
 from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError
+from tpcompile.ir.values.named import Names, Naming
 from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Rewrite
 from tpcompile.ir.values.shown import difference, shown
+from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import Value
 from tpcompile.rewriting.structure import output_of
+
+_DEPTH = 6
+"""The depth to which messages show expressions over the values before a node."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +38,32 @@ class Difference:
     what: str
     before: Term | None
     after: Term | None
+    naming: Naming = field(default=lambda term: None, compare=False)
+    """The names of values that both graphs have."""
 
     def __str__(self) -> str:
-        if self.before is None or self.after is None:
-            missing = "is new" if self.before is None else "is missing"
-            term = self.after or self.before
-            assert term is not None
-            return f"{self.what} {missing}: {shown(term)}"
-        one, other = difference(self.before, self.after)
-        return (
-            f"{self.what} was {shown(self.before)} and is {shown(self.after)}; "
-            f"the smallest difference is {shown(one)} before, and {shown(other)} after"
-        )
+        return f"{self.got}; {self.expected} before the pass"
+
+    @property
+    def got(self) -> str:
+        """What the graph computes."""
+        return f"{self.what} = {self._shown(self.after)}" if self.after else f"no {self.what}"
+
+    @property
+    def expected(self) -> str:
+        """What it must compute, and the smallest difference if that is less than everything."""
+        if self.before is None:
+            return f"no {self.what}"
+        whole = f"{self.what} = {self._shown(self.before)}"
+        if self.after is None:
+            return whole
+        one, other = difference(self.before, self.after, self.naming)
+        if one is self.before:
+            return whole
+        return f"{whole} (the difference: {self._shown(one)}, not {self._shown(other)})"
+
+    def _shown(self, term: Term) -> str:
+        return shown(term, _DEPTH, self.naming)
 
 
 @dataclass
@@ -57,6 +78,16 @@ class Prover:
     def declare(self, current: Any) -> None:
         """Allow the rewrites of a pass from now on."""
         self._rewrites |= frozenset(rewrites_of(current))
+
+    def values_of(self, gm: fx.GraphModule) -> GraphValues | None:
+        """Return the values of the graph as it is now, None if an op has no expression."""
+        if self._values is None:
+            self._read(gm)
+        return self._values
+
+    def rewrites_at(self, node: fx.Node) -> tuple[Rewrite, ...]:
+        """Return the rewrites that the value of a node uses."""
+        return self.expressions.rewrites_at(node)
 
     def before(self, gm: fx.GraphModule, current: Any) -> None:
         """Read the graph that a pass is about to change."""
@@ -79,12 +110,13 @@ class Prover:
         found = self._difference(old, self._values, current)
         if found is None:
             return None, ""
+        node, found = _first(gm, old, self._values, found, self.expressions.terms)
         if not declares(current):
             return None, f"it declares no rewrites, and {found}"
         unknown = _unknown_op(gm)
         if unknown:
             return None, f"{unknown} has no rule of values, and {found}"
-        return problem_of(gm, old, self._values, found), ""
+        return problem_of(node, found), ""
 
     def _read(self, gm: fx.GraphModule) -> None:
         try:
@@ -184,43 +216,38 @@ def _number(term: Term) -> int:
     return term.number
 
 
-def problem_of(
-    gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference
-) -> Problem:
-    """Return the problem of a graph with another value, at the first node that has another one."""
-    changed = first_changed(gm, old, new)
-    node = output_of(gm.graph)
-    if changed is not None:
-        node, before, after = changed
-        found = Difference(f"%{node.name}", before.body, after.body)
+def _first(
+    gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference, terms: Terms
+) -> tuple[fx.Node, Difference]:
+    """Return the first node with another value, and its difference with values by name."""
+    changed = next(changed_values(gm, old, new), None)
+    if changed is None:
+        node = output_of(gm.graph)
+        return node, replace(found, naming=_names(terms, new, node))
+    node, before, after = changed
+    return node, Difference(f"%{node.name}", before.body, after.body, _names(terms, new, node))
+
+
+def _names(terms: Terms, values: GraphValues, until: fx.Node) -> Names:
+    """Return the names of the results of calls before a node."""
+    before = takewhile(lambda item: item[0] is not until, values.nodes.items())
+    named = {
+        node.name: value
+        for node, value in before
+        if node.op.startswith("call") and isinstance(value, Value)
+    }
+    return Names.of(terms, named)
+
+
+def problem_of(node: fx.Node, found: Difference) -> Problem:
+    """Return the problem of a node with another value."""
     return Problem(
         node=node.name,
         source=str(origin_of(node)),
         rule="values",
-        got=str(found),
-        expected="the same expression, or one that is equal by a rewrite of the pass",
-        hint="correct the pass, or let it declare the rewrite that it uses: see docs/proofs.md",
+        got=found.got,
+        expected=f"{found.expected}, as before the pass",
+        hint="correct the pass, or let it declare the rewrite that it uses: docs/proofs.md says "
+        "how to read expressions",
         line=format_node(node),
     )
-
-
-def first_changed(
-    gm: fx.GraphModule, old: GraphValues, new: GraphValues
-) -> tuple[fx.Node, Value, Value] | None:
-    """Return the first node whose value differs from that of the node that it stands for.
-
-    Both values are returned, too.
-    """
-    known: dict[str, Value] = {}
-    for earlier, name in old.names.items():
-        if isinstance(old.nodes[earlier], Value):
-            known.setdefault(name, old.nodes[earlier])
-    nodes: Iterable[fx.Node] = gm.graph.nodes
-    for node in nodes:
-        value = new.nodes.get(node)
-        before = old.nodes.get(node) or known.get(captured_value(node) or "")
-        if not isinstance(value, Value) or not isinstance(before, Value):
-            continue
-        if node.op != "placeholder" and before.body is not value.body:
-            return node, before, value
-    return None

@@ -19,6 +19,8 @@ CHECKS: dict[str, Callable[..., None]] = {
         values.needs,
         values.rule,
         values.history,
+        values.expression,
+        values.proof,
         values.cost,
         values.source,
         drawing.drawing,

@@ -107,11 +107,13 @@ def history(reader: Reader, truth: Truth) -> None:
     reader.click('[aria-label="Collectives"] a', f"%{name}")
     assert reader.texts("#details h2") == [f"%{name}"]
     told = [text.rstrip(".") for text in reader.texts("#details ol.history li")]
-    assert told == _history(truth, name)
-    assert told[:2] == [
+    what, proved = zip(*(text.partition("; ")[::2] for text in told), strict=True)
+    assert list(what) == _history(truth, name)
+    assert proved[:2] == ("", "the same expression")
+    assert what[:2] == (
         "shard-linears: inserted",
         "insert-collectives: replaced tpc.redistribute by tpc.all_reduce",
-    ]
+    )
 
 
 def _history(truth: Truth, name: str) -> list[str]:
@@ -133,6 +135,39 @@ def _history(truth: Truth, name: str) -> list[str]:
         old, new = (line.partition(" = ")[2].partition("(")[0] for line in ops)
         found.append(f"{pass_name}: replaced {old} by {new}")
     return ["capture: captured from the model", *reversed(found)]
+
+
+def expression(reader: Reader, truth: Truth) -> None:
+    """Read the expression of a value, and of the values that it reads."""
+    reader.go(view="graph", c=0, node="l1_swiglu", **{"pass": "raise-swiglu"})
+    equation, *_ = reader.texts("#details pre.expression")
+    assert equation == "%l1_swiglu = %l1_up_proj[i, j] · silu(%l1_gate_proj[i, j])"
+    folded = reader.texts("#details .definition > summary")
+    assert sorted(folded) == ["%l1_gate_proj", "%l1_up_proj"]
+    reader.click("#details .definition > summary", "%l1_gate_proj")
+    assert reader.texts("#details .definition[open] > pre") == [
+        "%l1_gate_proj = linear(%l1_post_attention_normed[i, k], "
+        "model.layers.1.mlp.gate_proj.weight[j, k])"
+    ]
+    reader.go(view="graph", c=0, node="l2_q_k_v_proj_weight", **{"pass": "fuse-qkv"})
+    whole = reader.page.text_content("#details pre.expression")
+    parts = [f"model.layers.2.self_attn.{part}_proj.weight[i, j]" for part in "qkv"]
+    assert whole == f"cat({', '.join(parts)}; i in 96, 32, 32)"
+
+
+def proof(reader: Reader, truth: Truth) -> None:
+    """Read what passes did to an expression."""
+    reader.go(view="pipeline", c=0, node="l2_attention", **{"pass": "cache-kv"})
+    told = reader.texts("#details ol.history li")
+    assert "equal by the rewrite without-past: attention to a cache is" in told[-1]
+    assert told[0] == "capture: captured from the model."
+    kept = [text for text in reader.under("Why") if text.endswith("which is proved.")]
+    stages = truth.seen.names.index("cache-kv")
+    others = stages - len(told) + 1
+    assert kept == [f"{others} other passes left its expression as it is, which is proved."]
+    reader.go(view="pipeline", c=0, node=f"l{LAYERS - 1}_o_proj", **{"pass": "select-rows"})
+    before, after = reader.texts("#details ol.history li:last-child pre")
+    assert before != after and "%logit_rows[i]" in after
 
 
 def cost(reader: Reader, truth: Truth) -> None:

@@ -18,6 +18,7 @@ from tpcompile.ir.text.printer import format_node, section_of
 from tpcompile.passes import Stats, decode_pipeline, default_pipeline, run_passes
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.presets import preset
+from tpcompile.rewriting.proving import Prover
 
 WINDOWS = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}
 MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -121,10 +122,12 @@ def recorded(model: str) -> Recorded:
     """Record a model of the table."""
     tp = MODELS[model][1]
     passes = default_pipeline(tp)
-    recorder, seen, fork = StageRecorder(), Snapshots(), DecodeFork(passes)
-    prompt, _ = run_passes(graph_of(model), passes, [seen, recorder, fork])
+    prover, seen, fork = Prover(), Snapshots(), DecodeFork(passes)
+    recorder = StageRecorder(prover)
+    prompt, _ = run_passes(graph_of(model), passes, [seen, recorder, fork], prover=prover)
     own = Snapshots()
-    step = fork.run(2, [own, recorder.resumed(fork.shared)])
+    prover = Prover(prover.expressions)
+    step = fork.run(2, [own, recorder.resumed(fork.shared, prover)], prover)
     seen.names += own.names[1:]  # the first is the copy of the shared stage
     seen.graphs += own.graphs[1:]
     return Recorded(recorder, seen, fork.shared, prompt, step)
@@ -133,8 +136,9 @@ def recorded(model: str) -> Recorded:
 @lru_cache
 def whole_step(model: str) -> StageRecorder:
     """Record the decode pipeline of a model from its captured graph on."""
-    recorder = StageRecorder()
-    run_passes(graph_of(model), decode_pipeline(MODELS[model][1], 2), [recorder])
+    prover = Prover()
+    recorder = StageRecorder(prover)
+    run_passes(graph_of(model), decode_pipeline(MODELS[model][1], 2), [recorder], prover=prover)
     return recorder
 
 

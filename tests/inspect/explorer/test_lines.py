@@ -18,6 +18,7 @@ from tpcompile.ir.pieces import byte_ranges, merge
 from tpcompile.ir.types import Shard, ValueType
 from tpcompile.passes import decode_pipeline, run_passes
 from tpcompile.presets import preset
+from tpcompile.rewriting.proving import Prover
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -81,9 +82,10 @@ def test_more_equal_layers_cost_no_rows() -> None:
 
 def _rows_with(layers: int) -> list[str]:
     values = {**preset("tiny-qwen3"), "num_hidden_layers": layers}
-    recorder = StageRecorder()
+    prover = Prover()
+    recorder = StageRecorder(prover)
     captured = captured_once(AutoConfig.for_model(**values)).graph
-    run_passes(captured, decode_pipeline(2), [recorder])
+    run_passes(captured, decode_pipeline(2), [recorder], prover=prover)
     return [row["text"] for row in recorder.lines.rows]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,9 @@ def compare_program(
         tolerance=tolerance,
     )
     plan = plan_for(case, workers, lowering)
-    program = scheduled(case.graph, target_of("cpu", workers), plan).proved
-    return case.against(program, shuffled(batch.seed), kind)
+    made = scheduled(case.graph, target_of("cpu", workers), plan)
+    compared = case.against(made.proved, shuffled(batch.seed), kind)
+    return replace(compared, proofs=replace(compared.proofs, program=made.computed))
 
 
 def plan_for(case: Case, workers: int, lowering: str = "heads") -> StepPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from tpcompile.compare.program.module import Module
 from tpcompile.compare.program.program import LaunchedSide, ProgramSide, Start
 from tpcompile.compare.program.structure import Structure, structure_of
 from tpcompile.compare.program.texts import Texts, random_texts
+from tpcompile.compare.proofs import Proofs
 from tpcompile.compare.routing import Given
 from tpcompile.compare.rows import token_margin
 from tpcompile.compare.source import Source, eager_model, in_fp32
@@ -86,6 +87,7 @@ class Case:
     """The states of linear attention of each rank before the first step, by name."""
     taken: tuple[Taken, ...]
     tolerance: float | None
+    proofs: Proofs = field(default_factory=Proofs)
 
     @property
     def longest(self) -> int:
@@ -126,7 +128,8 @@ class Case:
                 equal = equal and all(self._same_tokens(taken.step, side) for side in sides)
         top5 = _likeliest(taken.step.eager, *sides)
         shown = (LOGITS[0], TOKEN[0])
-        return Comparison(tuple(rows), equal, top5, shown, choices=tuple(choices))
+        proofs = self.proofs
+        return Comparison(tuple(rows), equal, top5, shown, choices=tuple(choices), proofs=proofs)
 
     def _parameter(self, rank: int, name: str) -> torch.Tensor:
         return self.weights[name][rank].contiguous()
@@ -180,7 +183,8 @@ def prepare(
         weights_of_module = module.weights if alike else materialise(graph, read)
         held: dict[str, list[Any]] = {**weights_of_module, **components(graph, read)}
     rotary = captured.rotary.fresh()
-    return Case(graph, structure, held, rotary, caches, states, taken, tolerance)
+    proofs = Proofs.of(passes, stages)
+    return Case(graph, structure, held, rotary, caches, states, taken, tolerance, proofs)
 
 
 def _check_room(batch: Batch, most: int) -> None:

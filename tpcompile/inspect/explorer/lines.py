@@ -16,6 +16,7 @@ from tpcompile.ir.meta import captured_value, origin_of, type_of
 from tpcompile.ir.ops import op_name, spec_of
 from tpcompile.ir.text.printer import Printer
 from tpcompile.ir.types import AnyType, Shard, SymbolType, ValueType
+from tpcompile.ir.values.local import LocalExpressions
 
 THIS, BEFORE, AFTER = "\x01", "\x02", "\x03"
 """The number of a line's layer in a template, and those of the layers before and after."""
@@ -43,6 +44,7 @@ class Lines:
     _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
     _known: dict[fx.Node, _Known] = field(default_factory=dict)
     _printer: Printer = field(default_factory=lambda: Printer(origins=False))
+    _expressions: LocalExpressions = field(default_factory=LocalExpressions)
 
     def number_of(self, node: fx.Node, ranks: int) -> int:
         """Return the number of a node's line."""
@@ -86,6 +88,7 @@ class Lines:
             row["origin"] = [general(origin.module), "", 0]
         if node.op == "get_attr":
             row["parameter"] = _general_parameter(parameter_json(node, list(range(ranks))), general)
+        row["expressions"] = [general(text) for text in self._expressions.of(node)]
         if node.op.startswith("call"):
             row |= {"rule": rule_of(node), **_costs(node, ranks)}
             row["value"] = general(f"%{captured_value(node) or ''}")[1:]

@@ -19,6 +19,7 @@ _SCRIPTS = (
     "vendor/dagre.min.js",
     "core.js",
     "stages.js",
+    "expressions.js",
     "details.js",
     "overview.js",
     "pipeline.js",

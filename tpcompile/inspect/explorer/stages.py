@@ -15,6 +15,7 @@ from torch import fx
 
 from tpcompile.inspect.explorer.lines import Lines, general_name, generalised
 from tpcompile.inspect.explorer.needs import needs_of
+from tpcompile.inspect.explorer.proofs import ProofRecorder, Prover
 from tpcompile.inspect.instruments import Stats
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import captured_value, made_of, origin_of
@@ -40,18 +41,24 @@ class _Seen(NamedTuple):
 class StageRecorder:
     """An instrument that records each stage as data for the page."""
 
+    prover: Prover
+    """The expressions of the graph, which are compared from stage to stage."""
     lines: Lines = field(default_factory=Lines)
     stages: list[dict[str, Any]] = field(default_factory=list)
     _seen: list[dict[fx.Node, _Seen]] = field(default_factory=list)
     """The nodes of each stage."""
     _bodies: dict[tuple[int, ...], int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._proofs = ProofRecorder(self.prover)
+
     def __call__(self, name: str, gm: fx.GraphModule, stats: Stats) -> None:
         self._add(name, gm, stats, self._seen[-1] if self._seen else {})
 
-    def resumed(self, after: int) -> Callable[[str, fx.GraphModule, Stats], None]:
+    def resumed(self, after: int, prover: Prover) -> Callable[[str, fx.GraphModule, Stats], None]:
         """Return an instrument for passes that go on from a copy of the graph of a stage."""
         before: dict[fx.Node, _Seen] = {}
+        self._proofs = ProofRecorder(prover)
 
         def record(name: str, gm: fx.GraphModule, stats: Stats) -> None:
             nonlocal before
@@ -59,6 +66,7 @@ class StageRecorder:
                 self._add(name, gm, stats, before)
                 before = self._seen[-1]
             else:  # the copy itself: its nodes have the names of the stage
+                self._proofs.changes(gm, _named)
                 by_name = {node.name: node for node in gm.graph.nodes}
                 users = {
                     seen.name: tuple(by_name[reader.name] for reader in seen.users)
@@ -85,6 +93,9 @@ class StageRecorder:
                 "matches": stats.matches,
                 "nodes": len(nodes),
                 "nearest": stats.nearest,
+                "proof_ms": round(stats.proof_ms, 3),
+                "unproved": stats.unproved,
+                "changes": self._proofs.changes(gm, _named),
                 "sections": self._sections(nodes, info_of(gm).tp),
                 "fates": dict(_fates(before, now)),
                 "needs": dict(_needs(now)),
@@ -130,6 +141,11 @@ def _runs(nodes: Sequence[fx.Node]) -> Iterator[tuple[str, int | None, list[fx.N
 
 def _layer(node: fx.Node) -> int | None:
     return None if node.op in ("placeholder", "output") else origin_of(node).layer
+
+
+def _named(node: fx.Node) -> tuple[str, Callable[[str], str]]:
+    layer = _layer(node)
+    return general_name(node.name, layer), generalised(layer)
 
 
 def _seen(node: fx.Node, before: _Seen | None) -> _Seen:

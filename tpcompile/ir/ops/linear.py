@@ -106,7 +106,11 @@ def _row_parallel(input: ValueType, weight: ValueType, bias: ValueType | None) -
 
 
 def _parts(layout: object) -> str:
-    return str(getattr(layout, "parts", getattr(layout, "segments", layout or "whole")))
+    """Return the units of each rank as text, such as `units 0:3 | 3:6`."""
+    if not hasattr(layout, "parts"):
+        return str(getattr(layout, "segments", layout or "whole"))
+    runs = ("+".join(f"{start}:{stop}" for start, stop in own) for own in layout.parts)
+    return f"units {' | '.join(runs)}"
 
 
 def linear_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:

@@ -75,6 +75,11 @@ class Expressions:
         value: Value = self._interpret(scope, target, args)
         return value
 
+    def rewrites_at(self, node: fx.Node) -> tuple[Rewrite, ...]:
+        """Return the rewrites that the value of a call uses, as it was read last."""
+        events = self._last[node][2] if node in self._last else []
+        return tuple(dict.fromkeys(e.what for e in events if e.kind == "allows" and e.answer))
+
     def _input(self, node: fx.Node) -> Value:
         kind = type_of(node)
         assert isinstance(kind, ValueType)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.values.index import BOUND, COMPUTED, Digit, Index, Inexact
+from tpcompile.ir.values.named import Naming
 from tpcompile.ir.values.node import CAST, Term
 
 _AXES = "ijlmnpq"
+_COMMUTATIVE = ("add", "mul")
 _SIGNS = {"add": "+", "mul": "·", "sub": "-", "div": "/", "bias": "+"}
 
 
-def shown(term: Term, depth: int = 4) -> str:
-    """Return an expression as text, with `…` for what is nested deeper."""
+class _How(NamedTuple):
+    """How deep to show a term, and the names of values in it."""
+
+    depth: int
+    naming: Naming
+
+    def deeper(self) -> _How:
+        return self._replace(depth=self.depth - 1)
+
+
+def shown(term: Term, depth: int = 4, naming: Naming = lambda term: None) -> str:
+    """Return an expression as text, with `…` for what is nested deeper, and values by name."""
+    return _bare(term, _shown(term, _How(depth, naming)))
+
+
+def _shown(term: Term, how: _How) -> str:
     match term.kind:
         case "const":
             return f"{term.head:g}"
@@ -22,62 +38,80 @@ def shown(term: Term, depth: int = 4) -> str:
             return str(term.head[0])
         case "input":
             return f"%{term.head[0]}"
-        case "read":
-            item = f".{term.head}" if term.head else ""
-            return f"{shown(term.args[0], depth)}{item}{_places(term, depth)}"
-    if depth <= 0:
+    named = how.naming(term)
+    if named is not None:
+        return f"%{named[0]}{_places(named[1], how)}"
+    if term.kind == "read":
+        item = f".{term.head}" if term.head else ""
+        return f"{_shown(term.args[0], how)}{item}{_places(term.indices, how)}"
+    if how.depth <= 0:
         return "…"
-    return _FORMS[term.kind](term, [shown(arg, depth - 1) for arg in term.args], depth)
+    inner = [_shown(arg, how.deeper()) for arg in term.args]
+    if term.head not in _SIGNS:
+        inner = list(map(_bare, term.args, inner))
+    return _FORMS[term.kind](term, inner, how)
 
 
-def _element(term: Term, inner: list[str], depth: int) -> str:
+def _bare(term: Term, text: str) -> str:
+    """Drop the parentheses of a sum or product that stands alone."""
+    return text[1:-1] if term.kind == "element" and text.startswith("(") else text
+
+
+def _element(term: Term, inner: list[str], how: _How) -> str:
     if term.head == CAST and term.dtype is not None:
         return f"to({inner[0]}, {dtype_name(term.dtype)})"
+    if term.head in _COMMUTATIVE:
+        inner = sorted(inner)  # an order that does not depend on when terms were made
     if term.head in _SIGNS:
         return "(" + f" {_SIGNS[term.head]} ".join(inner) + ")"
     return f"{_name(term.head)}({', '.join(inner)})"
 
 
-def _cases(term: Term, inner: list[str], depth: int) -> str:
+def _cases(term: Term, inner: list[str], how: _How) -> str:
     (kind, place), extents = term.head
     sizes = ", ".join(map(str, extents))
     return f"cat({', '.join(inner)}; {_variable(kind, place)} in {sizes})"
 
 
-def _call(term: Term, inner: list[str], depth: int) -> str:
+def _call(term: Term, inner: list[str], how: _How) -> str:
     numbers = [f"{key}={value}" for key, value in _numbers(term.head)]
     return f"{_name(term.head)}({', '.join([*inner, *numbers])})"
 
 
-def _over(term: Term, inner: list[str], depth: int) -> str:
-    return f"{_name(term.head[0])}({', '.join(inner)}){_places(term, depth)}"
+def _over(term: Term, inner: list[str], how: _How) -> str:
+    return f"{_name(term.head[0])}({', '.join(inner)}){_places(term.indices, how)}"
 
 
-def _picked(term: Term, inner: list[str], depth: int) -> str:
-    return f"pick({_index(term.indices[0], depth)} of {', '.join(inner)})"
+def _picked(term: Term, inner: list[str], how: _How) -> str:
+    return f"pick({_index(term.indices[0], how)} of {', '.join(inner)})"
 
 
-_FORMS: dict[str, Callable[[Term, list[str], int], str]] = {
+_FORMS: dict[str, Callable[[Term, list[str], _How], str]] = {
     "element": _element,
     "over": _over,
     "cases": _cases,
     "picked": _picked,
     "call": _call,
-    "whole": lambda term, inner, depth: inner[0],
+    "whole": lambda term, inner, how: inner[0],
 }
 
 
-def _places(term: Term, depth: int) -> str:
-    """Return the indices of a term in brackets, if it has any."""
-    places = ", ".join(_index(index, depth) for index in term.indices)
+def _places(indices: Sequence[Index], how: _How) -> str:
+    """Return indices in brackets, if there are any."""
+    places = ", ".join(_index(index, how) for index in indices)
     return f"[{places}]" if places else ""
 
 
-def difference(before: Term, after: Term) -> tuple[Term, Term]:
-    """Return the smallest pair of different sub-expressions at the same place."""
+def difference(before: Term, after: Term, naming: Naming = lambda term: None) -> tuple[Term, Term]:
+    """Return the smallest pair of different sub-expressions at the same place.
+
+    Within values that are shown by name, there is no smaller one.
+    """
     seen: set[tuple[Term, Term]] = set()
     while True:
         if (before, after) in seen or not _alike(before, after):
+            return before, after
+        if seen and naming(before) and naming(after):
             return before, after
         seen.add((before, after))
         pairs = [
@@ -100,7 +134,7 @@ def difference(before: Term, after: Term) -> tuple[Term, Term]:
 
 def _crossed(before: Term, after: Term) -> tuple[Term, Term] | None:
     """Return the different operands of a commutative op whose equal ones are elsewhere."""
-    if before.kind != "element" or before.head not in ("add", "mul"):
+    if before.kind != "element" or before.head not in _COMMUTATIVE:
         return None
     shared = set(before.args) & set(after.args)
     if len(shared) != 1:
@@ -148,21 +182,21 @@ def _named(variable: Any) -> Any:
     return (kind, None if kind == COMPUTED else name, extent)
 
 
-def _index(index: Index, depth: int) -> str:
-    words = [_digit(digit, depth) for digit in index.digits]
+def _index(index: Index, how: _How) -> str:
+    words = [_digit(digit, how) for digit in index.digits]
     if index.constant or not words:
         words.append(str(index.constant))
     return " + ".join(words)
 
 
-def _digit(digit: Digit, depth: int) -> str:
+def _digit(digit: Digit, how: _How) -> str:
     factor, (kind, name, extent), divisor, modulus = digit
     if kind != COMPUTED:
         word = _variable(kind, name)
     elif isinstance(name, Inexact):
-        word = f"({_index(name.dividend, depth)}){'%' if name.remainder else '/'}{name.divisor}"
+        word = f"({_index(name.dividend, how)}){'%' if name.remainder else '/'}{name.divisor}"
     else:
-        word = shown(name, depth - 1)
+        word = _shown(name, how.deeper())
     if divisor != 1:
         word += f"/{divisor}"
     if modulus and modulus != -(-extent // divisor):

@@ -14,6 +14,7 @@ function showValue(stage, name) {
     element("p", { class: "quiet" }, `after ${pass}, ${stage.compilation.name}`),
     element("pre", { class: "wrapped" }, linkedText(text, c, pass)),
     element("p", {}, placementWords(line)),
+    expressionOf(stage, found, name),
     line.op === "input" ? element("p", {}, "An input: the caller passes it.") : null,
     line.operands.length ? [element("h3", {}, "Operands"), valueList(Stages.operands(found), c, pass)] : null,
     element("h3", {}, `Readers (${readers.filter(Boolean).length})`),
@@ -67,13 +68,7 @@ function why(stage, found, name) {
     const pass = Stages.at(c, step.s).data.name;
     const link = Explorer.link(pass, { view: "pipeline", pass, node: step.name, c });
     if (step.what === "captured") return [link, ": captured from the model."];
-    if (step.what === "inserted") return [link, ": inserted."];
-    if (step.what === "made of several values")
-      return [link, ": made of ", step.parts.map((part) => [element("code", {}, `%${part}`), " "])];
-    if (step.what === "replaced")
-      return [link, ": replaced ", element("code", {}, Stages.filled(step.was.line.op, null)), " by ",
-        element("code", {}, step.line.op), placeChange(step)];
-    return [link, ": changed its operands or its type", placeChange(step)];
+    return [link, ": ", stepWords(step), proofWords(c, step), "."];
   });
   return [
     element("h3", {}, "Why"),
@@ -89,17 +84,31 @@ function why(stage, found, name) {
       })),
     ] : null,
     element("ol", { class: "history" }, told.map((one) => element("li", {}, one))),
+    otherPasses(stage, steps),
     pastOf(stage, name).some(({ what }) => what === "fused")
       ? element("p", {}, "The collective in it: ", makerWords(stage, name, new Map()), ".") : null,
   ];
 }
 
+function stepWords(step) {
+  switch (step.what) {
+    case "inserted": return "inserted";
+    case "made of several values":
+      return ["made of ", step.parts.map((part, n) => [n ? ", " : "", element("code", {}, `%${part}`)])];
+    case "replaced":
+      return ["replaced ", element("code", {}, Stages.filled(step.was.line.op, null)), " by ",
+        element("code", {}, step.line.op), placeChange(step)];
+    case "changed": return ["changed its operands or its type", placeChange(step)];
+    default: return "kept it";
+  }
+}
+
 function placeChange(step) {
-  if (!step.was || !step.line) return ".";
+  if (!step.was || !step.line) return "";
   const words = (place) => place.kind === "Shard" ? `Shard(${place.dim}, ${place.axis})`
     : place.kind === "Partial" ? "Partial(sum)" : place.kind;
   const [old, now] = [words(step.was.line.place), words(step.line.place)];
-  return old === now ? "." : `; ${old} became ${now}.`;
+  return old === now ? "" : `; ${old} became ${now}`;
 }
 
 // Say which rule inferred the placement, from which operands.

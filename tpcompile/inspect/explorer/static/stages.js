@@ -100,6 +100,13 @@ const Stages = {
     return [found[0], this.filled(found[1], layer)];
   },
 
+  // Return how a pass changed the expression of a value: the rewrites and both terms; or null.
+  change(c, s, name) {
+    const { changes } = this.at(c, s).data;
+    const found = changes[name] || changes[generalName(name)];
+    return found && found.rewrites ? found : null;
+  },
+
   // Return why readers of a collective need it: each with the rule that it would break.
   needs(stage, name) {
     const layer = layerOfName(name);
@@ -161,7 +168,9 @@ const Stages = {
       if (old === null) what = parts.length ? "made of several values" : "inserted";
       else if (this.fate(stage.c, s, old)[0] === "replaced") what = "replaced";
       else if (was && now && was.line.text !== now.line.text) what = "changed";
-      if (what) steps.push({ s, what, name, old, parts, line: now && now.line, layer: now && now.layer, was });
+      const change = this.change(stage.c, s, name);
+      if (!what && change) what = "kept";
+      if (what) steps.push({ s, what, name, old, parts, line: now && now.line, layer: now && now.layer, was, change });
       name = old;
       s -= 1;
     }

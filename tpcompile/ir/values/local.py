@@ -1,0 +1,69 @@
+"""What a call computes from its operands alone: its expression over their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from tpcompile.ir.meta import parameter_of, type_of
+from tpcompile.ir.ops import RuleError, spec_of
+from tpcompile.ir.types import SymbolType, ValueType
+from tpcompile.ir.values.expressions import Expressions, UnprovedError
+from tpcompile.ir.values.parameters import parameter_value
+from tpcompile.ir.values.shown import shown
+from tpcompile.ir.values.value import OpaqueError, Value, own_indices
+
+_DEEP = 1000
+"""A depth that no expression of one call has."""
+
+
+@dataclass
+class LocalExpressions:
+    """Expressions of single nodes as text; operands are named, and parameters are opened."""
+
+    _table: Expressions = field(default_factory=Expressions)
+
+    def of(self, node: fx.Node) -> list[str]:
+        """Return the expression of each result of a node; none if it has no expression."""
+        try:
+            value = self._value(node)
+        except (OpaqueError, UnprovedError, RuleError):
+            return []
+        results = value if isinstance(value, tuple) else (value,)
+        return [shown(each.body, _DEEP) for each in results if isinstance(each, Value)]
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self._operand(node)
+        spec = spec_of(node)
+        if spec is None:
+            return ()
+        bound = spec.bind(self._arguments(node.args), self._arguments(node.kwargs))
+        return self._table.result(spec.target, *bound.values())
+
+    def _arguments(self, arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return self._operand(arg)
+        if isinstance(arg, list | tuple):
+            return tuple(self._arguments(item) for item in arg)
+        if isinstance(arg, dict):
+            return {key: self._arguments(item) for key, item in arg.items()}
+        return arg
+
+    def _operand(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            parameter = parameter_of(node)
+            return parameter_value(self._table.terms, parameter.whole, parameter.type.dtype)
+        kind = type_of(node)
+        if isinstance(kind, tuple):
+            return tuple(self._named(f"{node.name}.{n}", each) for n, each in enumerate(kind))
+        return self._named(node.name, kind)
+
+    def _named(self, name: str, kind: ValueType | SymbolType) -> Any:
+        if not isinstance(kind, ValueType):
+            return kind.symbol
+        terms = self._table.terms
+        source = terms.source("input", (name, kind.format), kind.dtype)
+        return Value(kind.shape, kind.dtype, terms.read(source, own_indices(kind.shape)))

@@ -1,0 +1,128 @@
+"""Names of values within expressions, so that a message is as long as a line of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpcompile.ir.values.index import BOUND, COORDINATE, Digit, Index, deeper, names_of, numbers_of
+from tpcompile.ir.values.node import Term, binders_of
+from tpcompile.ir.values.term import Terms
+from tpcompile.ir.values.value import Value, own_indices
+
+Naming = Callable[[Term], tuple[str, tuple[Index, ...]] | None]
+"""Function that returns the value of which a term is an element, and at which indices, if any."""
+
+_COMMUTATIVE = ("add", "mul")
+_LIKENESS = 3
+"""The depth to which terms are compared before a name is tried."""
+_MOST_PAIRS = 5000
+"""The number of terms that are searched for the indices of a value."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of the values of a graph; of equal values, that of the first."""
+
+    terms: Terms
+    _values: Mapping[Any, list[tuple[str, Value]]]
+
+    @staticmethod
+    def of(terms: Terms, values: Mapping[str, Value]) -> Names:
+        """Return the names of values."""
+        alike: dict[Any, list[tuple[str, Value]]] = {}
+        for name, value in values.items():
+            alike.setdefault(_likeness(value.body, _LIKENESS), []).append((name, value))
+        return Names(terms, alike)
+
+    def __call__(self, term: Term) -> tuple[str, tuple[Index, ...]] | None:
+        for name, value in self._values.get(_likeness(term, _LIKENESS), ()):
+            places = self._places(value, term)
+            if places is not None:
+                return name, places
+        return None
+
+    def _places(self, value: Value, term: Term) -> tuple[Index, ...] | None:
+        """Return the indices at which a value is a term; they are tried before they are returned.
+
+        The terms are the same object then, so a wrong guess gives no name, and never a wrong one.
+        """
+        own = own_indices(value.shape)
+        if value.body is term:
+            return own
+        by = _bindings(value.body, term, own)
+        if by is None or len(by) < len(own):
+            return None
+        places = {(COORDINATE, n): index for n, index in by.items()}
+        if self.terms.replace(value.body, self.terms.change(places)) is not term:
+            return None
+        return tuple(by[n] for n in range(len(own)))
+
+
+def _likeness(term: Term, depth: int) -> Any:
+    """Return what terms have in common that are elements of the same value."""
+    extents = term.head[1] if term.kind == "cases" else None
+    head = extents if term.kind == "cases" else term.head
+    if not depth or term.kind in ("tensor", "input", "call"):
+        return term.kind, head, term.dtype
+    parts = [_likeness(arg, depth - 1) for arg in term.args]
+    if term.head in _COMMUTATIVE:
+        parts.sort(key=hash)
+    return term.kind, head, term.dtype, tuple(parts)
+
+
+def _bindings(body: Term, term: Term, own: tuple[Index, ...]) -> dict[int, Index] | None:
+    """Return an index for each coordinate of a body, such that it may be a term."""
+    by: dict[int, Index] = {}
+    pairs, seen = [(body, term, 0)], {(body, term)}
+    while pairs and len(by) < len(own) and len(seen) < _MOST_PAIRS:
+        left, right, depth = pairs.pop()
+        if left is right:
+            for kind, n in left.free:
+                if kind == COORDINATE:
+                    by.setdefault(n, own[n])
+            continue
+        forms = [(each.kind, each.dtype, len(each.args)) for each in (left, right)]
+        if forms[0] != forms[1] or left.kind in ("tensor", "input", "call", "whole"):
+            return None
+        inner = depth + binders_of(left)
+        found = [(*pair, inner) for pair in _paired(left, right)]
+        for one, other in zip(left.indices, right.indices, strict=True):
+            _bind(by, one, other, depth)
+            numbers = zip(numbers_of(one), numbers_of(other), strict=False)
+            found += [(*pair, depth) for pair in numbers]
+        pairs += [each for each in found if each[:2] not in seen]
+        seen.update(each[:2] for each in found)
+    return by
+
+
+def _paired(left: Term, right: Term) -> list[tuple[Term, Term]]:
+    """Pair the operands of two terms, also if those of a sum or product are in another order."""
+    order = right.args
+    if left.head in _COMMUTATIVE:
+        first, second = (_likeness(arg, _LIKENESS) for arg in (left.args[0], order[0]))
+        order = order if first == second else order[::-1]
+    return list(zip(left.args, order, strict=True))
+
+
+def _bind(by: dict[int, Index], own: Index, other: Index, depth: int) -> None:
+    """Add the coordinates of an index to bindings, given the index that stands in its place."""
+    for digit in own.digits:
+        if digit.variable.kind != COORDINATE or digit != _whole(digit):
+            continue
+        if own == Index(0, (digit,)):
+            index = other
+        else:
+            same = [each for each in other.digits if each.coefficient == digit.coefficient]
+            if len(same) != 1:
+                continue
+            extra = other.constant - own.constant if digit.coefficient == 1 else 0
+            index = Index(extra, (same[0]._replace(coefficient=1),))
+        if not any(kind == BOUND and place < depth for kind, place in names_of(index)):
+            by.setdefault(digit.variable.name, deeper(index, -depth))
+
+
+def _whole(digit: Digit) -> Digit:
+    """Return the digit that is a multiple of the variable itself."""
+    return Digit(digit.coefficient, digit.variable, 1, digit.variable.extent)
