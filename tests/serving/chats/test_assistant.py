@@ -27,6 +27,7 @@ def joined(reader: Assistant, pieces: list[str]) -> Message:
         message.content += piece.content
         for call in piece.calls:
             assert bool(call.id) == bool(call.name) == (call.index == len(message.calls))
+            assert call.id or call.arguments, "an empty piece"
             if call.id:
                 message.calls.append(call)
             else:

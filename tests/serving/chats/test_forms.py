@@ -16,11 +16,17 @@ QWEN3 = (
     r"""</tool_call>" }}"""
 )
 CODER = r"{{- '<tool_call>\n<function=' + tool_call.name + '>\n' }}"
+BOTH = QWEN3 + CODER
+OTHER_MARKS = r"""{{ '<function=' + name }}{"arguments": }"""
 GLM = r"{{ '<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key>"
 
 
 @pytest.mark.parametrize(
-    ("template", "name"), [(QWEN3, "hermes"), (CODER, "qwen3-coder"), (GLM, None), ("", None)]
+    ("template", "name"),
+    [
+        *((QWEN3, "hermes"), (CODER, "qwen3-coder"), (BOTH, "qwen3-coder")),
+        *((GLM, None), (OTHER_MARKS, None), ("", None)),
+    ],
 )
 def test_the_template_decides(template: str, name: str | None) -> None:
     form = form_of("auto", template)

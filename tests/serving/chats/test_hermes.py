@@ -18,6 +18,10 @@ GOOD: dict[str, tuple[str, Any]] = {
     "the name last": ('{"arguments": {"a": 1}, "name": "f"}', {"a": 1}),
     "without arguments": ('{"name": "f"}', {}),
     "another key": ('{"id": {"x": 1}, "name": "f", "arguments": {"a": 1}, "b": 2}', {"a": 1}),
+    "an object after the arguments": (
+        '{"name": "f", "arguments": {"a": 1}, "b": {"c": 2}, "d": {}}',
+        {"a": 1},
+    ),
     "marks in a string": (
         '{"name": "f", "arguments": {"a": "</tool_call><tool_call>"}}',
         {"a": "</tool_call><tool_call>"},
@@ -98,6 +102,18 @@ def test_a_long_call_is_read_in_linear_time() -> None:
     text = BEGIN + json.dumps({"arguments": {"a": "b" * 300_000}, "name": "f"}) + END
     (call,) = read(text, 4).message.calls
     assert len(json.loads(call.arguments)["a"]) == 300_000
+
+
+def test_many_objects_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of many objects does not take quadratic time."""
+    parsed: list[str] = []
+    loads = json.loads
+    monkeypatch.setattr(
+        json, "loads", lambda text, **options: parsed.append(text) or loads(text, **options)
+    )
+    text = BEGIN + '{"id": {}, ' + '"x": {}, ' * 50 + '"name": "f", "arguments": {}}' + END
+    assert not read(text, 9).message.calls  # a key occurs twice
+    assert len(parsed) < 4
 
 
 @pytest.mark.parametrize("text", ["b\n", "\nb \n", f"{BEGIN}{{'a'}}{END}\n"])

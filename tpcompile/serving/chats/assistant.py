@@ -93,7 +93,7 @@ class Assistant:
                 self._begun += 1
             case Arguments(text):
                 self._call.arguments += text
-                if not piece.calls or piece.calls[-1].index != self._begun - 1:
+                if not piece.calls:
                     piece.calls.append(Call(self._begun - 1))
                 piece.calls[-1].arguments += text
             case Complete():
