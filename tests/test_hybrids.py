@@ -13,6 +13,8 @@ from tests.hybrids import VOCABULARY, lively_hybrid, most_ranks, random_config
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import ShardingError
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 CONFIGS = [
     *(("qwen3_5_text", seed) for seed in range(8)),
     *(("qwen3_next", seed) for seed in (5, 10, 15)),
