@@ -91,3 +91,17 @@ def test_no_check_passes_without_its_data(
 
 def test_every_check_can_fail() -> None:
     assert set(CHECKS) == {name for _, checks in LEFT_OUT.values() for name in checks}
+
+
+def test_a_pass_that_is_not_proved(opened: Reader) -> None:
+    opened.reset()
+    reason = "it declares no rewrites"
+    opened.remove(f"data => {{ data.recordings[0].stages[3].unproved = '{reason}'; }}")
+    opened.go(view="pipeline", c=0, node="l0_q_proj", **{"pass": "raise-attention"})
+    texts = [text.replace("\xa0", " ") for text in opened.texts(".passes .pass")]
+    told = [text for text in texts if "not proved" in text]
+    assert [text.split("\n")[0] for text in told] == ["raise-norm"]
+    assert "Not proved: raise-norm." in opened.under("Why")
+    opened.go(view="pipeline", c=0, node="l0_input_normed", **{"pass": "raise-norm"})
+    assert f"not proved: {reason}." in opened.texts("#details ol.history li")[-1]
+    opened.reset()

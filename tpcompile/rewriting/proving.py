@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any
 
 from torch import fx
@@ -18,7 +17,7 @@ from tpcompile.ir.meta import origin_of
 from tpcompile.ir.ops import package_of, spec_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.values.changed import changed_values
-from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError
+from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError, called_values
 from tpcompile.ir.values.named import Names, Naming
 from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Rewrite
@@ -84,10 +83,6 @@ class Prover:
         if self._values is None:
             self._read(gm)
         return self._values
-
-    def rewrites_at(self, node: fx.Node) -> tuple[Rewrite, ...]:
-        """Return the rewrites that the value of a node uses."""
-        return self.expressions.rewrites_at(node)
 
     def before(self, gm: fx.GraphModule, current: Any) -> None:
         """Read the graph that a pass is about to change."""
@@ -230,13 +225,7 @@ def _first(
 
 def _names(terms: Terms, values: GraphValues, until: fx.Node) -> Names:
     """Return the names of the results of calls before a node."""
-    before = takewhile(lambda item: item[0] is not until, values.nodes.items())
-    named = {
-        node.name: value
-        for node, value in before
-        if node.op.startswith("call") and isinstance(value, Value)
-    }
-    return Names.of(terms, named)
+    return Names.of(terms, called_values(values, until))
 
 
 def problem_of(node: fx.Node, found: Difference) -> Problem:

@@ -28,6 +28,11 @@ _ELEMENTS: dict[Any, Callable[..., torch.Tensor]] = {
     "silu": functional.silu,
     "sigmoid": torch.sigmoid,
     "exp": torch.exp,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "square": torch.square,
+    ("gelu", ("approximate", "none")): functional.gelu,
+    ("gelu", ("approximate", "tanh")): lambda x: functional.gelu(x, approximate="tanh"),
     "to": lambda x: x,
     ("softplus", ("beta", 1), ("threshold", 20)): functional.softplus,
 }
@@ -74,11 +79,15 @@ class Numbers:
             case "read":
                 source = self._source(term.args[0], term.head)
                 places = [self._index(index, grid) for index in term.indices]
+                if len(places) < source.dim():
+                    source = source.squeeze()  # axes with one element have no index
                 return source[tuple(places)] if places else source
             case "over":
                 return self._over(term, grid)
             case "cases":
                 return self._cases(term, grid)
+            case "picked":
+                return self._picked(term, grid)
         raise AssertionError(term.kind)
 
     def _index(self, index: Index, grid: Grid) -> torch.Tensor:
@@ -102,6 +111,8 @@ class Numbers:
         if head == "linear":
             return (args[0].float() * args[1].float()).sum(-1).to(term.dtype)
         (row,) = args
+        if head == "argmax":
+            return row.argmax(-1)
         if head in ("mean", "sum"):
             return getattr(torch, head)(row.to(term.dtype), -1)
         (place,) = (self._index(index, grid) for index in term.indices)
@@ -150,6 +161,19 @@ class Numbers:
         assert found is not None
         return found
 
+    def _picked(self, term: Term, grid: Grid) -> torch.Tensor:
+        """Return elements of pieces, each of which binds the place within it."""
+        place, start = self._index(term.indices[0], grid), 0
+        found: torch.Tensor | None = None
+        for extent, piece in zip(term.head, term.args, strict=True):
+            inner = {(k, n + 1 if k == BOUND else n): each for (k, n), each in grid.items()}
+            inner[BOUND, 0] = self._piece(place, start, extent)
+            own = self._term(piece, inner)
+            found = own if found is None else torch.where(place >= start, own, found)
+            start += extent
+        assert found is not None
+        return found
+
     def _source(self, source: Term, item: int) -> torch.Tensor:
         if source.kind == "tensor":
             return self.tensors(source.head[0]).to(source.dtype)
@@ -173,9 +197,11 @@ class Numbers:
         if body.kind == "call":
             item, _ = operand.head
             return self._source(body, item)
-        if body.kind == "read" and body.args[0].kind == "input":
-            return self.inputs[body.args[0].head[0]]
         shape = [self.extent(extent) for extent in operand.head]
+        if body.kind == "read" and body.args[0].kind == "input":
+            whole = self.inputs[body.args[0].head[0]]
+            if 0 in operand.head or list(whole.shape) == shape:
+                return whole
         axes = [extent for extent in shape if extent != 1]
         grid = self._known.setdefault(("grid", *axes), _grid(axes))
         return self._term(body, grid).broadcast_to(axes).reshape(shape).contiguous()

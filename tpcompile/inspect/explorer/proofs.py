@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from torch import fx
 
 from tpcompile.ir.meta import captured_value
 from tpcompile.ir.values.changed import changed_values
-from tpcompile.ir.values.expressions import GraphValues
+from tpcompile.ir.values.expressions import Expressions, GraphValues, called_values
+from tpcompile.ir.values.named import Names
+from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Rewrite
 from tpcompile.ir.values.shown import difference, shown
+from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import Value
 
 Named = Callable[[fx.Node], tuple[str, Callable[[str], str]]]
@@ -22,12 +26,10 @@ Named = Callable[[fx.Node], tuple[str, Callable[[str], str]]]
 class Prover(Protocol):
     """The expressions of the graph that passes change."""
 
+    expressions: Expressions
+
     def values_of(self, gm: fx.GraphModule) -> GraphValues | None:
         """Return the values of the graph as it is now, None if it has none."""
-        ...
-
-    def rewrites_at(self, node: fx.Node) -> tuple[Rewrite, ...]:
-        """Return the rewrites that the value of a node uses."""
         ...
 
 
@@ -55,6 +57,7 @@ class ProofRecorder:
         general: dict[str, dict[str, Any]] = {}
         special: dict[str, dict[str, Any]] = {}
         kept: list[fx.Node] = []
+        names = _EarlierNames(self.prover.expressions.terms, self._values)
         for node in gm.graph.nodes:
             known = before.get(_meaning(node), ())
             added = [own for own in self._used.get(_meaning(node), ()) if own not in known]
@@ -64,23 +67,51 @@ class ProofRecorder:
             name, template = named(node)
             entry = {"rewrites": [[own.name, own.says] for own in added]}
             if name not in general:
-                general[name] = entry | {"terms": _terms(changed.get(node, []), template)}
+                general[name] = entry | {"terms": names.terms(node, changed, template)}
             elif not _alike(general[name], entry, node in changed):
-                special[node.name] = entry | {"terms": _terms(changed.get(node, []), str)}
+                special[node.name] = entry | {"terms": names.terms(node, changed, str)}
         special |= {node.name: {} for node in kept if named(node)[0] in general}
         return general | special
 
     def _rewrites(self, gm: fx.GraphModule) -> dict[str, tuple[Rewrite, ...]]:
-        used = {_meaning(node): self.prover.rewrites_at(node) for node in gm.graph.nodes}
+        used = {
+            _meaning(node): self.prover.expressions.rewrites_at(node) for node in gm.graph.nodes
+        }
         return {meaning: rewrites for meaning, rewrites in used.items() if rewrites}
 
 
-def _terms(pair: Sequence[Value], template: Callable[[str], str]) -> list[str]:
-    """Return the smallest difference of two expressions as text, nothing without a pair."""
-    if not pair:
-        return []
-    before, after = pair
-    return [template(shown(term)) for term in difference(before.body, after.body)]
+class _EarlierNames:
+    """The names of the values of a graph, of which a node may be shown with earlier ones."""
+
+    def __init__(self, terms: Terms, values: GraphValues) -> None:
+        self._terms, self._values = terms, values
+
+    @cached_property
+    def _names(self) -> Names:
+        return Names.of(self._terms, called_values(self._values))
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {node.name: place for place, node in enumerate(self._values.nodes)}
+
+    def terms(
+        self,
+        node: fx.Node,
+        changed: Mapping[fx.Node, Sequence[Value]],
+        template: Callable[[str], str],
+    ) -> list[str]:
+        """Return the smallest difference of two expressions as text, nothing without a pair."""
+        if node not in changed:
+            return []
+        until = self._places[node.name]
+
+        def naming(term: Term) -> Any:
+            found = self._names(term)
+            return found if found is not None and self._places[found[0]] < until else None
+
+        before, after = changed[node]
+        pair = difference(before.body, after.body, naming)
+        return [template(shown(term, naming=naming)) for term in pair]
 
 
 def _alike(known: dict[str, Any], entry: dict[str, Any], is_changed: bool) -> bool:

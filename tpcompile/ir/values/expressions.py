@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 from operator import is_
 from typing import Any
 
@@ -35,6 +36,16 @@ class GraphValues:
     outputs: tuple[Value, ...]
     states: dict[tuple[Term, int], Kept]
     left_out: frozenset[Term]
+
+
+def called_values(values: GraphValues, until: fx.Node | None = None) -> dict[str, Value]:
+    """Return the values of calls by name, up to a node if one is passed."""
+    earlier = takewhile(lambda item: item[0] is not until, values.nodes.items())
+    return {
+        node.name: value
+        for node, value in earlier
+        if node.op.startswith("call") and isinstance(value, Value)
+    }
 
 
 @dataclass

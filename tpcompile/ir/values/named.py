@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import eq
 from typing import Any
 
 from tpcompile.ir.values.index import BOUND, COORDINATE, Digit, Index, deeper, names_of, numbers_of
@@ -14,7 +15,7 @@ from tpcompile.ir.values.value import Value, own_indices
 Naming = Callable[[Term], tuple[str, tuple[Index, ...]] | None]
 """Function that returns the value of which a term is an element, and at which indices, if any."""
 
-_COMMUTATIVE = ("add", "mul")
+COMMUTATIVE = ("add", "mul")
 _LIKENESS = 3
 """The depth to which terms are compared before a name is tried."""
 _MOST_PAIRS = 5000
@@ -67,7 +68,7 @@ def _likeness(term: Term, depth: int) -> Any:
     if not depth or term.kind in ("tensor", "input", "call"):
         return term.kind, head, term.dtype
     parts = [_likeness(arg, depth - 1) for arg in term.args]
-    if term.head in _COMMUTATIVE:
+    if term.head in COMMUTATIVE:
         parts.sort(key=hash)
     return term.kind, head, term.dtype, tuple(parts)
 
@@ -87,7 +88,7 @@ def _bindings(body: Term, term: Term, own: tuple[Index, ...]) -> dict[int, Index
         if forms[0] != forms[1] or left.kind in ("tensor", "input", "call", "whole"):
             return None
         inner = depth + binders_of(left)
-        found = [(*pair, inner) for pair in _paired(left, right)]
+        found = [(*pair, inner) for pair in paired(left, right)]
         for one, other in zip(left.indices, right.indices, strict=True):
             _bind(by, one, other, depth)
             numbers = zip(numbers_of(one), numbers_of(other), strict=False)
@@ -97,12 +98,16 @@ def _bindings(body: Term, term: Term, own: tuple[Index, ...]) -> dict[int, Index
     return by
 
 
-def _paired(left: Term, right: Term) -> list[tuple[Term, Term]]:
+def paired(left: Term, right: Term) -> list[tuple[Term, Term]]:
     """Pair the operands of two terms, also if those of a sum or product are in another order."""
     order = right.args
-    if left.head in _COMMUTATIVE:
-        first, second = (_likeness(arg, _LIKENESS) for arg in (left.args[0], order[0]))
-        order = order if first == second else order[::-1]
+    if left.head in COMMUTATIVE:
+        for depth in range(_LIKENESS, -1, -1):
+            own, others = ([_likeness(arg, depth) for arg in term.args] for term in (left, right))
+            straight, crossed = (sum(map(eq, own, each)) for each in (others, reversed(others)))
+            if straight != crossed:
+                order = order if straight > crossed else order[::-1]
+                break
     return list(zip(left.args, order, strict=True))
 
 

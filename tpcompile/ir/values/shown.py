@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.values.index import BOUND, COMPUTED, Digit, Index, Inexact
-from tpcompile.ir.values.named import Naming
+from tpcompile.ir.values.named import COMMUTATIVE, Naming, paired
 from tpcompile.ir.values.node import CAST, Term
 
 _AXES = "ijlmnpq"
-_COMMUTATIVE = ("add", "mul")
 _SIGNS = {"add": "+", "mul": "·", "sub": "-", "div": "/", "bias": "+"}
 
 
@@ -60,7 +59,7 @@ def _bare(term: Term, text: str) -> str:
 def _element(term: Term, inner: list[str], how: _How) -> str:
     if term.head == CAST and term.dtype is not None:
         return f"to({inner[0]}, {dtype_name(term.dtype)})"
-    if term.head in _COMMUTATIVE:
+    if term.head in COMMUTATIVE:
         inner = sorted(inner)  # an order that does not depend on when terms were made
     if term.head in _SIGNS:
         return "(" + f" {_SIGNS[term.head]} ".join(inner) + ")"
@@ -114,11 +113,7 @@ def difference(before: Term, after: Term, naming: Naming = lambda term: None) ->
         if seen and naming(before) and naming(after):
             return before, after
         seen.add((before, after))
-        pairs = [
-            (one, other)
-            for one, other in zip(_parts(before), _parts(after), strict=True)
-            if one is not other
-        ]
+        pairs = [(one, other) for one, other in _paired_parts(before, after) if one is not other]
         if len(pairs) != 1:
             crossed = _crossed(before, after)
             if len(pairs) == 2 and crossed is not None:
@@ -134,7 +129,7 @@ def difference(before: Term, after: Term, naming: Naming = lambda term: None) ->
 
 def _crossed(before: Term, after: Term) -> tuple[Term, Term] | None:
     """Return the different operands of a commutative op whose equal ones are elsewhere."""
-    if before.kind != "element" or before.head not in _COMMUTATIVE:
+    if before.kind != "element" or before.head not in COMMUTATIVE:
         return None
     shared = set(before.args) & set(after.args)
     if len(shared) != 1:
@@ -147,14 +142,20 @@ def _alike(before: Term, after: Term) -> bool:
     """Return whether two terms differ only in their parts."""
     return (
         (before.kind, before.head, before.dtype) == (after.kind, after.head, after.dtype)
-        and len(_parts(before)) == len(_parts(after))
+        and len(before.args) == len(after.args)
+        and len(_numbers_of(before)) == len(_numbers_of(after))
         and _fixed(before) == _fixed(after)
     )
 
 
-def _parts(term: Term) -> list[Term]:
-    """Return the terms of which a term consists, also within its indices."""
-    return [*term.args, *(part for index in term.indices for part in _computed(index))]
+def _paired_parts(before: Term, after: Term) -> list[tuple[Term, Term]]:
+    """Pair the terms of which two terms consist, also within their indices."""
+    pairs = zip(_numbers_of(before), _numbers_of(after), strict=True)
+    return [*paired(before, after), *pairs]
+
+
+def _numbers_of(term: Term) -> list[Term]:
+    return [part for index in term.indices for part in _computed(index)]
 
 
 def _computed(index: Index) -> list[Term]:

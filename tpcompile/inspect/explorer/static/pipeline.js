@@ -31,7 +31,7 @@ function passButton(c, s, stage) {
   const delta = data.nodes - before;
   const facts = s === 0 ? count(data.nodes, "node") : [
     `${formatNumber(data.ms)} ms`, count(data.matches, "match", "matches"),
-    delta ? `${delta > 0 ? "+" : "−"}${Math.abs(delta)} nodes` : "", `check ${formatNumber(data.check_ms)} ms ✓`,
+    delta ? `${delta > 0 ? "+" : "−"}${Math.abs(delta)} nodes` : "", `check ${formatNumber(data.check_ms + data.proof_ms)} ms ✓`, data.unproved ? "not proved" : "",
   ].filter(Boolean).map((fact) => fact.replaceAll(" ", "\u00a0")).join(" · ");
   return element("button", {
     type: "button", class: "pass", "aria-pressed": String(s === stage.s), title: data.text || data.name,
