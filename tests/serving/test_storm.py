@@ -131,10 +131,11 @@ def check_nothing_is_left(engine: Engine, url: str, kills: int) -> None:
 
 
 def test_everything_at_once(tmp_path: Path) -> None:
-    storm(tmp_path, "qwen3", requests=24, fuzzed=60, kills=1)
+    storm(tmp_path, "qwen3", requests=12, fuzzed=30, kills=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3.5"])
-def test_a_long_storm(tmp_path: Path, arch: str) -> None:
-    storm(tmp_path, arch, requests=300, fuzzed=2000, kills=8)
+@pytest.mark.parametrize("requests", [50, 51, 52, 53])
+def test_long_storms(tmp_path: Path, arch: str, requests: int) -> None:
+    storm(tmp_path, arch, requests, fuzzed=350, kills=2)

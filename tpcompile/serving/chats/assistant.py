@@ -64,8 +64,6 @@ class Assistant:
     def push(self, text: str, last: bool = False) -> Message:
         """Read more text, which may be the last; return the piece of the message that it makes."""
         piece = Message()
-        if self.ended:
-            return piece
         if self._thinking is not None:
             piece.reasoning, text = self._thinking.push(text)
             if last:
