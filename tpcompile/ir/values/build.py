@@ -178,10 +178,9 @@ def elementwise(name: str) -> ValueRule:
             if key not in ("self", "other", "exponent") and (key, arg) != ("alpha", 1)
         )
         head = (name, *options) if options else name
-        if name == "add" and not options and scope.allows(BIAS_AFTER_SUM):
-            biased = _biased(scope.terms, *operands)
-            if biased is not None:
-                return biased
+        biased = _biased(scope.terms, *operands) if head == "add" else None
+        if biased is not None and scope.allows(BIAS_AFTER_SUM):
+            return biased
         return pointwise(scope.terms, head, operands, result_dtype(*operands))
 
     return value
