@@ -55,7 +55,7 @@ from tpcompile.ir.values.node import (
 class Terms:
     """The table of terms: constructors, which normalise, and changes of indices."""
 
-    at: dict[Any, Change] = field(default_factory=dict)
+    changes_at: dict[Any, Change] = field(default_factory=dict)
     """The changes that read an element of a value, by its shape and the index per axis."""
     _known: dict[Any, Term] = field(default_factory=dict)
     _changes: dict[Any, Change] = field(default_factory=dict)

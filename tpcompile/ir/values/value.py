@@ -75,12 +75,12 @@ def at(terms: Terms, value: Value, indices: Sequence[Index]) -> Term:
     """Return the element of a value at an index per axis."""
     if not value.body.free:
         return value.body
-    change = terms.at.get((value.shape, tuple(indices)))
+    change = terms.changes_at.get((value.shape, tuple(indices)))
     if change is None:
         pairs = zip(indices, coordinates(value.shape), value.shape, strict=True)
         axes = [(new, old) for new, old, extent in pairs if extent != 1]
         by = {(COORDINATE, n): new for n, (new, old) in enumerate(axes) if new != old}
-        change = terms.at[value.shape, tuple(indices)] = terms.change(by)
+        change = terms.changes_at[value.shape, tuple(indices)] = terms.change(by)
     return terms.replace(value.body, change)
 
 
