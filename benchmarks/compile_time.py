@@ -32,6 +32,8 @@ CASES = (("qwen3-0.6b", 2), ("qwen2.5-72b", 8))
 
 MOST_SECONDS = 5.0
 MOST_RATIO = 1.5
+MOST_PROOF = 0.25
+"""The most that the proof of every pass may take of the time of a compilation."""
 MOST_BYTES = 2 * 1000**3
 MOST_HELP_SECONDS = 0.5
 ROOT = Path(__file__).parents[1]
@@ -44,8 +46,9 @@ class Run:
     capture: float
     passes: float
     check: float
+    proof: float
     compile: float
-    """Capture, passes and check. The targets apply to this time."""
+    """Capture, passes, check and proof. The targets apply to this time."""
     emit: float
     imports: float
     wall: float
@@ -53,7 +56,7 @@ class Run:
     peak_bytes: int
 
 
-COLUMNS = ("capture", "passes", "check", "compile", "emit", "imports", "wall")
+COLUMNS = ("capture", "passes", "check", "proof", "compile", "emit", "imports", "wall")
 
 
 class ImportClock:
@@ -105,10 +108,12 @@ def run_cold(preset: str, tp: int) -> Run:
         )
         _, emitting = clock.timed(lambda: emit_sources(gm))
     checking = sum(stage.stats.check_ms for stage in stages) / 1e3
+    proving = sum(stage.stats.proof_ms for stage in stages) / 1e3
     return Run(
         capture=capturing,
-        passes=lowering - checking,
+        passes=lowering - checking - proving,
         check=checking,
+        proof=proving,
         compile=capturing + lowering,
         emit=emitting,
         imports=clock.seconds,
@@ -152,7 +157,14 @@ class Measured:
     def targets(self) -> list[tuple[str, float, float, str]]:
         """Return the name, the measured value, the limit and the unit of each target."""
         small, large = (name for name in self.cases)
+        proofs = [
+            (f"{name}: proof over compile", proof / compiled, MOST_PROOF, "×")
+            for name, proof, compiled in zip(
+                self.cases, self.medians("proof"), self.medians("compile"), strict=True
+            )
+        ]
         return [
+            *proofs,
             (f"{small}: compile", self.medians("compile")[0], MOST_SECONDS, "s"),
             (f"{large} over {small}", self.ratio, MOST_RATIO, "×"),
             ("peak memory", self.peak_bytes / 1e9, MOST_BYTES / 1e9, "GB"),
@@ -220,7 +232,7 @@ def _print(measured: Measured) -> None:
     peaks = (max(run.peak_bytes for run in own) / 1e9 for own in measured.cases.values())
     table.add_row("peak memory", *(f"{peak:.2f} GB" for peak in peaks))
     console.print(table)
-    console.print("compile = capture + passes + check, each without imports.\n")
+    console.print("compile = capture + passes + check + proof, each without imports.\n")
     for what, found, most, unit in measured.targets():
         verdict = "met" if found <= most else "MISSED"
         console.print(f"{what}: {found:.2f} {unit}, at most {most:g} {unit}: {verdict}")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.compile_time import MOST_BYTES, ImportClock, Measured, Run, run_cold
 
-_RUN = Run(1.0, 0.2, 0.1, 1.3, 0.1, 2.0, 3.6, 400_000_000)
+_RUN = Run(1.0, 0.1, 0.1, 0.1, 1.3, 0.1, 2.0, 3.6, 400_000_000)
 
 
 def _measured(small: Run = _RUN, large: Run = _RUN, help_seconds: float = 0.1) -> Measured:
@@ -27,6 +27,8 @@ def _measured(small: Run = _RUN, large: Run = _RUN, help_seconds: float = 0.1) -
         (_measured(replace(_RUN, compile=5.1), replace(_RUN, compile=5.1)), False),
         (_measured(large=replace(_RUN, peak_bytes=MOST_BYTES + 1)), False),
         (_measured(help_seconds=0.6), False),
+        (_measured(replace(_RUN, proof=0.3)), True),
+        (_measured(replace(_RUN, proof=0.35)), False),
     ],
 )
 def test_a_missed_target_is_missed(measured: Measured, ok: bool) -> None:
@@ -54,5 +56,5 @@ def test_imports_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_run_adds_up() -> None:
     run = run_cold("tiny-qwen3", 2)
-    assert run.compile == pytest.approx(run.capture + run.passes + run.check)
+    assert run.compile == pytest.approx(run.capture + run.passes + run.check + run.proof)
     assert 0 < run.emit < run.wall and run.peak_bytes > 1e8

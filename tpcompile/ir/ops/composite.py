@@ -72,13 +72,13 @@ class Operand:
         return self.called(operator.getitem, self, index)
 
     def __add__(self, other: Any) -> Any:
-        return aten.add.Tensor(self, other)
+        return self.called(aten.add.Tensor, self, other)
 
     def __mul__(self, other: Any) -> Any:
-        return aten.mul.Tensor(self, other)
+        return self.called(aten.mul.Tensor, self, other)
 
     def to(self, dtype: Any) -> Any:
-        return aten.to.dtype(self, dtype)
+        return self.called(aten.to.dtype, self, dtype)
 
 
 def _kind(arg: Any) -> Any:

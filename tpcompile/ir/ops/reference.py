@@ -53,19 +53,19 @@ class Traced(Operand):
         return self.called(aten.slice.Tensor, self, -1, start, stop, step)
 
     def __sub__(self, other: Any) -> Any:
-        return aten.sub.Tensor(self, other)
+        return self.called(aten.sub.Tensor, self, other)
 
     def __radd__(self, other: Any) -> Any:
         return self + other
 
     def __neg__(self) -> Any:
-        return aten.neg.default(self)
+        return self.called(aten.neg.default, self)
 
     def float(self) -> Any:
         return self.to(torch.float32)
 
     def pow(self, exponent: Any) -> Any:
-        return aten.pow.Tensor_Scalar(self, exponent)
+        return self.called(aten.pow.Tensor_Scalar, self, exponent)
 
     def mean(self, dim: int, keepdim: bool) -> Any:
         return self.called(aten.mean.dim, self, [dim], keepdim)
@@ -74,25 +74,25 @@ class Traced(Operand):
         return self.called(aten.sum.dim_IntList, self, [dim], keepdim)
 
     def exp(self) -> Any:
-        return aten.exp.default(self)
+        return self.called(aten.exp.default, self)
 
     def unsqueeze(self, dim: int) -> Any:
-        return aten.unsqueeze.default(self, dim)
+        return self.called(aten.unsqueeze.default, self, dim)
 
     def chunk(self, count: int, dim: int) -> Any:
-        return aten.chunk.default(self, count, dim)
+        return self.called(aten.chunk.default, self, count, dim)
 
     def reshape(self, *shape: Any) -> Any:
         return self.called(aten.reshape.default, self, shape)
 
     def flatten(self, start: int) -> Any:
-        return aten.flatten.using_ints(self, start, -1)
+        return self.called(aten.flatten.using_ints, self, start, -1)
 
     def transpose(self, first: int, second: int) -> Any:
-        return aten.transpose.int(self, first, second)
+        return self.called(aten.transpose.int, self, first, second)
 
     def repeat_interleave(self, count: int, dim: int) -> Any:
-        return aten.repeat_interleave.self_int(self, count, dim)
+        return self.called(aten.repeat_interleave.self_int, self, count, dim)
 
 
 def _without_inplace(kwargs: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ class Change:
     Other bound variables are renamed by `shift`, where a binder is added or removed.
     """
 
-    __slots__ = ("_deep", "_done", "_keys", "_local", "by", "shift")
+    __slots__ = ("_deep", "_done", "_keys", "_local", "_moved", "by", "shift")
 
     def __init__(self, by: dict[Name, Index], shift: int = 0) -> None:
         self.by, self.shift = by, shift
@@ -20,6 +20,7 @@ class Change:
         self._local = bool(shift) or any(kind == BOUND for kind, _ in names)
         self._keys = None if any(kind == BOUND for kind, _ in by) else frozenset(by)
         self._done: dict[int, dict[Term, Term]] = {}
+        self._moved: dict[int, dict[tuple[Index, ...], tuple[Index, ...]]] = {}
         self._deep: dict[int, dict[Name, Index]] = {0: by}
 
     def under(self, depth: int) -> dict[Name, Index]:
@@ -36,6 +37,10 @@ class Change:
     def done(self, depth: int) -> dict[Term, Term]:
         """Return the terms that have been replaced at a depth, if that matters."""
         return self._done.setdefault(depth if self._local else 0, {})
+
+    def moved(self, depth: int) -> dict[tuple[Index, ...], tuple[Index, ...]]:
+        """Return the indices that have been replaced at a depth, if that matters."""
+        return self._moved.setdefault(depth if self._local else 0, {})
 
     def touches(self, term: Term, depth: int) -> bool:
         """Return whether the replacement can change a term."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import takewhile
-from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 
@@ -21,6 +20,7 @@ from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import OpaqueError, Value, own_indices
 
 _NONE: frozenset[Rewrite] = frozenset()
+_CALLS = ("call_function", "call_module", "call_method")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,26 @@ def called_values(values: GraphValues, until: fx.Node | None = None) -> dict[str
     }
 
 
+class _Call(NamedTuple):
+    """A call, its value, and what its rule asked and did."""
+
+    target: Any
+    args: Any
+    kwargs: Any
+    value: Any
+    events: list[Event]
+
+    def is_same(self, node: fx.Node, changed: set[fx.Node]) -> bool:
+        """Return whether a node still makes the call, and none of its operands has changed."""
+        return (
+            self.args is node.args
+            and self.kwargs is node.kwargs
+            and self.target is node.target
+            and node.op in _CALLS
+            and not (changed and changed.intersection(node.all_input_nodes))
+        )
+
+
 @dataclass
 class Expressions:
     """A table of expressions, which graphs share: a call of known operands is read only once."""
@@ -55,8 +75,8 @@ class Expressions:
     terms: Terms = field(default_factory=Terms)
     _calls: dict[Any, list[tuple[Any, list[Event]]]] = field(default_factory=dict)
     """The values of each call, with what its rule asked and did."""
-    _last: dict[fx.Node, tuple[Any, Any, list[Event]]] = field(default_factory=dict)
-    """The last call of each node, its value, and what its rule asked and did."""
+    _last: dict[fx.Node, _Call] = field(default_factory=dict)
+    """The calls of the graph that was read last."""
     _inputs: dict[Any, Value] = field(default_factory=dict)
     _parameters: dict[int, tuple[Any, Value]] = field(default_factory=dict)
 
@@ -66,17 +86,27 @@ class Expressions:
             self.terms, lambda target, args: self._interpret(scope, target, args), rewrites
         )
         values: dict[fx.Node, Any] = {}
+        calls: dict[fx.Node, _Call] = {}
+        changed: set[fx.Node] = set()
         outputs: tuple[Value, ...] = ()
         for node in gm.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = scope.inputs[node.name] = self._input(node)
-            elif node.op == "get_attr":
-                values[node] = self._parameter(node)
-            elif node.op == "output":
+            last = self._last.get(node)
+            if last is not None and last.is_same(node, changed):
+                scope.events = []
+                if not last.events or scope.replay(last.events):
+                    calls[node], values[node] = last, last.value
+                    continue
+            if node.op == "output":
                 results = _arguments(node.args[0], values)
                 outputs = results if isinstance(results, tuple) else (results,)
-            else:
-                values[node] = self._node(scope, node, values)
+                continue
+            scope.events = []
+            value = self._value(scope, node, values)
+            if last is None or value is not last.value:
+                changed.add(node)
+            values[node] = value
+            calls[node] = _Call(node.target, node.args, node.kwargs, value, scope.events)
+        self._last = calls
         names = {node: name for node in values if (name := captured_value(node)) is not None}
         return GraphValues(values, names, outputs, scope.states, frozenset(scope.left_out))
 
@@ -88,8 +118,21 @@ class Expressions:
 
     def rewrites_at(self, node: fx.Node) -> tuple[Rewrite, ...]:
         """Return the rewrites that the value of a call uses, as it was read last."""
-        events = self._last[node][2] if node in self._last else []
+        events = self._last[node].events if node in self._last else []
         return tuple(dict.fromkeys(e.what for e in events if e.kind == "allows" and e.answer))
+
+    def _value(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        if node.op == "placeholder":
+            scope.inputs[node.name] = value = self._input(node)
+            return value
+        if node.op == "get_attr":
+            return self._parameter(node)
+        args = _arguments(node.args, values)
+        kwargs = {name: _arguments(arg, values) for name, arg in node.kwargs.items()}
+        spec = spec_of(node)
+        if spec is None:
+            raise UnprovedError(f"{op_name(node)} is no op of the dialect", node)
+        return self._once(scope, spec, spec.bind(args, kwargs), node)
 
     def _input(self, node: fx.Node) -> Value:
         kind = type_of(node)
@@ -108,32 +151,6 @@ class Expressions:
             value = parameter_value(self.terms, parameter.whole, parameter.type.dtype)
             known = self._parameters[id(parameter)] = parameter, value
         return known[1]
-
-    def _node(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        """Return the value of a call; if nothing about it has been replaced, it is the last one."""
-        call = (
-            node.target,
-            node.args,
-            node.kwargs,
-            *[values[operand] for operand in node.all_input_nodes],
-        )
-        scope.events = []
-        last = self._last.get(node)
-        same = last is not None and len(last[0]) == len(call) and all(map(is_, last[0], call))
-        if same and last is not None and (not last[2] or scope.replay(last[2])):
-            return last[1]
-        result = self._call(scope, node, values)
-        self._last[node] = call, result, scope.events
-        return result
-
-    def _call(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        args = _arguments(node.args, values)
-        kwargs = {name: _arguments(arg, values) for name, arg in node.kwargs.items()}
-        spec = spec_of(node)
-        if spec is None:
-            raise UnprovedError(f"{op_name(node)} is no op of the dialect", node)
-        bound = spec.bind(args, kwargs)
-        return self._once(scope, spec, bound, node)
 
     def _interpret(self, scope: Scope, target: Any, args: tuple[Any, ...]) -> Any:
         """Return the value of a call within a body."""

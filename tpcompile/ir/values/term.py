@@ -55,6 +55,8 @@ from tpcompile.ir.values.node import (
 class Terms:
     """The table of terms: constructors, which normalise, and changes of indices."""
 
+    changes_at: dict[Any, Change] = field(default_factory=dict)
+    """The changes that read an element of a value, by its shape and the index per axis."""
     _known: dict[Any, Term] = field(default_factory=dict)
     _changes: dict[Any, Change] = field(default_factory=dict)
     _orders: dict[tuple[Term, int], Index | None] = field(default_factory=dict)
@@ -263,7 +265,7 @@ class Terms:
         return whole
 
     def change(self, by: Mapping[Name, Index], shift: int = 0) -> Change:
-        key = (shift, *sorted(by.items(), key=_by_name))
+        key = shift, frozenset(by.items())
         change = self._changes.get(key)
         if change is None:
             change = self._changes[key] = Change(dict(by), shift)
@@ -322,9 +324,14 @@ class Terms:
     def _moved(self, indices: tuple[Index, ...], change: Change, depth: int) -> tuple[Index, ...]:
         if not indices:
             return indices
-        by, shift = change.under(depth), change.shift
-        compute = partial(self.replace, change=change, depth=depth)
-        return tuple([replaced(index, by, compute, depth, shift) for index in indices])
+        known = change.moved(depth)
+        moved = known.get(indices)
+        if moved is None:
+            by, shift = change.under(depth), change.shift
+            compute = partial(self.replace, change=change, depth=depth)
+            parts = [replaced(index, by, compute, depth, shift) for index in indices]
+            moved = known[indices] = tuple(parts)
+        return moved
 
     def _replace_cases(self, term: Term, change: Change, depth: int) -> Term:
         (kind, own), extents = term.head
@@ -389,7 +396,3 @@ _ROUNDED_ONCE = ("add", "sub", "mul", "div")
 
 def _number_of(term: Term) -> int:
     return term.number
-
-
-def _by_name(item: tuple[Name, Index]) -> Name:
-    return item[0]

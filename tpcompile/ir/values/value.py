@@ -73,11 +73,15 @@ def own_indices(shape: Sequence[Dim]) -> tuple[Index, ...]:
 
 def at(terms: Terms, value: Value, indices: Sequence[Index]) -> Term:
     """Return the element of a value at an index per axis."""
-    own = coordinates(value.shape)
-    pairs = zip(indices, own, value.shape, strict=True)
-    axes = [(new, old) for new, old, extent in pairs if extent != 1]
-    by = {(COORDINATE, n): new for n, (new, old) in enumerate(axes) if new != old}
-    return terms.replace(value.body, terms.change(by)) if by else value.body
+    if not value.body.free:
+        return value.body
+    change = terms.changes_at.get((value.shape, tuple(indices)))
+    if change is None:
+        pairs = zip(indices, coordinates(value.shape), value.shape, strict=True)
+        axes = [(new, old) for new, old, extent in pairs if extent != 1]
+        by = {(COORDINATE, n): new for n, (new, old) in enumerate(axes) if new != old}
+        change = terms.changes_at[value.shape, tuple(indices)] = terms.change(by)
+    return terms.replace(value.body, change)
 
 
 def viewed(terms: Terms, value: Value, shape: Sequence[Dim], indices: Sequence[Index]) -> Value:
