@@ -73,6 +73,7 @@ bench: $(READY)
 	$(PYTHON) -m benchmarks schedule
 	$(PYTHON) -m benchmarks explorer
 	$(PYTHON) -m benchmarks mutants
+	$(PYTHON) -m benchmarks proofs
 	$(PYTHON) -m benchmarks sum
 	$(PYTHON) -m benchmarks load
 	$(PYTHON) -m benchmarks decode

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 BENCHMARKS = {
     "mutants": ("benchmarks.mutants", "detection of mistakes in sharded graphs"),
+    "proofs": ("benchmarks.proofs", "the proofs of all pipelines, and of random ones"),
     "compile-time": (
         "benchmarks.compile_time",
         "time of a cold capture, passes, check and emission",
