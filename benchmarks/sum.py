@@ -30,13 +30,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from benchmarks.counts import positive
 from benchmarks.report import write_json
-from tpcompile.comm import (
-    LIBRARY,
-    Neighbours,
-    ProcessGroupRank,
-    SharedExchange,
-    exchange_bytes,
-)
+from tpcompile.comm import LIBRARY, Neighbours, ProcessGroupRank, SharedExchange, exchange_bytes
 from tpcompile.cores import cores
 from tpcompile.runtime.ranks.descriptors import allocated_file
 

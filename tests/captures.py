@@ -2,8 +2,8 @@
 
 Each caller gets its own copy. Two models share a capture if they agree in all that capture can
 see: configuration, modules with their attributes and hooks, names and shapes of parameters, and
-values of small buffers. Configurations that differ in the formats of weights alone share a trace,
-which takes most of the time of a capture.
+values of small buffers. Models that differ in the formats of weights alone share a trace, which
+takes most of the time of a capture.
 """
 
 from __future__ import annotations
@@ -49,16 +49,12 @@ def captured_once(
     told = repr(sorted(values.items(), key=str))
     key = (type(config), told, wanted, scheme, rounds, stamped, seen, scales)
     if key not in _CAPTURED:
+        for unseen in ("dtype", "quantization_config"):
+            values.pop(unseen, None)
+        told = repr(sorted(values.items(), key=str))
+        traced = (type(config), told, wanted, seen)
         with pytest.MonkeyPatch.context() as patch:
-            if not given:
-                values.pop("quantization_config", None)
-                traced = (
-                    type(config),
-                    repr(sorted(values.items(), key=str)),
-                    wanted,
-                    scheme is None,
-                )
-                patch.setattr(frontend, "export", _traced_once(traced, frontend.export))
+            patch.setattr(frontend, "export", _traced_once(traced, frontend.export))
             _CAPTURED[key] = capture(
                 model, dtype=dtype, scheme=scheme, rounds=rounds, stamped=stamped
             )
@@ -78,10 +74,13 @@ def captured_once(
 def _traced_once(
     key: Any, export: Callable[[nn.Module], torch.export.ExportedProgram]
 ) -> Callable[[nn.Module], torch.export.ExportedProgram]:
-    """Return `export`, which traces a shell once for each number of modules in it."""
+    """Return `export`, which traces shells with as many modules and distinct parameters once.
+
+    Models of one key have other layers in their shells, or heads that are tied or not.
+    """
 
     def traced(shell: nn.Module) -> torch.export.ExportedProgram:
-        own = key, sum(1 for _ in shell.modules())
+        own = key, sum(1 for _ in shell.modules()), sum(1 for _ in shell.parameters())
         if own not in _TRACED:
             _TRACED[own] = export(shell)
         return _TRACED[own]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,20 @@ import tpcompile
 from tests.models import TOLERANCE, relative_error
 
 IDS = torch.arange(1, 25).reshape(2, 12)
+BACKENDS = ("torch", "reference", "native")
+
+
+def in_turn(cases: Iterable[str]) -> list[tuple[str, str, int]]:
+    """Return each case with each backend, each with another of 1, 2 and 3 ranks.
+
+    All pairs of a case, a backend and a tp occur, but not all triples: the ranks' parts of a weight
+    depend on the case and on tp alone, and are the same for all backends.
+    """
+    return [
+        (case, backend, 1 + (number + place) % 3)
+        for number, case in enumerate(cases)
+        for place, backend in enumerate(BACKENDS)
+    ]
 
 
 def check_logits(checkpoint: Path, truth: Any, backend: str, tp: int) -> None:

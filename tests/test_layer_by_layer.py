@@ -8,16 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from tests.models import (
-    TOLERANCE,
-    Pair,
-    batch,
-    padded,
-    preset_pair,
-    relative_error,
-    run,
-    whole,
-)
+from tests.models import TOLERANCE, Pair, batch, padded, preset_pair, relative_error, run, whole
 from tests.stages import graph_after
 from tpcompile.ir.meta import origin_of, type_of
 from tpcompile.ir.ops import ALL_REDUCE

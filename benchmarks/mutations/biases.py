@@ -8,13 +8,7 @@ import torch
 from torch import fx
 
 from benchmarks.mutations.draft import Draft, layer_of, segments_of
-from tpcompile.ir.meta import (
-    operand,
-    parameter_of,
-    set_parameter,
-    type_of,
-    value_type,
-)
+from tpcompile.ir.meta import operand, parameter_of, set_parameter, type_of, value_type
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.recipe import Concat
 from tpcompile.rewriting.rewrite import insert_after

@@ -8,23 +8,10 @@ from itertools import pairwise
 import torch
 from torch import fx
 
-from benchmarks.mutations.draft import (
-    Draft,
-    UnfitError,
-    linears_behind,
-    replicate,
-    shard_of,
-    tiled,
-)
+from benchmarks.mutations.draft import Draft, UnfitError, linears_behind, replicate, shard_of, tiled
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import Parameter, operand, parameter_of, set_parameter, value_type
-from tpcompile.ir.ops import (
-    ALL_REDUCE,
-    LINEAR,
-    REDUCE_SCATTER,
-    RMS_NORM,
-    SWIGLU,
-)
+from tpcompile.ir.ops import ALL_REDUCE, LINEAR, REDUCE_SCATTER, RMS_NORM, SWIGLU
 from tpcompile.ir.ops.spec import OpSpec, spec_of
 from tpcompile.ir.simulate import local_args
 from tpcompile.ir.types import PARTIAL, Shard

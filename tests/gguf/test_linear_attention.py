@@ -16,7 +16,7 @@ from transformers import AutoConfig
 import tpcompile
 from tests.gguf_files import check_configuration, write_gguf
 from tests.hybrids import lively_hybrid
-from tests.logits import check_logits
+from tests.logits import check_logits, in_turn
 from tests.runtime.eager_pair import listening
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.frontend.source import config_of
@@ -94,8 +94,7 @@ def written(
     return path, write_gguf(path, model_of(**changes), **options)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3])
-@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
+@pytest.mark.parametrize(("written", "backend", "tp"), in_turn(CASES), indirect=["written"])
 def test_logits(written: tuple[Path, Any], backend: str, tp: int) -> None:
     path, truth = written
     check_logits(path, truth, backend, tp)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import tpcompile
 from tests.gguf_files import check_configuration, model_of, write_gguf
-from tests.logits import IDS, check_logits
+from tests.logits import IDS, check_logits, in_turn
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.frontend import capture
@@ -95,8 +95,7 @@ def written(
     return path, truth
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3])
-@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
+@pytest.mark.parametrize(("written", "backend", "tp"), in_turn(CASES), indirect=["written"])
 def test_logits(written: tuple[Path, Any], backend: str, tp: int) -> None:
     path, truth = written
     check_logits(path, truth, backend, tp)

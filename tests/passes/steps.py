@@ -12,14 +12,7 @@ import torch
 from tests.models import TOLERANCE, Pair, preset_pair, relative_error
 from tests.stages import eager_once, logits_after, stages_of
 from tpcompile.ir.checker import check_graph
-from tpcompile.passes import (
-    Pass,
-    Report,
-    Stage,
-    default_pipeline,
-    for_ranks,
-    parse_pipeline,
-)
+from tpcompile.passes import Pass, Report, Stage, default_pipeline, for_ranks, parse_pipeline
 from tpcompile.rewriting.manager import clone
 
 LENGTHS = ((1,), (3, 1, 4))

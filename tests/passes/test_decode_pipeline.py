@@ -7,15 +7,7 @@ import torch
 
 import tpcompile
 from tests.models import TOLERANCE, Pair, batch, preset_pair, relative_error, run, whole
-from tests.passes.decoding import (
-    BATCHES,
-    BLOCK,
-    DECODE,
-    Filled,
-    decode_stages,
-    filled,
-    run_step,
-)
+from tests.passes.decoding import BATCHES, BLOCK, DECODE, Filled, decode_stages, filled, run_step
 from tests.passes.steps import STANDARD, TINY_VOCABULARY
 from tpcompile.backends.torch_tp import emit_sources
 from tpcompile.errors import CompileError, UnsupportedError

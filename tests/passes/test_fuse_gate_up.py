@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.ir.test_activations import KNOWN, mlp_of
 from tests.passes.graphs import GraphBuilder, nearest
-from tests.passes.steps import step
 from tests.passes.texts import applied, assert_left_alone, graph_text
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import parameter_of, set_parameter
@@ -54,26 +51,6 @@ def changed(changes: dict[str, str]) -> str:
         assert text.count(part) == 1
         text = text.replace(part, other)
     return text
-
-
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/fuse_gate_up.txt", step("fuse-gate-up").diff())
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_matches_one_a_layer(model: str) -> None:
-    assert step("fuse-gate-up", model).matches == 2
-
-
-@pytest.mark.parametrize("tp", [1, 2, 3, 4])
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_numbers(model: str, tp: int) -> None:
-    step("fuse-gate-up", model, tp).assert_near()
-
-
-def test_again() -> None:
-    """A second run does not match, since gate and up are then outputs of a split."""
-    assert "it is not computed by a linear" in nearest(step("fuse-gate-up").again())
 
 
 @pytest.mark.parametrize("changes", [{}, BIASED], ids=["plain", "biased"])

@@ -17,13 +17,7 @@ from tests.passes.steps import SEQUENCE_PARALLEL
 from tests.passes.test_fuse_norm_linear import numbered
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import operand, value_type
-from tpcompile.ir.ops import (
-    ALL_REDUCE,
-    ALL_REDUCE_RESIDUAL,
-    LINEAR,
-    LINEAR_RESIDUAL,
-    SPECS,
-)
+from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL, SPECS
 from tpcompile.ir.types import PARTIAL
 from tpcompile.passes import for_ranks, parse_pipeline, run_passes
 from tpcompile.passes.fuse_residual import FuseResidual

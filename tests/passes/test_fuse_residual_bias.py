@@ -10,15 +10,7 @@ from torch import fx
 from transformers import AutoConfig
 
 from tests.captures import captured_once
-from tests.models import (
-    TOLERANCE,
-    Pair,
-    batch,
-    eager_logits,
-    pair_of,
-    relative_error,
-    stage_logits,
-)
+from tests.models import TOLERANCE, Pair, batch, eager_logits, pair_of, relative_error, stage_logits
 from tests.passes.graphs import GraphBuilder, nearest
 from tests.passes.test_fuse_norm_linear import numbered
 from tests.passes.test_shard_linears import biased_llama

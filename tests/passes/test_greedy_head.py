@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import fx
@@ -23,16 +21,6 @@ from tpcompile.rewriting.rewrite import calls
 from tpcompile.rewriting.structure import head_of, output_of
 
 
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/greedy_head.txt", step("greedy-head").diff())
-
-
-@pytest.mark.parametrize("tp", [1, 3])
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_matches_the_logits(model: str, tp: int) -> None:
-    assert step("greedy-head", model, tp).matches == 1
-
-
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_numbers(model: str, tp: int) -> None:
@@ -43,10 +31,6 @@ def test_numbers(model: str, tp: int) -> None:
     values = run(current.after.graph, current.pair, packed)
     for logits, tokens in values[output_of(current.after.graph.graph)]:
         assert torch.equal(tokens, logits.argmax(-1))
-
-
-def test_again() -> None:
-    assert step("greedy-head").again().matches == 0
 
 
 def test_the_graph_says_what_it_gives() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 import torch
 
 from tests.passes.graphs import GraphBuilder
@@ -15,26 +12,6 @@ from tpcompile.passes.insert_collectives import InsertCollectives
 from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
-
-
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/insert_collectives.txt", step("insert-collectives").diff())
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_matches_two_a_layer_and_two_for_the_vocabulary(model: str) -> None:
-    assert step("insert-collectives", model).matches == 2 * 2 + 2
-
-
-@pytest.mark.parametrize("tp", [2, 3, 4])
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_numbers(model: str, tp: int) -> None:
-    step("insert-collectives", model, tp).assert_same_bits()
-    step("insert-collectives", model, tp).assert_near()
-
-
-def test_again() -> None:
-    assert step("insert-collectives").again().matches == 0
 
 
 def test_one_rank_needs_none() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -18,25 +16,6 @@ from tpcompile.passes.pipeline import default_pipeline
 from tpcompile.rewriting.manager import FailedPassError, run_passes
 from tpcompile.rewriting.rewrite import Report, calls
 from tpcompile.rewriting.structure import attention_blocks, bias_of, weight_of
-
-
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/kv_heads.txt", step("kv-heads").diff())
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_matches_keys_and_values_of_every_layer(model: str) -> None:
-    assert step("kv-heads", model).matches == 2 * 2
-
-
-@pytest.mark.parametrize("tp", [2, 3, 4, 6])
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_numbers(model: str, tp: int) -> None:
-    step("kv-heads", model, tp).assert_near()
-
-
-def test_again() -> None:
-    assert step("kv-heads").again().matches == 0
 
 
 def test_one_rank_keeps_everything() -> None:

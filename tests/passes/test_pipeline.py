@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.models import (
-    TOLERANCE,
-    batch,
-    eager_logits,
-    preset_pair,
-    relative_error,
-    stage_logits,
-)
+from tests.models import TOLERANCE, batch, eager_logits, preset_pair, relative_error, stage_logits
 from tests.passes.decoding import DECODE
 from tests.passes.steps import STANDARD, TINY_VOCABULARY
 from tests.stages import graph_after

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 import torch
 
 from tests.passes.graphs import GraphBuilder, attention_graph, refusal
@@ -16,26 +13,6 @@ from tpcompile.passes.raise_attention import RaiseAttention
 from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
-
-
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/raise_attention.txt", step("raise-attention").diff())
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_matches_one_a_layer(model: str) -> None:
-    assert step("raise-attention", model).matches == 2
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_numbers(model: str) -> None:
-    step("raise-attention", model).assert_same_bits()
-    step("raise-attention", model).assert_near()
-
-
-def test_again() -> None:
-    """A second run matches as often, since the pass matches the token-major form."""
-    assert step("raise-attention").again().matches == 2
 
 
 def test_no_transpose_is_left_and_heads_are_rotated_tokens_first() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,24 +21,11 @@ MODEL = "tiny-qwen3.5"
 HEADS, WIDTH = 3, 4
 
 
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/raise_gates.txt", step("raise-gates", MODEL).diff("layer 1"))
-
-
 def test_matches_every_gate() -> None:
     gm = step("raise-gates", MODEL).after.graph
     found = [len(calls(gm, op)) for op in (DELTA_DECAY, GATED_RMS_NORM, SIGMOID_GATE)]
     assert found == [3, 3, 1]
     assert step("raise-gates", "tiny-qwen3").matches == 0
-
-
-def test_numbers() -> None:
-    step("raise-gates", MODEL).assert_same_bits()
-    step("raise-gates", MODEL).assert_near()
-
-
-def test_again() -> None:
-    assert step("raise-gates", MODEL).again().matches == 0
 
 
 def _applied(gm: fx.GraphModule, *operands: torch.Tensor, tokens: int = 5) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import fx
 
 from tests.passes.graphs import GraphBuilder, refusal
-from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.ops import ROPE, ROPE_PAIRS
 from tpcompile.ir.ops.parts import END
@@ -56,25 +54,6 @@ def rope_graph(
         for pair in ((other, cos), (turned, sin))
     ]
     return made.done(made.call(aten.add.Tensor, *terms[:: -1 if commuted else 1]))
-
-
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/raise_rope.txt", step("raise-rope", "tiny-qwen2").diff())
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_matches_queries_and_keys_of_every_layer(model: str) -> None:
-    assert step("raise-rope", model).matches == 2 * 2
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_numbers(model: str) -> None:
-    step("raise-rope", model).assert_same_bits()
-    step("raise-rope", model).assert_near()
-
-
-def test_again() -> None:
-    assert step("raise-rope").again().matches == 0
 
 
 @pytest.mark.parametrize("changes", [{}, {"commuted": True}, {"axis": -1}, {"end": WIDTH}], ids=str)

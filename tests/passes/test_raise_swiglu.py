@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.ir.test_activations import KNOWN, mlp_of
 from tests.passes.graphs import refusal
-from tests.passes.steps import step
 from tests.passes.texts import assert_rewritten, graph_text
 from tpcompile.ir.activations import activations
 from tpcompile.ir.checker import check_graph
@@ -41,25 +38,6 @@ NEAR_MISSES = {
     "gate and up must have the same shape": ("%up = input : f32[T, 8]", "%up = input : f32[T, 1]"),
     "expected aten.silu, got %gate": ("(%active, %up)", "(%gate, %up)"),
 }
-
-
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/raise_swiglu.txt", step("raise-swiglu").diff())
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_matches_one_a_layer(model: str) -> None:
-    assert step("raise-swiglu", model).matches == 2
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_numbers(model: str) -> None:
-    step("raise-swiglu", model).assert_same_bits()
-    step("raise-swiglu", model).assert_near()
-
-
-def test_again() -> None:
-    assert step("raise-swiglu").again().matches == 0
 
 
 @pytest.mark.parametrize("factors", ["(%active, %up)", "(%up, %active)"])

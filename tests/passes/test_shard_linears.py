@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import pytest
@@ -62,25 +61,6 @@ def biased_llama() -> Pair:
             tie_word_embeddings=False,
         )
     )
-
-
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/shard_linears.txt", step("shard-linears").diff())
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_matches_all_linears_of_a_layer_but_those_of_kv_heads(model: str) -> None:
-    assert step("shard-linears", model).matches == 2 * 5
-
-
-@pytest.mark.parametrize("tp", [2, 3, 4])
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_numbers(model: str, tp: int) -> None:
-    step("shard-linears", model, tp).assert_near()
-
-
-def test_again() -> None:
-    assert step("shard-linears").again().matches == 0
 
 
 def test_one_rank_keeps_everything() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 from transformers import Qwen2Config
 
 from tests.models import VOCABULARY, batch, pair_of, stage_logits
@@ -19,25 +16,6 @@ from tpcompile.passes.vocab_parallel import VocabParallel
 from tpcompile.rewriting.manager import Stage
 from tpcompile.rewriting.rewrite import calls
 from tpcompile.rewriting.structure import embedding_of, head_of, weight_of
-
-
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    golden("passes/vocab_parallel.txt", step("vocab-parallel").diff())
-
-
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_matches_embedding_and_head(model: str) -> None:
-    assert step("vocab-parallel", model).matches == 2
-
-
-@pytest.mark.parametrize("tp", [2, 3, 4])
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
-def test_numbers(model: str, tp: int) -> None:
-    step("vocab-parallel", model, tp).assert_near()
-
-
-def test_again() -> None:
-    assert step("vocab-parallel").again().matches == 0
 
 
 def test_one_rank_keeps_everything() -> None:

@@ -13,15 +13,7 @@ from transformers import AutoConfig
 
 import tpcompile
 from tests.captures import captured_once
-from tests.models import (
-    TOLERANCE,
-    Pair,
-    batch,
-    eager_logits,
-    relative_error,
-    run,
-    stage_logits,
-)
+from tests.models import TOLERANCE, Pair, batch, eager_logits, relative_error, run, stage_logits
 from tests.runtime.eager_pair import enlivened
 from tests.stages import stages_of
 from tpcompile.backends.torch_tp import emit_sources, load_rank, run_simulated

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
 from tests.compressed import floats, group, write_compressed
-from tests.logits import IDS, check_logits
+from tests.logits import IDS, check_logits, in_turn
 from tests.models import TOLERANCE, relative_error
 from tests.quantized import rewritten
 from tpcompile.backends.executor import EXECUTORS
@@ -116,8 +116,7 @@ def checkpoint(
     return directory, write_compressed(directory, *case.groups, **case.changes), case
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3])
-@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
+@pytest.mark.parametrize(("checkpoint", "backend", "tp"), in_turn(CASES), indirect=["checkpoint"])
 def test_logits(checkpoint: tuple[Path, Any, Case], backend: str, tp: int) -> None:
     directory, truth, _ = checkpoint
     check_logits(directory, truth, backend, tp)
@@ -249,8 +248,7 @@ def apart(
     return directory, write_compressed(directory, *case.groups, ignore=ignore, **case.changes), case
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3])
-@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
+@pytest.mark.parametrize(("apart", "backend", "tp"), in_turn(APART), indirect=["apart"])
 def test_fused_weights_of_several_formats(
     apart: tuple[Path, Any, Apart], backend: str, tp: int
 ) -> None:

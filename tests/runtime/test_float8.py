@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 import tpcompile
 from tests.float8 import write_fp8
-from tests.logits import IDS, check_logits
+from tests.logits import IDS, check_logits, in_turn
 from tests.models import TOLERANCE, relative_error
 from tests.quantized import rewritten
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
@@ -45,8 +45,7 @@ def checkpoint(
     return directory, write_fp8(directory, **changes), word
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3])
-@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
+@pytest.mark.parametrize(("checkpoint", "backend", "tp"), in_turn(CASES), indirect=["checkpoint"])
 def test_logits(checkpoint: tuple[Path, Any, str], backend: str, tp: int) -> None:
     directory, truth, _ = checkpoint
     check_logits(directory, truth, backend, tp)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import tpcompile
-from tests.logits import check_logits
+from tests.logits import check_logits, in_turn
 from tests.packed import write_awq, write_gptq
 from tests.quantized import rewritten
 from tpcompile.errors import CheckpointError, UnsupportedError
@@ -71,8 +71,7 @@ def checkpoint(
     return directory, case.write(directory), case
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3])
-@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
+@pytest.mark.parametrize(("checkpoint", "backend", "tp"), in_turn(CASES), indirect=["checkpoint"])
 def test_logits(checkpoint: tuple[Path, Any, Case], backend: str, tp: int) -> None:
     directory, truth, _ = checkpoint
     check_logits(directory, truth, backend, tp)

@@ -1,4 +1,4 @@
-"""Users of the server for Locust: they complete prompts, with and without a stream, and give up."""
+"""Users of the server for Locust: prompts, streams, calls, structures, and clients that give up."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ from locust import HttpUser, constant, events, task
 from locust.env import Environment
 
 NEW = 8
+TEXT = {"prompt": "the cat and the dog", "max_tokens": NEW, "temperature": 0}
+COUNTED = {**TEXT, "stream_options": {"include_usage": True}}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+CALL = {
+    "messages": [{"role": "user", "content": "the cat and the dog"}],
+    "tools": [{"type": "function", "function": {"name": "weather", "parameters": CITY}}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "thinking_budget": 4,
+}
 
 
 @events.init_command_line_parser.add_listener
@@ -34,12 +49,12 @@ class Client(HttpUser):
 
     wait_time = constant(0)
 
-    def post(self, name: str, **body: Any) -> Any:
+    def post(self, name: str, path: str = "completions", **body: Any) -> Any:
         """Send a request."""
         return self.client.post(
-            "/v1/completions",
+            f"/v1/{path}",
             name=name,
-            json={"prompt": "the cat and the dog", "max_tokens": NEW, "temperature": 0, **body},
+            json=body,
             headers={"Authorization": f"Bearer {self.environment.parsed_options.key}"},
             stream=body.get("stream", False),
             catch_response=True,
@@ -47,13 +62,13 @@ class Client(HttpUser):
 
     @task(3)
     def complete(self) -> None:
-        with self.post("complete") as answer:
+        with self.post("complete", **TEXT) as answer:
             if answer.status_code != 200 or answer.json()["usage"]["completion_tokens"] != NEW:
                 answer.failure(answer.text)
 
     @task(3)
     def stream(self) -> None:
-        with self.post("stream", stream=True, stream_options={"include_usage": True}) as answer:
+        with self.post("stream", stream=True, **COUNTED) as answer:
             *parts, usage, end = (line for line in answer.iter_lines() if line)
             found = json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"]
             if end != b"data: [DONE]" or found != NEW or not parts:
@@ -61,7 +76,21 @@ class Client(HttpUser):
 
     @task(1)
     def give_up(self) -> None:
-        with self.post("give up", stream=True, max_tokens=64) as answer:
+        with self.post("give up", stream=True, **TEXT | {"max_tokens": 64}) as answer:
             if not next(answer.iter_lines(), b"").startswith(b"data: "):
                 answer.failure("no first part")
             answer.close()
+
+    @task(1)
+    def call(self) -> None:
+        with self.post("call", "chat/completions", **CALL) as answer:
+            message = answer.json()["choices"][0]["message"]
+            (call,) = message["tool_calls"]
+            if json.loads(call["function"]["arguments"])["city"] not in ("Rome", "Oslo"):
+                answer.failure(answer.text)
+
+    @task(1)
+    def choose(self) -> None:
+        with self.post("choose", **TEXT, guided_choice=["cat", "dog"]) as answer:
+            if answer.json()["choices"][0]["text"] not in ("cat", "dog"):
+                answer.failure(answer.text)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.serving.assistants import BODY, CALLS, THOUGHT, TOOLS, USER, streamed, whole
-from tests.serving.conftest import Served, post, post_to
+from tests.serving.conftest import TEMPLATE, Served, post, post_to
 from tests.serving.scripted import Scripts
 from tests.serving.test_server import measured
 from tpcompile.serving.server.options import Options
@@ -215,6 +215,25 @@ def test_parsers_that_are_off(server: Served, scripts: Scripts) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_budget")
     answer = post_to(server.engine, options, path, body | {"tool_choice": "required"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_marks_of_the_template_that_are_no_tokens(
+    served: Served, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Thinking is apart, and cannot be limited. The template may be one of several."""
+    scripts = Scripts(served.tokenizer)
+    scripts.install(monkeypatch)
+    thinks = TEMPLATE + "{# </think> #}"
+    template: Any = {"default": TEMPLATE, "tool_use": thinks} if named else thinks
+    monkeypatch.setattr(served.tokenizer, "chat_template", template)
+    path, options = "/v1/chat/completions", Options("demo")
+    body = BODY | scripts.say("<think>Hm.</think>Yes.") | {"max_tokens": 60}
+    answer = post_to(served.engine, options, path, body)
+    message = {"role": "assistant", "reasoning_content": "Hm.", "content": "Yes."}
+    assert answer.json()["choices"][0]["message"] == message
+    answer = post_to(served.engine, options, path, body | {"thinking_budget": 3})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_budget")
 
 
 def test_the_form_of_qwen3_coder(server: Served, scripts: Scripts) -> None:

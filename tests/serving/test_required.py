@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import tpcompile
 from tests.serving.assistants import BODY, CALLS, THOUGHT, TOOLS, streamed, whole
 from tests.serving.conftest import Served, post, post_to
 from tests.serving.scripted import Scripts
+from tpcompile.serving.chats.forms import TOOL_FORMS
 from tpcompile.serving.server.options import Options
 
 SHORT = {
@@ -132,3 +134,31 @@ def test_another_form_and_required_calls(server: Served) -> None:
     fields = {"tools": SHORT_TOOLS, "tool_choice": "required", "guided_regex": "a+"}
     answer = post(server, "chat/completions", BODY | fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+
+
+CHATS = "/v1/chat/completions"
+
+
+def test_calls_that_have_no_grammar(server: Served, scripts: Scripts) -> None:
+    """They cannot be required, and an answer of a form has none."""
+    TOOL_FORMS.add("plain", replace(TOOL_FORMS["hermes"], grammar=None))
+    try:
+        for parser in ("plain", "none"):
+            options = Options("demo", tool_parser=parser)
+            body = BODY | {"tools": SHORT_TOOLS, "tool_choice": "required"}
+            answer = post_to(server.engine, options, CHATS, body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+            body = BODY | scripts.say(JSON) | {"tools": SHORT_TOOLS, "response_format": FORM}
+            body["chat_template_kwargs"] = {"enable_thinking": False}
+            answer = post_to(server.engine, options, CHATS, body)
+            assert answer.json()["choices"][0]["message"]["content"] == JSON
+    finally:
+        del TOOL_FORMS._entries["plain"]
+
+
+def test_a_schema_that_no_grammar_can_spell(server: Served) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": 5}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    body = BODY | {"tools": tools, "tool_choice": "required"}
+    answer = post_to(server.engine, Options("demo", tool_parser="qwen3-coder"), CHATS, body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,22 +14,22 @@ import pytest
 import tpcompile
 from tests.adapters import adapter
 from tests.serving.clients.conftest import assistant
-from tests.serving.clients.weather import Forecast, Weather, weather_tool
+from tests.serving.clients.weather import Forecast, Weather
 from tests.serving.conftest import serve
+from tests.serving.mixes import (
+    CALLED,
+    DRAWN,
+    FORM,
+    NAMED,
+    SILENT,
+    THINKING,
+    TOOLS,
+    USER,
+    choices_of,
+)
 from tpcompile.serving import Engine
 from tpcompile.serving.server.options import Options
 
-FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": Forecast.model_json_schema()}}
-TOOLS = {"tools": [weather_tool()], "parallel_tool_calls": False}
-NAMED = {"type": "function", "function": {"name": "weather"}}
-SILENT = {"chat_template_kwargs": {"enable_thinking": False}}
-THINKING = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget": 7}
-DRAWN = {"temperature": 1, "top_k": 50}
-CALLED = [
-    {"role": "user", "content": "Rome?"},
-    {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": "{}"}}]},
-    {"role": "tool", "content": "no yes no yes no yes"},
-]
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": SILENT | {"max_tokens": 30},
     "drawn": SILENT | DRAWN | {"seed": 1, "n": 2, "max_tokens": 30},
@@ -47,7 +46,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "choice": SILENT | {"guided_choice": ["sunny", "rainy"]},
     "any object": THINKING | {"response_format": {"type": "json_object"}},
 }
-USER = [{"role": "user", "content": "no yes no yes Rome sunny"}]
 Answers = dict[str, list[dict[str, Any]]]
 
 
@@ -113,34 +111,4 @@ def _answer(url: str, name: str, stream: bool) -> list[dict[str, Any]]:
     body |= REQUESTS[name] | {"stream": stream}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
-    choices = [_empty() for _ in range(body.get("n", 1))]
-    for piece in _pieces(answer.text) if stream else [answer.json()]:
-        assert "error" not in piece, piece
-        for choice in piece["choices"]:
-            _join(choices[choice["index"]], choice, choice["delta" if stream else "message"])
-    return choices
-
-
-def _pieces(text: str) -> list[Any]:
-    *events, last = text.strip().split("\n\n")
-    assert last == "data: [DONE]"
-    return [json.loads(event.removeprefix("data: ")) for event in events]
-
-
-def _empty() -> dict[str, Any]:
-    return {"content": "", "reasoning_content": "", "calls": [], "finish": None, "logprobs": []}
-
-
-def _join(joined: dict[str, Any], choice: Any, message: Any) -> None:
-    """Add a message, or a piece of one."""
-    for name in ("content", "reasoning_content"):
-        joined[name] += message.get(name) or ""
-    for call in message.get("tool_calls", ()):
-        if call.get("id"):
-            joined["calls"].append([call["function"]["name"], ""])
-        joined["calls"][call.get("index", -1)][1] += call["function"].get("arguments", "")
-    joined["finish"] = choice["finish_reason"] or joined["finish"]
-    joined["logprobs"] += [
-        (entry["token"], entry["logprob"])
-        for entry in (choice.get("logprobs") or {}).get("content", ())
-    ]
+    return choices_of(answer.text, body)

@@ -30,14 +30,7 @@ from tpcompile.cli import (
     schedule,
     serve,
 )
-from tpcompile.cli.command import (
-    Command,
-    FailedError,
-    Parser,
-    Result,
-    printable,
-    refuse_unknown,
-)
+from tpcompile.cli.command import Command, FailedError, Parser, Result, printable, refuse_unknown
 from tpcompile.cli.logs import logged
 from tpcompile.cli.wording import with_options
 from tpcompile.errors import CompileError, PassError, RankError, VerifyError

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpcompile.cli.command import (
-    Command,
-    Parser,
-    Result,
-    add_model_arguments,
-    choice,
-    number,
-)
+from tpcompile.cli.command import Command, Parser, Result, add_model_arguments, choice, number
 from tpcompile.cli.compiling import lower_model, passes_of, progress, warn_unsharded
 from tpcompile.cli.printing import (
     CAPTURE,

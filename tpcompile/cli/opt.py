@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpcompile.cli.command import (
-    Command,
-    Parser,
-    Result,
-    choice,
-    number,
-)
+from tpcompile.cli.command import Command, Parser, Result, choice, number
 from tpcompile.cli.compiling import progress, run_pipeline
 from tpcompile.cli.graph_file import add_graph_file, name_of, read_graph_file
 from tpcompile.cli.printing import (

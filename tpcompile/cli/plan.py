@@ -7,13 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tpcompile.cli.command import Command, Parser, Result, add_model_arguments, json_text
-from tpcompile.cli.compiling import (
-    Say,
-    capture_model,
-    passes_of,
-    progress,
-    run_pipeline,
-)
+from tpcompile.cli.compiling import Say, capture_model, passes_of, progress, run_pipeline
 from tpcompile.cli.wording import with_options
 from tpcompile.errors import UsageError
 

@@ -13,12 +13,7 @@ from torch import nn
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.layers import Layers
 from tpcompile.frontend.masks import Mask, Meaning, masks_in, meaning_of
-from tpcompile.frontend.shell import (
-    TokenParallel,
-    as_capture_errors,
-    example_inputs,
-    make_shell,
-)
+from tpcompile.frontend.shell import TokenParallel, as_capture_errors, example_inputs, make_shell
 
 
 def watch_layers(module: nn.Module, layers: Layers) -> Layers:

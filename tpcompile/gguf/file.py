@@ -62,7 +62,6 @@ class GgufTensor:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row."""
         columns, size = self.kind.block
         return self.shape[-1] // columns * size
 

@@ -44,7 +44,6 @@ def graph_html(gm: fx.GraphModule, title: str) -> str:
 
 
 def table_html(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table."""
     head = "".join(f"<th>{escape(text)}</th>" for text in headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows

@@ -131,7 +131,6 @@ class Format(int):
 
     @staticmethod
     def of(dtype: torch.dtype) -> Format:
-        """Return the format of values in this dtype."""
         return _plain(DType.of(dtype))
 
     @staticmethod
@@ -231,7 +230,6 @@ class Format(int):
 
     @property
     def values(self) -> Component:
-        """The component of the values."""
         return self.components[0]
 
     @property

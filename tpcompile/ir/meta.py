@@ -10,15 +10,7 @@ from torch import fx
 
 from tpcompile.ir.format import Component
 from tpcompile.ir.layout import FusedLayout, Layout
-from tpcompile.ir.recipe import (
-    Recipe,
-    Tensor,
-    component_of,
-    describe,
-    shape_of,
-    shard,
-    tensors_of,
-)
+from tpcompile.ir.recipe import Recipe, Tensor, component_of, describe, shape_of, shard, tensors_of
 from tpcompile.ir.types import REPLICATE, AnyType, Placement, ValueType
 
 

@@ -40,7 +40,6 @@ def match(pattern: Any, value: Any) -> Bindings:
 
 
 def matches(pattern: Any, value: Any) -> bool:
-    """Return whether the pattern matches `value`."""
     try:
         match(pattern, value)
     except MissError:

@@ -11,12 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import (
-    LlamaTokenizer,
-    PreTrainedTokenizerFast,
-    Qwen2Tokenizer,
-    Qwen3_5Tokenizer,
-)
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer, Qwen3_5Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
 from tpcompile.errors import CheckpointError, UnsupportedError

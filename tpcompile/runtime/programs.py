@@ -117,7 +117,6 @@ class StepPrograms:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks."""
         return info_of(self._graph).tp
 
     @property

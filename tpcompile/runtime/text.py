@@ -11,12 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    TextStreamer,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, StoppingCriteria, TextStreamer
 
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 from tpcompile.gguf import is_gguf

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.reference.stepping import (
-    HYBRID_EXPERTS,
-    WHOLE,
-    Case,
-    tables_of,
-    texts,
-)
+from tests.backends.reference.stepping import HYBRID_EXPERTS, WHOLE, Case, tables_of, texts
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.regions import verify_regions
 from tpcompile.errors import VerifyError

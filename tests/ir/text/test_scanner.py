@@ -60,10 +60,10 @@ def test_integers_are_plain(text: str) -> None:
         Scanner(1, f"{text})").integers(")", "a number")
 
 
-@pytest.mark.parametrize("text", ["9" * 11, "-" + "9" * 11, "1" + "0" * 5000])
+@pytest.mark.parametrize("text", ["9" * 11, "1" + "0" * 5000])
 def test_numbers_have_a_limit(text: str) -> None:
     with pytest.raises(UsageError, match="at most 10 digits"):
-        Scanner(1, text).signed("a number")
+        Scanner(1, text).integer("a number")
 
 
 @pytest.mark.parametrize("text", ['"open', r'"\x"', '"tab\there"', r'"\u12"'])

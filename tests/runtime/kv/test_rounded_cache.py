@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tpcompile
+from tests.logits import BACKENDS, in_turn
 from tests.models import TOLERANCE, relative_error
 from tests.runtime.eager_pair import lively
 from tpcompile.compare.rounded_cache import RoundedCache
@@ -18,7 +19,6 @@ from tpcompile.ir.kv import ROUNDED
 from tpcompile.runtime.cache_name import CACHE
 
 IDS = torch.randint(1, 1000, (2, 40), generator=torch.Generator().manual_seed(0))
-BACKENDS = ("torch", "reference", "native")
 
 
 def compiled(name: str, **options: Any) -> tpcompile.CompiledModel:
@@ -42,9 +42,7 @@ def one_by_one(model: Any, cache: Any, first: int) -> torch.Tensor:
     return torch.cat(found, 1)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3])
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3"])
+@pytest.mark.parametrize(("name", "backend", "tp"), in_turn(["tiny-qwen2", "tiny-qwen3"]))
 def test_prompts_and_steps_are_eager_s(name: str, backend: str, tp: int) -> None:
     with compiled(name, tp=tp, backend=backend) as model:
         whole = model(IDS)

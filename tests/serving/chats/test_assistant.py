@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from functools import partial
 
+import pytest
+
 from tests.serving.chats.texts import BEGIN, END, TOOLS, hermes, random_text
 from tpcompile.serving.chats.assistant import Assistant, Message
 from tpcompile.serving.chats.calls import MarkedCalls
@@ -27,6 +29,7 @@ def joined(reader: Assistant, pieces: list[str]) -> Message:
         message.content += piece.content
         for call in piece.calls:
             assert bool(call.id) == bool(call.name) == (call.index == len(message.calls))
+            assert call.id or call.arguments, "an empty piece"
             if call.id:
                 message.calls.append(call)
             else:
@@ -66,3 +69,22 @@ def test_without_parallel_calls_a_message_ends_with_the_first() -> None:
     message = joined(reader, [f"a{CALL}{CALL}b", "c"])
     assert (message.content, len(message.calls), reader.ended) == ("a", 1, True)
     assert message == reader.message
+    assert not reader.push(CALL)
+
+
+CUT_OFF = {
+    "<thin": Message(content="<thin"),
+    "<think>": Message(),
+    "<think>\nHm.\n</th": Message("Hm.\n</th"),
+    "<think>Hm.</think>\n": Message("Hm."),
+    "<think>Hm.</think>\n\na <tool": Message("Hm.", "a <tool"),
+    f"<think>Hm.</think>{CALL[:-20]}": Message("Hm.", CALL[:-20]),
+}
+
+
+@pytest.mark.parametrize("text", CUT_OFF)
+def test_a_text_that_is_cut_off(text: str) -> None:
+    reader = assistant()
+    joined(reader, [*text[:-1], text[-1]])
+    assert reader.message == CUT_OFF[text]
+    assert reader.thinks == (not reader.message.content and "</think>" not in text)

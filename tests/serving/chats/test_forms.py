@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tpcompile.errors import UsageError
+from tpcompile.serving.chats import forms
 from tpcompile.serving.chats.calls import Tools
 from tpcompile.serving.chats.events import Arguments, Begin, Complete, Event, Text
 from tpcompile.serving.chats.forms import TOOL_FORMS, ToolForm, form_of
@@ -16,17 +17,32 @@ QWEN3 = (
     r"""</tool_call>" }}"""
 )
 CODER = r"{{- '<tool_call>\n<function=' + tool_call.name + '>\n' }}"
+BOTH = QWEN3 + CODER
+OTHER_MARKS = r"""{{ '<function=' + name }}{"arguments": }"""
 GLM = r"{{ '<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key>"
 
 
 @pytest.mark.parametrize(
-    ("template", "name"), [(QWEN3, "hermes"), (CODER, "qwen3-coder"), (GLM, None), ("", None)]
+    ("template", "name"),
+    [
+        *((QWEN3, "hermes"), (CODER, "qwen3-coder"), (BOTH, "qwen3-coder")),
+        *((GLM, None), (OTHER_MARKS, None), ("", None)),
+    ],
 )
 def test_the_template_decides(template: str, name: str | None) -> None:
     form = form_of("auto", template)
     assert form is (None if name is None else TOOL_FORMS[name])
     assert form_of("none", template) is None
     assert form_of("Hermes", template) is TOOL_FORMS["hermes"]
+
+
+def test_packages_are_loaded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ToolForm(Commands, lambda template: False)
+    monkeypatch.setattr(forms, "load_plugins", lambda: TOOL_FORMS.add("plain", plain))
+    try:
+        assert form_of("plain", "") is plain
+    finally:
+        del TOOL_FORMS._entries["plain"]
 
 
 def test_an_unknown_name() -> None:

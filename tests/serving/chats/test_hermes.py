@@ -18,6 +18,11 @@ GOOD: dict[str, tuple[str, Any]] = {
     "the name last": ('{"arguments": {"a": 1}, "name": "f"}', {"a": 1}),
     "without arguments": ('{"name": "f"}', {}),
     "another key": ('{"id": {"x": 1}, "name": "f", "arguments": {"a": 1}, "b": 2}', {"a": 1}),
+    "a key between": ('{"name": "f", "id": {"x": 1}, "arguments": {"a": 1}}', {"a": 1}),
+    "an object after the arguments": (
+        '{"name": "f", "arguments": {"a": 1}, "b": {"c": 2}, "d": {}}',
+        {"a": 1},
+    ),
     "marks in a string": (
         '{"name": "f", "arguments": {"a": "</tool_call><tool_call>"}}',
         {"a": "</tool_call><tool_call>"},
@@ -45,6 +50,8 @@ BAD = {
     "a trailing comma": '{"name": "f", "arguments": {"a": 1,}}',
     "other brackets": '{"name": "f", "arguments": {"a": [1}]}',
     "not a number": '{"name": "f", "arguments": {"a": nul}}',
+    "no number of JSON": '{"name": "f", "arguments": {"a": NaN}}',
+    "no number either": '{"name": "f", "arguments": {"a": -Infinity}}',
     "nothing": "",
     "Qwen3-Coder's form": "<function=f>\n</function>",
     "deep": '{"name": "f", "arguments": {"a": ' + "[" * 100_000 + "}",
@@ -86,6 +93,24 @@ def test_the_next_call_after_a_broken_one() -> None:
     assert reader.message.content == f"{BEGIN}{{'name'}}{END}"
 
 
+@pytest.mark.parametrize("broken", ["b\n", "b\\\n"], ids=repr)
+def test_a_string_with_a_line_break_hides_no_call(broken: str) -> None:
+    good = '{"name": "g", "arguments": {}}'
+    text = f'{BEGIN}{{"name": "f", "arguments": {{"a": "{broken}}}}}{END}'
+    for size in (1, 10**6):
+        reader = read(f"{text}{BEGIN}{good}{END}", size)
+        assert [call.name for call in reader.message.calls] == ["g"]
+        assert reader.message.content == text
+
+
+@pytest.mark.parametrize("first", ["", '"id": "{", ', '"id": [{"x": 1}], ', '"id": "\\"{", '])
+def test_arguments_are_passed_on_before_they_end(first: str) -> None:
+    """A brace in a string or in a list does not begin the arguments."""
+    reader = Assistant(None, MarkedCalls(partial(JsonCall, []), BEGIN, END))
+    (call,) = reader.push(f'{BEGIN}{{{first}"name": "f", "arguments": {{"a": "b').calls
+    assert (call.name, call.arguments) == ("f", '{"a": "b')
+
+
 def test_the_closing_mark_may_be_missing() -> None:
     good = BEGIN + '{"name": "g", "arguments": {}}'
     reader = read(f"{good}\n{good}\n</tool_", 4)
@@ -98,6 +123,18 @@ def test_a_long_call_is_read_in_linear_time() -> None:
     text = BEGIN + json.dumps({"arguments": {"a": "b" * 300_000}, "name": "f"}) + END
     (call,) = read(text, 4).message.calls
     assert len(json.loads(call.arguments)["a"]) == 300_000
+
+
+def test_many_objects_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of many objects does not take quadratic time."""
+    parsed: list[str] = []
+    loads = json.loads
+    monkeypatch.setattr(
+        json, "loads", lambda text, **options: parsed.append(text) or loads(text, **options)
+    )
+    text = BEGIN + '{"id": {}, ' + '"x": {}, ' * 50 + '"name": "f", "arguments": {}}' + END
+    assert not read(text, 9).message.calls  # a key occurs twice
+    assert len(parsed) < 4
 
 
 @pytest.mark.parametrize("text", ["b\n", "\nb \n", f"{BEGIN}{{'a'}}{END}\n"])

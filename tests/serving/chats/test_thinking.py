@@ -17,6 +17,7 @@ CASES: dict[str, tuple[bool, str, str, str]] = {
     "begun": (True, "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
     "begun and cut off": (True, "\nHm.\n", "Hm.", ""),
     "cut off": (False, "<think>\nHm.\n</thi", "Hm.\n</thi", ""),
+    "cut off after the mark": (False, "<think>", "", ""),
     "cut off in the mark": (False, "<thin", "", "<thin"),
     "another mark": (False, "<thinking>a", "", "<thinking>a"),
     "later": (False, "a <think>b</think>", "", "a <think>b</think>"),

@@ -66,7 +66,6 @@ class Scope:
     states, so that both numbers are the same."""
 
     def name(self, node: fx.Node) -> str:
-        """Return the name of a value."""
         return self.names.get(node, node.name)
 
     def parameter(self, node: fx.Node) -> str:

@@ -65,16 +65,13 @@ class Compiled:
         return table_text(found)
 
 
-def compile_ahead(program: Program, arch: str, timed: bool = False) -> Compiled:
-    """Compile the kernel of a program for an architecture such as `sm_90`.
-
-    With `timed`, it records the times of instructions.
-    """
+def compile_ahead(program: Program, arch: str) -> Compiled:
+    """Compile the kernel of a program for an architecture such as `sm_90`."""
     number = check_ahead(arch)
     compiler = importlib.import_module("triton.compiler")
     backends = importlib.import_module("triton.backends.compiler")
     kernel = load_kernels(emit(program, tiles_package(interpret=False)).source, False).megakernel
-    constants = {"SHARING": program.sharing, "SPINS": SPINS, "TIMED": timed}
+    constants = {"SHARING": program.sharing, "SPINS": SPINS, "TIMED": False}
     signature = {name: _type_of(name, constants) for name in kernel.arg_names}
     source = compiler.ASTSource(
         fn=kernel,

@@ -88,13 +88,13 @@ class Grid:
         found: int = next(worker for worker in going if self._next(worker) == number)
         return found
 
-    def waiting(self, most: int = 8) -> list[str]:
-        """Describe what the first workers that have not ended wait for."""
+    def waiting(self) -> list[str]:
+        """Describe what the first eight workers that have not ended wait for."""
         instructions = self._program.instructions
         return [
             f"worker {worker} before {instructions[self._next(worker)].label} for counter "
             f"{int(self._stuck[worker])}"
-            for worker in (~self._ended).nonzero().flatten().tolist()[:most]
+            for worker in (~self._ended).nonzero().flatten().tolist()[:8]
         ]
 
     def _queue(self, worker: int) -> Sequence[int]:

@@ -78,5 +78,4 @@ def _layout(bits: int, less: int, symmetric: bool) -> Layout:
 
 @cache
 def _groups(columns: int, each: int) -> torch.Tensor:
-    """Return the group of each column."""
     return torch.arange(columns, dtype=torch.int32) // each

@@ -9,12 +9,7 @@ from typing import Any
 import torch
 
 from tpcompile.ir.kv import is_rounded, loaded_rows, stored_rows
-from tpcompile.ir.ops.attention import (
-    attend,
-    attention_cost,
-    attention_localize,
-    attention_rule,
-)
+from tpcompile.ir.ops.attention import attend, attention_cost, attention_localize, attention_rule
 from tpcompile.ir.ops.cache import check_append, check_places, stored_type
 from tpcompile.ir.ops.spec import Cost, define, require
 from tpcompile.ir.types import ValueType

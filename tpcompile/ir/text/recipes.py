@@ -5,16 +5,7 @@ from __future__ import annotations
 import math
 
 from tpcompile.ir.format import Format
-from tpcompile.ir.recipe import (
-    Concat,
-    Pad,
-    Permute,
-    Recipe,
-    Slice,
-    Tensor,
-    shape_of,
-    with_extent,
-)
+from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of, with_extent
 from tpcompile.ir.text.scanner import Scanner
 from tpcompile.ir.text.words import quoted
 

@@ -12,7 +12,6 @@ MOST_DIGITS = 10
 """The maximum number of digits of an extent or a count."""
 
 _INTEGER = re.compile(r"0|[1-9][0-9]*")
-_SIGNED = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _SHOWN = 60
 """The maximum number of characters of a line in an error."""
 
@@ -70,15 +69,9 @@ class Scanner:
 
     def integer(self, what: str) -> int:
         """Read an integer of at least 0."""
-        return self._int(_INTEGER, what)
-
-    def signed(self, what: str) -> int:
-        return self._int(_SIGNED, what)
-
-    def _int(self, pattern: re.Pattern[str], what: str) -> int:
         start = self.place
-        found = self.match(pattern, what).group()
-        if len(found.lstrip("-")) > MOST_DIGITS:
+        found = self.match(_INTEGER, what).group()
+        if len(found) > MOST_DIGITS:
             self.place = start
             raise self.refusal(f"A number must have at most {MOST_DIGITS} digits", what)
         return int(found)

@@ -233,15 +233,34 @@ class Terms:
         """Return pieces along an axis; each is the term of an element by its place in the piece."""
         flat: list[tuple[int, Term]] = []
         for extent, piece in zip(extents, pieces, strict=True):
+            parts = [(extent, piece)] if extent else []
             if piece.kind == "cases" and piece.head[0] == name:
-                flat += zip(piece.head[1], piece.args, strict=True)
-            elif extent:
-                flat.append((extent, piece))
+                parts = [*zip(piece.head[1], piece.args, strict=True)]
+            for part in parts:
+                whole = self._continued(name, flat[-1], part) if flat else None
+                if whole is None:
+                    flat.append(part)
+                else:
+                    flat[-1] = (flat[-1][0] + part[0], whole)
         if len(flat) == 1:
             return flat[0][1]
         sizes = tuple(extent for extent, _ in flat)
         terms = tuple(piece for _, piece in flat)
         return self._term("cases", (name, sizes), terms, dtype=terms[0].dtype)
+
+    def _continued(self, name: Name, low: tuple[int, Term], high: tuple[int, Term]) -> Term | None:
+        """Return a piece that also holds for the next piece of an axis, or None."""
+        (first, piece), (second, following) = low, high
+        if piece.kind != following.kind or piece.head != following.head:
+            return None
+        whole = self.replace(piece, self.change({name: variable(*name, first + second)}))
+        for place, part in (
+            (variable(*name, first), piece),
+            (shifted(variable(*name, second), first), following),
+        ):
+            if self.replace(whole, self.change({name: place})) is not part:
+                return None
+        return whole
 
     def change(self, by: Mapping[Name, Index], shift: int = 0) -> Change:
         key = (shift, *sorted(by.items(), key=_by_name))

@@ -79,7 +79,6 @@ class InProcessRanks(OneFront):
     def run_program(
         self, size: ProgramSize, step: Step, each: OnTokens | None = None
     ) -> torch.Tensor:
-        """Run steps by the program of this size."""
         check_open(self.closed)
         with self._lock:
             caches = [rank.cache_for(step) for rank in self._ranks]

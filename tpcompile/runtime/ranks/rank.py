@@ -13,13 +13,7 @@ from torch import fx, nn
 
 from tpcompile.backends.executor import TORCH, Executor, OnTokens
 from tpcompile.backends.share import RankShare
-from tpcompile.backends.torch_tp import (
-    Storage,
-    emit_sources,
-    load_rank,
-    plain,
-    storages_of,
-)
+from tpcompile.backends.torch_tp import Storage, emit_sources, load_rank, plain, storages_of
 from tpcompile.comm import Group
 from tpcompile.huge_pages import zeros
 from tpcompile.ir.info import info_of

@@ -64,8 +64,6 @@ class Assistant:
     def push(self, text: str, last: bool = False) -> Message:
         """Read more text, which may be the last; return the piece of the message that it makes."""
         piece = Message()
-        if self.ended:
-            return piece
         if self._thinking is not None:
             piece.reasoning, text = self._thinking.push(text)
             if last:
@@ -93,7 +91,7 @@ class Assistant:
                 self._begun += 1
             case Arguments(text):
                 self._call.arguments += text
-                if not piece.calls or piece.calls[-1].index != self._begun - 1:
+                if not piece.calls:
                     piece.calls.append(Call(self._begun - 1))
                 piece.calls[-1].arguments += text
             case Complete():

@@ -134,7 +134,7 @@ class _Brackets:
 def _object(text: str) -> Any:
     """Return a JSON object; None if the text is not one, or names a key of it twice."""
     try:
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+        value = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -145,10 +145,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         raise ValueError("A key occurs twice")
     return value
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is not a number of JSON")
 
 
 def _name(call: Any) -> str | None:

@@ -15,13 +15,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import (
-    NORM_GATE_UP_SWIGLU,
-    NORM_MLPS,
-    NORM_MLPS_APART,
-    SWIGLU,
-    Activation,
-)
+from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, NORM_MLPS, NORM_MLPS_APART, SWIGLU, Activation
 from tpcompile.vm.groups.arithmetic import activated, swiglu
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of

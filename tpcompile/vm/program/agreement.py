@@ -15,15 +15,7 @@ from tpcompile.vm.program.buffer import Buffer, Role
 from tpcompile.vm.program.fields import Named, shared_rules
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.names import Names
-from tpcompile.vm.program.rules import (
-    Chosen,
-    FormatOf,
-    Held,
-    Missing,
-    Number,
-    Real,
-    Rule,
-)
+from tpcompile.vm.program.rules import Chosen, FormatOf, Held, Missing, Number, Real, Rule
 
 
 class Wrong(NamedTuple):

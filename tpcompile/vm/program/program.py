@@ -83,7 +83,6 @@ class Program:
 
     @cached_property
     def counters(self) -> int:
-        """The number of counters."""
         used = [counter for own in self.signals for counter in own]
         used += [wait.counter for own in self.waits for wait in own]
         return 1 + max(used, default=-1)
@@ -133,7 +132,6 @@ class Program:
 
 
 def joined(instruction: Instruction) -> list[Region]:
-    """Return the regions that an instruction joins."""
     return [join.region for join in instruction.joins]
 
 
@@ -143,5 +141,4 @@ def touched(instruction: Instruction) -> Iterator[Region]:
 
 
 def queue_by_instruction(queues: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Return the queue of each instruction."""
     return {number: place for place, queue in enumerate(queues) for number in queue}

@@ -96,8 +96,8 @@ class Held:
         return replace(self, accesses=(*self.accesses, access))
 
 
-def weight(*shape: str, dtype: str = "float", optional: bool = False) -> Held:
-    return Held(Role.WEIGHT, shape, dtype, optional=optional)
+def weight(*shape: str, dtype: str = "float") -> Held:
+    return Held(Role.WEIGHT, shape, dtype)
 
 
 def scratch(*shape: str, dtype: torch.dtype | str = "float", each_rank: bool = False) -> Held:

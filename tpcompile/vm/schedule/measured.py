@@ -80,7 +80,6 @@ class MeasuredSteps:
 
     @cached_property
     def last(self) -> MeasuredStep:
-        """The last step."""
         return self.steps[-1]
 
     @property

@@ -5,14 +5,7 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import (
-    count_of,
-    inverse_rms,
-    no_sums,
-    plus_products,
-    total,
-    with_bias,
-)
+from .dots import count_of, inverse_rms, no_sums, plus_products, total, with_bias
 from .numbers import as_rounded, rounded
 from .weights import place_of, rows_of, tiles_of
 

@@ -15,23 +15,14 @@ from tpcompile.ir.ops.decode.attention import (
     span_of,
 )
 from tpcompile.ir.ops.decode.delta_step import DELTA_STEP, DELTA_STEP_APART, DELTA_STEPS
-from tpcompile.ir.ops.decode.experts import (
-    ADD_RESIDUAL,
-    EXPERT_TERMS,
-    NORM_EXPERTS,
-    SHARED_EXPERT,
-)
+from tpcompile.ir.ops.decode.experts import ADD_RESIDUAL, EXPERT_TERMS, NORM_EXPERTS, SHARED_EXPERT
 from tpcompile.ir.ops.decode.norm_linear import (
     NORM_GATE_UP_SWIGLU,
     NORM_LINEAR,
     NORM_MLPS,
     NORM_MLPS_APART,
 )
-from tpcompile.ir.ops.decode.norm_qkv import (
-    NORM_Q_K_V_ROPE_APPEND,
-    NORM_QKV_ROPE_APPEND,
-    QKV_OPS,
-)
+from tpcompile.ir.ops.decode.norm_qkv import NORM_Q_K_V_ROPE_APPEND, NORM_QKV_ROPE_APPEND, QKV_OPS
 from tpcompile.ir.ops.decode.residual import ALL_REDUCE_RESIDUAL, LINEAR_RESIDUAL
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
 from tpcompile.ir.ops.resumed import RESUMED_CONV, RESUMED_DELTA_RULE

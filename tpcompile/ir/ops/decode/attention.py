@@ -13,11 +13,7 @@ from typing import Any
 import torch
 
 from tpcompile.ir.kv import loaded_rows
-from tpcompile.ir.ops.attention import (
-    attention_cost,
-    attention_localize,
-    attention_rule,
-)
+from tpcompile.ir.ops.attention import attention_cost, attention_localize, attention_rule
 from tpcompile.ir.ops.cache import (
     check_blocks,
     check_cache,

@@ -95,7 +95,6 @@ def norm_q_k_v_rope_append(
 
 
 def _width(rows: int, heads: Sequence[int]) -> int:
-    """Return the width of a head."""
     return rows // sum(heads)
 
 

@@ -67,10 +67,8 @@ class Line:
             raise self.refusal(f"There is no {what} {name!r}", hint=did_you_mean(name, table))
         return table[name]
 
-    def values(
-        self, words: Sequence[str], types: Mapping[str, type], optional: Sequence[str] = ()
-    ) -> dict[str, Any]:
-        """Read `name=value` words: each name in `types` once, those in `optional` at most once."""
+    def values(self, words: Sequence[str], types: Mapping[str, type]) -> dict[str, Any]:
+        """Read `name=value` words, one for each name in `types`."""
         found: dict[str, Any] = {}
         for word in words:
             name, equals, value = word.partition("=")
@@ -80,7 +78,7 @@ class Line:
             if name in found:
                 raise self.refusal(f"The operand {name} is given twice", got=word)
             found[name] = self.read(f"value of {name}", value, partial(valued, kind))
-        missing = [name for name in types if name not in found and name not in optional]
+        missing = [name for name in types if name not in found]
         if missing:
             raise self.refusal(
                 "Operands are missing", got=" ".join(words), expected=", ".join(missing)
