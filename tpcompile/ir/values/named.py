@@ -84,8 +84,7 @@ def _bindings(body: Term, term: Term, own: tuple[Index, ...]) -> dict[int, Index
                 if kind == COORDINATE:
                     by.setdefault(n, own[n])
             continue
-        forms = [(each.kind, each.dtype, len(each.args)) for each in (left, right)]
-        if forms[0] != forms[1] or left.kind in ("tensor", "input", "call", "whole"):
+        if _form(left) != _form(right) or left.kind in ("tensor", "input", "call", "whole"):
             return None
         inner = depth + binders_of(left)
         found = [(*pair, inner) for pair in paired(left, right)]
@@ -96,6 +95,10 @@ def _bindings(body: Term, term: Term, own: tuple[Index, ...]) -> dict[int, Index
         pairs += [each for each in found if each[:2] not in seen]
         seen.update(each[:2] for each in found)
     return by
+
+
+def _form(term: Term) -> Any:
+    return term.kind, term.dtype, len(term.args), len(term.indices)
 
 
 def paired(left: Term, right: Term) -> list[tuple[Term, Term]]:
