@@ -223,7 +223,7 @@ def _first(
 
 def _names(terms: Terms, values: GraphValues, until: fx.Node) -> Names:
     """Return the names of the results of calls before a node."""
-    return Names.of(terms, called_values(values, until))
+    return Names(terms, called_values(values, until))
 
 
 def problem_of(node: fx.Node, found: Difference) -> Problem:

@@ -31,7 +31,7 @@ def _values() -> tuple[Expressions, dict[str, Value]]:
 
 def _names(*names: str) -> Names:
     expressions, values = _values()
-    return Names.of(expressions.terms, {name: values[name] for name in names})
+    return Names(expressions.terms, {name: values[name] for name in names})
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -70,7 +70,7 @@ def test_parts_with_another_number_of_indices_do_not_have_the_name() -> None:
             body = terms.element(head, [body], torch.float32)
         return Value((4, 6)[:indices], torch.float32, body)
 
-    naming = Names.of(terms, {"x": value(2)})
+    naming = Names(terms, {"x": value(2)})
     assert "%x[" not in shown(value(1).body, 9, naming)
 
 

@@ -88,7 +88,7 @@ class _EarlierNames:
 
     @cached_property
     def _names(self) -> Names:
-        return Names.of(self._terms, called_values(self._values))
+        return Names(self._terms, called_values(self._values))
 
     @cached_property
     def _places(self) -> dict[str, int]:
