@@ -1,4 +1,4 @@
-"""Five mistakes of a newcomer in copies of real passes, and what the messages say of them."""
+"""Mistakes of a newcomer in copies of real passes, and what the messages say of them."""
 
 from __future__ import annotations
 
@@ -104,9 +104,27 @@ class OtherOrder(RaiseAttention):
         return report
 
 
+@dataclass(frozen=True)
+class OtherScale(RaiseAttention):
+    """Scale the products of queries and keys by another number."""
+
+    name: ClassVar[str] = "my-raise-attention"
+    rewrites: ClassVar[tuple[Any, ...]] = ()
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        report = super().apply(gm)
+        for attention in calls(gm, ATTENTION):
+            attention.update_arg(4, 0.125)
+        return report
+
+
 _NORMED = "mean(pow(%embedding[i, k], 2)))) · model.layers.0.input_layernorm.weight[j]"
 _SUM = "rsqrt(1e-06 + mean(pow(…, 2)))) · model.layers.1.input_layernorm.weight[j]"
 _KEY = "%l0_k_normed"
+_ATTENTION = (
+    "%l0_attention = attention(%l0_q_rotated[i, j, l], %l0_k_rotated[i, j, l], "
+    "%l0_v_proj[i, 16j + l], %starts[i], scale={}, window=None)[i, j, l]"
+)
 _MISTAKES: dict[type[Pass], tuple[str, str, str, str]] = {
     WrongDimension: (
         "shard-linears",
@@ -136,6 +154,13 @@ _MISTAKES: dict[type[Pass], tuple[str, str, str, str]] = {
         f"%l1_input_normed = ((%l0_add[i, j] + %l0_down_proj[i, j]) · {_SUM}",
         f"%l1_input_normed = ((%l0_down_proj[i, j] + %l0_residual[i, j]) · {_SUM} "
         "(the difference: %l0_residual[i, j], not %l0_add[i, j]), as before the pass",
+    ),
+    OtherScale: (
+        "raise-attention",
+        "l0_attention",
+        _ATTENTION.format(0.125),
+        _ATTENTION.format(0.25)
+        + " (the difference: scale=0.25, not scale=0.125), as before the pass",
     ),
     OtherOrder: (
         "raise-attention",

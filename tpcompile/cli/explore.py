@@ -31,8 +31,9 @@ _EXAMPLES = """\
   tpcompile explore build/demo --compare --measured --threads 2
 
 The page is one file that opens from disk and needs no network. It shows the
-passes, each stage as text and as a drawing, who holds what, the schedule of a
-decode step, and why each value is as it is."""
+passes, each stage as text and as a drawing, the expression of each value and
+what passes did to it, who holds what, the schedule of a decode step, and why
+each value is as it is."""
 
 
 def _add_arguments(parser: Parser) -> None:

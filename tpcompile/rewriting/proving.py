@@ -21,13 +21,10 @@ from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedEr
 from tpcompile.ir.values.named import Names, Naming
 from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Rewrite
-from tpcompile.ir.values.shown import difference, shown
+from tpcompile.ir.values.shown import difference, shown_difference, shown_short
 from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import Value
 from tpcompile.rewriting.structure import output_of
-
-_DEPTH = 6
-"""The depth to which messages show expressions over the values before a node."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +56,11 @@ class Difference:
         one, other = difference(self.before, self.after, self.naming)
         if one is self.before:
             return whole
-        return f"{whole} (the difference: {self._shown(one)}, not {self._shown(other)})"
+        right, wrong = shown_difference(one, other, self.naming)
+        return f"{whole} (the difference: {right}, not {wrong})"
 
     def _shown(self, term: Term) -> str:
-        return shown(term, _DEPTH, self.naming)
+        return shown_short(term, self.naming)
 
 
 @dataclass
@@ -225,7 +223,7 @@ def _first(
 
 def _names(terms: Terms, values: GraphValues, until: fx.Node) -> Names:
     """Return the names of the results of calls before a node."""
-    return Names.of(terms, called_values(values, until))
+    return Names(terms, called_values(values, until))
 
 
 def problem_of(node: fx.Node, found: Difference) -> Problem:

@@ -12,7 +12,7 @@ from tests.captures import captured_once
 from tpcompile.ir.values.expressions import Expressions
 from tpcompile.ir.values.named import Names
 from tpcompile.ir.values.shown import difference, shown
-from tpcompile.ir.values.value import Value, reshaped, sliced, transposed
+from tpcompile.ir.values.value import Value, own_indices, reshaped, sliced, transposed
 from tpcompile.passes import parse_pipeline, run_passes
 from tpcompile.passes.pipeline import for_ranks
 from tpcompile.presets import preset
@@ -31,7 +31,7 @@ def _values() -> tuple[Expressions, dict[str, Value]]:
 
 def _names(*names: str) -> Names:
     expressions, values = _values()
-    return Names.of(expressions.terms, {name: values[name] for name in names})
+    return Names(expressions.terms, {name: values[name] for name in names})
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -56,6 +56,22 @@ def test_another_value_does_not_have_the_name() -> None:
         assert f"%l0_{other}[" not in own
     for name in ("k", "gate_proj"):
         assert f"%l0_{name}[" not in shown(values[f"l1_{name}"].body, 1, _names(f"l0_{name}"))
+
+
+def test_parts_with_another_number_of_indices_do_not_have_the_name() -> None:
+    """Such as a matrix in place of a scale, deeper than the likeness of terms reaches."""
+    expressions, _ = _values()
+    terms = expressions.terms
+
+    def value(indices: int) -> Value:
+        source = terms.source("input", (f"x{indices}", None), torch.float32)
+        body = terms.read(source, own_indices((4, 6))[:indices])
+        for head in ("exp", "silu", "exp", "silu"):
+            body = terms.element(head, [body], torch.float32)
+        return Value((4, 6)[:indices], torch.float32, body)
+
+    naming = Names(terms, {"x": value(2)})
+    assert "%x[" not in shown(value(1).body, 9, naming)
 
 
 def test_reshaped_values_have_the_name() -> None:

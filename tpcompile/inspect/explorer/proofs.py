@@ -15,7 +15,7 @@ from tpcompile.ir.values.expressions import Expressions, GraphValues, called_val
 from tpcompile.ir.values.named import Names
 from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Rewrite
-from tpcompile.ir.values.shown import difference, shown
+from tpcompile.ir.values.shown import difference, shown_difference
 from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import Value
 
@@ -88,7 +88,7 @@ class _EarlierNames:
 
     @cached_property
     def _names(self) -> Names:
-        return Names.of(self._terms, called_values(self._values))
+        return Names(self._terms, called_values(self._values))
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -111,7 +111,7 @@ class _EarlierNames:
 
         before, after = changed[node]
         pair = difference(before.body, after.body, naming)
-        return [template(shown(term, naming=naming)) for term in pair]
+        return [template(text) for text in shown_difference(*pair, naming)]
 
 
 def _alike(known: dict[str, Any], entry: dict[str, Any], is_changed: bool) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from operator import eq
 from typing import Any
 
@@ -17,28 +16,28 @@ Naming = Callable[[Term], tuple[str, tuple[Index, ...]] | None]
 
 COMMUTATIVE = ("add", "mul")
 _LIKENESS = 3
-"""The depth to which terms are compared before a name is tried."""
+"""The depth to which operands are compared before they are paired."""
 _MOST_PAIRS = 5000
 """The number of terms that are searched for the indices of a value."""
 
 
-@dataclass(frozen=True)
 class Names:
     """The names of the values of a graph; of equal values, that of the first."""
 
-    terms: Terms
-    _values: Mapping[Any, list[tuple[str, Value]]]
-
-    @staticmethod
-    def of(terms: Terms, values: Mapping[str, Value]) -> Names:
-        """Return the names of values."""
-        alike: dict[Any, list[tuple[str, Value]]] = {}
+    def __init__(self, terms: Terms, values: Mapping[str, Value]) -> None:
+        self._terms, self._forms = terms, _Forms()
+        self._values: dict[int, list[tuple[str, Value]]] = {}
+        self._found: dict[Term, tuple[str, tuple[Index, ...]] | None] = {}
         for name, value in values.items():
-            alike.setdefault(_likeness(value.body, _LIKENESS), []).append((name, value))
-        return Names(terms, alike)
+            self._values.setdefault(self._forms.of(value.body), []).append((name, value))
 
     def __call__(self, term: Term) -> tuple[str, tuple[Index, ...]] | None:
-        for name, value in self._values.get(_likeness(term, _LIKENESS), ()):
+        if term not in self._found:
+            self._found[term] = self._of(term)
+        return self._found[term]
+
+    def _of(self, term: Term) -> tuple[str, tuple[Index, ...]] | None:
+        for name, value in self._values.get(self._forms.of(term), ()):
             places = self._places(value, term)
             if places is not None:
                 return name, places
@@ -56,15 +55,46 @@ class Names:
         if by is None or len(by) < len(own):
             return None
         places = {(COORDINATE, n): index for n, index in by.items()}
-        if self.terms.replace(value.body, self.terms.change(places)) is not term:
+        if self._terms.replace(value.body, self._terms.change(places)) is not term:
             return None
         return tuple(by[n] for n in range(len(own)))
 
 
+class _Forms:
+    """Numbers of terms, equal for terms that differ only in their indices."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._of: dict[Term, int] = {}
+
+    def of(self, term: Term) -> int:
+        stack = [term]  # terms are as deep as a model
+        while stack:
+            current = stack[-1]
+            left = [arg for arg in current.args if arg not in self._of]
+            if current in self._of or not left:
+                stack.pop()
+                if current not in self._of:
+                    self._of[current] = self._number(current)
+            else:
+                stack += left
+        return self._of[term]
+
+    def _number(self, term: Term) -> int:
+        parts = [self._of[arg] for arg in term.args]
+        if term.head in COMMUTATIVE:
+            parts.sort()
+        key = (term.kind, _head(term), term.dtype, *parts)
+        return self._numbers.setdefault(key, len(self._numbers))
+
+
+def _head(term: Term) -> Any:
+    return term.head[1] if term.kind == "cases" else term.head
+
+
 def _likeness(term: Term, depth: int) -> Any:
     """Return what terms have in common that are elements of the same value."""
-    extents = term.head[1] if term.kind == "cases" else None
-    head = extents if term.kind == "cases" else term.head
+    head = _head(term)
     if not depth or term.kind in ("tensor", "input", "call"):
         return term.kind, head, term.dtype
     parts = [_likeness(arg, depth - 1) for arg in term.args]
@@ -84,8 +114,7 @@ def _bindings(body: Term, term: Term, own: tuple[Index, ...]) -> dict[int, Index
                 if kind == COORDINATE:
                     by.setdefault(n, own[n])
             continue
-        forms = [(each.kind, each.dtype, len(each.args)) for each in (left, right)]
-        if forms[0] != forms[1] or left.kind in ("tensor", "input", "call", "whole"):
+        if _form(left) != _form(right) or left.kind in ("tensor", "input", "call", "whole"):
             return None
         inner = depth + binders_of(left)
         found = [(*pair, inner) for pair in paired(left, right)]
@@ -96,6 +125,10 @@ def _bindings(body: Term, term: Term, own: tuple[Index, ...]) -> dict[int, Index
         pairs += [each for each in found if each[:2] not in seen]
         seen.update(each[:2] for each in found)
     return by
+
+
+def _form(term: Term) -> Any:
+    return term.kind, term.dtype, len(term.args), len(term.indices)
 
 
 def paired(left: Term, right: Term) -> list[tuple[Term, Term]]:

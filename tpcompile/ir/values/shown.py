@@ -14,6 +14,10 @@ _AXES = "ijlmnpq"
 _SIGNS = {"add": "+", "mul": "·", "sub": "-", "div": "/", "bias": "+"}
 
 
+_LONG = 320
+"""The number of characters from which on less of an expression is shown."""
+
+
 class _How(NamedTuple):
     """How deep to show a term, and the names of values in it."""
 
@@ -27,6 +31,31 @@ class _How(NamedTuple):
 def shown(term: Term, depth: int = 4, naming: Naming = lambda term: None) -> str:
     """Return an expression as text, with `…` for what is nested deeper, and values by name."""
     return _bare(term, _shown(term, _How(depth, naming)))
+
+
+def shown_short(term: Term, naming: Naming) -> str:
+    """Return an expression as text, as deep as a message has room for."""
+    texts = (shown(term, depth, naming) for depth in (6, 4, 3, 2))
+    text = ""
+    for text in texts:
+        if len(text) <= _LONG:
+            break
+    return text
+
+
+def shown_difference(before: Term, after: Term, naming: Naming) -> tuple[str, str]:
+    """Return two terms as text, and only the numbers of calls that differ in nothing else."""
+    both = before, after
+    if before.kind == after.kind == "call" and before.args == after.args:
+        numbers = [_numbers(term.head) for term in both]
+        own, other = (
+            ", ".join(f"{key}={value}" for key, value in mine if (key, value) not in others)
+            for mine, others in (numbers, numbers[::-1])
+        )
+        if own and other:
+            return own, other
+    own, other = (shown_short(term, naming) for term in both)
+    return own, other
 
 
 def _shown(term: Term, how: _How) -> str:

@@ -68,7 +68,7 @@ function why(stage, found, name) {
     const pass = Stages.at(c, step.s).data.name;
     const link = Explorer.link(pass, { view: "pipeline", pass, node: step.name, c });
     if (step.what === "captured") return [link, ": captured from the model."];
-    return [link, ": ", stepWords(step), proofWords(c, step), "."];
+    return [link, ": ", stepWords(step), proofWords(c, step), step.change?.terms.length ? "" : "."];
   });
   return [
     element("h3", {}, "Why"),
