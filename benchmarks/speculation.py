@@ -4,7 +4,7 @@ The last column has the limits for these figures on a machine with two quiet cor
 
 Models have random weights, which continue no text sensibly. So the tokens of each text are forced:
 the model computes all of them, but the next token is that of the text, whatever the logits say. The
-first text is an edit: a document, and then the same document with some words replaced by others.
+first text is an edit: a license, and then the same license with some words replaced by others.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from tpcompile.serving.sampling import Chosen
 from tpcompile.serving.speculation import Wanted
 from tpcompile.vm.program.instruction import WeightInstruction
 
-_DOCUMENT = Path(__file__).parent.parent / "docs" / "serving.md"
+_DOCUMENT = Path(__file__).parent.parent / "LICENSE"
 _WORDS = 400
-_RENAMED = ("the", "request", "tokens", "blocks")
+_RENAMED = ("by", "shall", "copyright", "entity")
 """The words of the document that the edit replaces."""
+_PARTS = ("rows", "texts")
 _MODELS = ["qwen3-0.6b", "qwen3-1.7b"]
 _CONTEXT = 64
 _RIGHT = 0.8
@@ -135,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     add("models", nargs="*", default=_MODELS, help=f"presets; default: {' '.join(_MODELS)}")
     add("--weights", nargs="+", default=["bf16", "int4"], help="default: bf16 int4")
     add("--layers", type=int, help="default: all of them")
+    add("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="default: all of them")
     add("--turns", type=int, default=5, help="default: %(default)s")
     add("--new", type=int, default=128, help="tokens of a turn; default: %(default)s")
     add("--json", action="store_true", help="print all results as JSON")
@@ -149,12 +151,14 @@ def _measured(name: str, weights: str, options: argparse.Namespace) -> Iterator[
         config, random_weights=0, max_seq_len=2048, max_batch=16, weights=few,
         dtype=torch.bfloat16, backend="native",
     ) as model:  # fmt: skip
-        for what, ms, ratio in _rows(model, options.turns):
-            yield Result(name, weights, what, ms, ratio)
-        if options.layers is None:
-            yield Result(name, weights, _SHARE, *_share(model, name, few, options.turns))
-        for what, ms, ratio, accepted in _speeds(model, options):
-            yield Result(name, weights, what, ms, ratio, accepted)
+        if "rows" in options.parts:
+            for what, ms, ratio in _rows(model, options.turns):
+                yield Result(name, weights, what, ms, ratio)
+            if options.layers is None:
+                yield Result(name, weights, _SHARE, *_share(model, name, few, options.turns))
+        if "texts" in options.parts:
+            for what, ms, ratio, accepted in _speeds(model, options):
+                yield Result(name, weights, what, ms, ratio, accepted)
 
 
 def _rows(model: Any, turns: int) -> Iterator[tuple[str, float, float]]:

@@ -12,8 +12,8 @@ from tpcompile.serving.speculation.gain import Rate, Times, counts_for
 def measured(times: dict[int, float]) -> Times:
     made = Times()
     for rows, seconds in times.items():
-        made.add(rows, 99.0)  # the first step with so many rows makes its program
-        made.add(rows, seconds)
+        for each in (99.0, seconds, 99.0):  # the first step makes its program; another is held up
+            made.add(rows, each, guesses=rows > 1)
     return made
 
 
@@ -22,7 +22,7 @@ def speed(counts: tuple[int, ...], rates: list[float], times: Times, per_guess: 
         rate**i for rate, count in zip(rates, counts, strict=True) for i in range(count + 1)
     )
     rows = sum(counts) + len(counts)
-    return tokens / (times.of(rows) + per_guess * max(counts))
+    return tokens / (times.of(rows, guesses=rows > len(counts)) + per_guess * max(counts))
 
 
 @pytest.mark.parametrize("rates", [[0.9], [0.3], [0.0], [0.9, 0.1], [0.5, 0.8, 0.95]])
@@ -52,16 +52,44 @@ def test_limits() -> None:
     assert sum(counts_for([0.9] * 4, [8] * 4, times, 16, 0.0)) == 12
     assert counts_for([0.99, 0.99], [0, 1], times, 16, 0.0) == [0, 1]
     assert counts_for([], [], times, 16, 0.0) == []
+    free = measured({1: 0.03, 2: 0.03, 3: 0.03})
+    assert counts_for([0.09], [2], free, 16, 0.0) == [1]  # a second one has a chance below 1 %
 
 
 def test_times_that_are_not_known_follow_from_those_that_are() -> None:
     times = Times()
-    assert times.of(8) / times.of(1) == pytest.approx(1.14)
-    times.add(1, 5.0)
-    assert times.of(1) == 1.0
-    times.add(1, 0.03)
-    assert times.of(5) == times.of(6) < times.of(7)
-    assert times.of(1) == 0.03 and times.of(7) == pytest.approx(0.03 * 1.14)
+    assert times.of(8, guesses=True) / times.of(1, guesses=False) == pytest.approx(1.14)
+    times.add(1, 5.0, guesses=False)
+    assert times.of(1, guesses=False) == 1.0
+    for seconds in (0.04, 0.03, 9.0):
+        times.add(1, seconds, guesses=False)
+    assert times.of(1, guesses=False) == 0.03
+    assert times.of(7, guesses=True) == pytest.approx(0.03 * 1.14)
+    assert times.of(5, guesses=True) == times.of(6, guesses=True) < times.of(7, guesses=True)
+
+
+def test_steps_with_guesses_are_other_steps() -> None:
+    """They have programs of their own, and one that is made late is no step's time."""
+    times = measured({2: 0.05})
+    assert times.of(2, guesses=False) == 0.05  # expected
+    for seconds in (9.0, 0.03):
+        times.add(2, seconds, guesses=False)
+    assert times.of(2, guesses=False) == 0.03 and times.of(2, guesses=True) == 0.05
+
+
+def test_steps_without_guesses_are_measured_from_time_to_time() -> None:
+    times = Times()
+    for _ in range(2):
+        assert times.is_due(3)
+        times.add(3, 0.03, guesses=False)
+    steps = 0
+    while not times.is_due(3) and steps < 1000:
+        assert times.is_due(5)
+        times.add(8, 0.04, guesses=True)
+        steps += 1
+    assert 100 <= steps < 1000
+    times.add(3, 0.03, guesses=False)
+    assert not times.is_due(3)
 
 
 def test_a_rate_follows_the_latest_guesses() -> None:

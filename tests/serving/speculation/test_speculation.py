@@ -143,16 +143,20 @@ class _Never:
     def forget(self, key: Any) -> None: ...
 
 
-def _steps(drafter: Any, tokens: int, right: bool) -> list[int]:
-    """Return the guesses of each step of a sequence, whose guesses are right or wrong."""
+def _steps(drafter: Any, steps: int, right: bool, later: float = 0.03) -> list[int]:
+    """Return the guesses of each step of a sequence, whose guesses are right or wrong.
+
+    After 100 steps, a step without guesses takes so long as `later`.
+    """
     speculation, sequence = Speculation(drafter, Guesses(), 199), Sequence((0, 0), [1, 2, 3])
     counts = []
-    for _ in range(tokens):
+    for step in range(steps):
         speculation.guess({sequence: 100})
         piece = Piece(sequence, len(sequence.tokens) - 1, 1, tuple(sequence.draft))
         sequence.draft = []
-        counts.append(len(piece.guesses))
-        speculation.timed([piece], 0.03 + 0.001 * len(piece.guesses))
+        counts.append(number := len(piece.guesses))
+        plain = later if step >= 100 else 0.03
+        speculation.timed([piece], 0.03 + 0.001 * number if number else plain)
         accepted = len(piece.guesses) if right else 0
         sequence.tokens += [7] * (accepted + 1)
         speculation.learn(piece, accepted)
@@ -161,13 +165,20 @@ def _steps(drafter: Any, tokens: int, right: bool) -> list[int]:
 
 def test_guesses_end_if_they_are_wrong_and_are_tried_again() -> None:
     counts = _steps(_Never(), 200, right=False)
-    assert counts[0] >= 4
+    assert counts[:2] == [0, 0] and counts[2] >= 4  # plain steps are measured first
     late = counts[100:]
     assert sum(late) <= 4 and max(late) == 1
 
 
 def test_right_guesses_get_as_many_as_they_may() -> None:
     assert _steps(_Never(), 60, right=True)[-1] == 8
+
+
+def test_guesses_end_if_plain_steps_become_faster() -> None:
+    """A step without guesses is measured from time to time, so the engine notices."""
+    for seconds, guesses in ((0.03, True), (0.003, False)):
+        counts = _steps(_Never(), 400, right=True, later=seconds)
+        assert all(counts[60:100]) and any(counts[200:]) == guesses
 
 
 def test_free_guesses_are_tested_without_rows() -> None:
@@ -206,6 +217,8 @@ def test_prompts_and_new_programs_are_no_time_of_guesses() -> None:
 
     drafter = Slow(*[0.05] * 5, *[0.001, 0.05, 0.001])
     speculation = Speculation(drafter, Guesses(), 199)
+    for _ in range(2):  # plain steps are measured first
+        speculation.timed([Piece(Sequence((9, 0), [1, 2, 3]), 2, 1)], 0.03)
     for number in range(5):
         speculation.guess({Sequence((number, 0), [1, 2, 3]): 1})
     assert speculation._per_guess(1) == 0

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cache
 
-from tpcompile.runtime.ranks.step import size_for
+from tpcompile.runtime.ranks.step import ProgramSize, size_for
 
 _FORGETTING = 0.1
 """The weight of the latest guess in the rate of right ones."""
-_LATEST = 0.2
-"""The weight of the latest step in the time of a step."""
+_LATEST = 3
+"""The number of latest steps of which the shortest counts."""
+_OLD = 128
+"""The steps after which a step without guesses is measured again."""
 _WORTH = 1.01
 """The least gain for which tokens are guessed."""
+_CHANCE = 0.01
+"""The least probability of a guess that is considered."""
 _PER_ROW = 0.02
 """The time of a further row, relative to a step, as long as it was not measured."""
 
@@ -33,35 +39,53 @@ class Rate:
 
 
 class Times:
-    """The times of steps by number of rows, which `size_for` rounds up."""
+    """The times of steps by number of rows, which `size_for` rounds up, without and with guesses.
+
+    The shortest of the latest ones counts, since some steps are held up.
+    """
 
     def __init__(self) -> None:
-        self._measured: dict[int, float] = {}
-        self._begun: set[int] = set()
+        self._steps = 0
+        self._latest: dict[ProgramSize, deque[float]] = {}
+        self._last_steps: dict[ProgramSize, int] = {}
+        self._measured: dict[ProgramSize, float] = {}
 
-    def add(self, rows: int, seconds: float) -> None:
-        """Count a step. The first one with so many rows made its program, and is left out."""
-        size = size_for(rows)
-        if size not in self._begun:
-            self._begun.add(size)
+    def add(self, rows: int, seconds: float, *, guesses: bool) -> None:
+        """Count a step. The first one of a program made it, and is left out."""
+        self._steps += 1
+        size = _size(rows, guesses)
+        times = self._latest.get(size)
+        if times is None:
+            self._latest[size] = deque(maxlen=_LATEST)
             return
-        before = self._measured.setdefault(size, seconds)
-        self._measured[size] += _LATEST * (seconds - before)
+        times.append(seconds)
+        self._last_steps[size] = self._steps
+        self._measured[size] = min(times)
 
-    def of(self, rows: int) -> float:
+    def is_due(self, sequences: int) -> bool:
+        """Return whether a step of so many sequences without guesses was not measured lately."""
+        size = _size(sequences, guesses=False)
+        return size not in self._measured or self._steps - self._last_steps[size] >= _OLD
+
+    def of(self, rows: int, *, guesses: bool) -> float:
         """Return the expected time of a step; without measurements, relative to one row.
 
-        It is bounded by the times of fewer and of more rows.
+        It is bounded by the times of as many, of fewer and of more rows.
         """
-        size = size_for(rows)
+        size = _size(rows, guesses)
         if size in self._measured:
             return self._measured[size]
-        known = self._measured.items()
-        rates = [seconds / _expected(other) for other, seconds in known]
-        expected = _expected(size) * (sum(rates) / len(rates) if rates else 1.0)
-        least = max((seconds for other, seconds in known if other < size), default=0.0)
-        most = min((seconds for other, seconds in known if other > size), default=math.inf)
+        known = [(other.batch, seconds) for other, seconds in self._measured.items()]
+        rates = [seconds / _expected(batch) for batch, seconds in known]
+        expected = _expected(size.batch) * (sum(rates) / len(rates) if rates else 1.0)
+        least = max((seconds for batch, seconds in known if batch <= size.batch), default=0.0)
+        most = min((seconds for batch, seconds in known if batch >= size.batch), default=math.inf)
         return min(max(expected, least), most)
+
+
+def _size(rows: int, guesses: bool) -> ProgramSize:
+    batch = size_for(rows)
+    return ProgramSize(batch, batch if guesses else 1)
 
 
 def _expected(rows: int) -> float:
@@ -77,13 +101,14 @@ def counts_for(
     the time to guess one more token of every sequence.
     """
     count = len(rates)
-    seconds = [times.of(rows) for rows in range(count, max(count, most_rows) + 1)]
-    best, best_speed = [0] * count, _WORTH * count / seconds[0] if count else 0.0
+    seconds = cache(lambda rows: times.of(rows, guesses=rows > count))
+    best, best_speed = [0] * count, _WORTH * count / seconds(count) if count else 0.0
     longest = max(most, default=0)
     for limit in range(1, longest + 1) if per_guess else (longest,):
         limits = [min(limit, each) for each in most]
-        for rows, (counts, tokens) in enumerate(_by_gain(rates, limits, most_rows - count), 1):
-            speed = tokens / (seconds[rows] + per_guess * max(counts))
+        guesses = _by_gain(rates, limits, most_rows - count)
+        for rows, (counts, tokens) in enumerate(guesses, count + 1):
+            speed = tokens / (seconds(rows) + per_guess * max(counts))
             if speed > best_speed:
                 best, best_speed = counts, speed
     return best
@@ -94,13 +119,13 @@ def _by_gain(
 ) -> Iterator[tuple[list[int], float]]:
     """Yield the numbers of guesses for 1, 2, … guesses in all, and the expected tokens.
 
-    Each further guess is the one that is accepted most probably.
+    Each further guess is the one that is accepted most probably, and has some chance.
     """
     counts, tokens = [0] * len(rates), float(len(rates))
     gains = [(-rate, place) for place, rate in enumerate(rates) if most[place]]
     heapq.heapify(gains)
     for _ in range(guesses):
-        if not gains:
+        if not gains or -gains[0][0] < _CHANCE:
             return
         gain, place = heapq.heappop(gains)
         counts = [*counts[:place], counts[place] + 1, *counts[place + 1 :]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import takewhile
 from statistics import median_low
@@ -43,8 +44,9 @@ class Speculation:
     """The guesses for the sequences of an engine.
 
     Their number follows from the share of right ones so far, of each sequence, and from the
-    measured times of steps. Where guesses are not worth their time, there are none. Free ones are
-    compared with the tokens that come; of others, one is computed from time to time.
+    measured times of steps. Steps without guesses are measured first, and again from time to time.
+    Where guesses are not worth their time, there are none. Free ones are compared with the tokens
+    that come; of others, one is computed from time to time.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class Speculation:
             self._drafter.forget(sequence)
         states = [self._state(sequence) for sequence in rooms]
         most = [min(self._drafter.most, room) for room in rooms.values()]
-        counts = self._counts([state.rate.value for state in states], most)
-        late = any(state.steps >= _PROBE for state in states)
+        due = self._times.is_due(len(states))
+        rates = [state.rate.value for state in states]
+        counts = [0] * len(states) if due else self._counts(rates, most)
+        late = not (due or self._drafter.free) and any(each.steps >= _PROBE for each in states)
         worth = late and any(self._counts([1.0] * len(states), most))
         wanted: dict[Sequence, int] = {}
         for sequence, state, count, limit in zip(rooms, states, counts, most, strict=True):
@@ -104,9 +108,10 @@ class Speculation:
         for rate in (state.rate, self._rate):
             rate.add(accepted, wrong)
 
-    def timed(self, pieces: Iterable[Piece], seconds: float) -> None:
+    def timed(self, pieces: Many[Piece], seconds: float) -> None:
         """Count the time of a step of new tokens."""
-        self._times.add(sum(1 + len(piece.guesses) for piece in pieces), seconds)
+        guesses = sum(len(piece.guesses) for piece in pieces)
+        self._times.add(len(pieces) + guesses, seconds, guesses=guesses > 0)
 
     def _state(self, sequence: Sequence) -> _State:
         """Return the state of a sequence, after a test of the last guess that was not computed."""

@@ -341,6 +341,8 @@ inline void copy_inside(const char* row, int64_t bytes, int64_t at, int64_t coun
 
 #include "grouped_panels.h"
 
+#include "grouped_together.h"
+
 // Multiply rows by all sequences.
 template <class A, int kBits, int kLoads, int kBlocks>
 inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
@@ -389,12 +391,19 @@ template <class A>
 [[gnu::noinline]] void dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                             int64_t out_stride, Scratch& scratch) {
   by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
-    constexpr int kBits = decltype(bits)::value;
+    constexpr int kBits = decltype(bits)::value, kLoads = decltype(loads)::value;
+    constexpr int kBlocks = decltype(blocks)::value;
+    int64_t done = 0;
+#if defined(__AVX512F__)
+    if constexpr (!std::is_same_v<A, Wide> && kHigh<kBits> == 0)
+      done = dots_together<A, kBits, kLoads, kBlocks>(weight, rows, x, out, out_stride, scratch);
+#endif
+    if (done == rows) return;
+    const Grouped rest = weight.from(done, 0);
     if constexpr (!std::is_same_v<A, Wide>)
       if (in_panels<A>(x.batch))
-        return panel_dots<A, kLow<kBits>>(weight, rows, x, out, out_stride, scratch);
-    grouped_dots<A, kBits, decltype(loads)::value, decltype(blocks)::value>(weight, rows, x, out,
-                                                                            out_stride, scratch);
+        return panel_dots<A, kLow<kBits>>(rest, rows - done, x, out + done, out_stride, scratch);
+    grouped_dots<A, kBits, kLoads, kBlocks>(rest, rows - done, x, out + done, out_stride, scratch);
   });
 }
 
