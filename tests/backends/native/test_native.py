@@ -68,7 +68,7 @@ def _steps(case: Case, path: str | None = None, steps: int = STEPS) -> list[torc
     ],
 )
 def test_steps_are_eager_s(model: str, path: str) -> None:
-    for lowering, interleaved in product(("heads", "rows"), (False, rotated_whole(model))):
+    for lowering, interleaved in product(("heads", "rows"), {False, rotated_whole(model)}):
         case = Case(model, tp=2, spans=3, lowering=lowering, interleaved=interleaved)
         assert worst_error(case, _steps(case, path)) < TOLERANCE
 

@@ -113,7 +113,7 @@ def main():
         os._exit(0)
 
     held = [models["workers"]._ranks._modules._lock, models["threads"]._ranks._modules._group.lock]
-    for number in range(6):
+    for number in range(10):
         for lock in held:  # as if another thread were in a call
             lock.acquire()
         pid = os.fork()
@@ -164,7 +164,7 @@ def test_compiles_without_standard_streams(told: list[dict[str, Any]]) -> None:
 def test_a_fork_is_refused_by_every_method(told: list[dict[str, Any]]) -> None:
     """Forks are refused, also during a call in the owner; sources remain readable."""
     found = [line for line in told if "fork" in line]
-    assert [line["ranks"] for line in found] == ["workers", "threads", "alone"] * 6
+    assert [line["ranks"] for line in found] == ["workers", "threads", "alone"] * 10
     for line in found:
         for method, answer in line["answers"].items():
             message = f"; this is process {line['fork']}, forked from it"
@@ -177,7 +177,7 @@ def test_a_fork_is_refused_by_every_method(told: list[dict[str, Any]]) -> None:
 def test_the_owner_is_right_whatever_a_fork_does(told: list[dict[str, Any]]) -> None:
     """A fork exits normally: at the end, after `close`, and after models are collected."""
     found = [line for line in told if "status" in line]
-    assert [line["status"] for line in found] == [0] * 6
+    assert [line["status"] for line in found] == [0] * 10
     assert all(line["right"] for line in found)
 
 
