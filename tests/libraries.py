@@ -34,6 +34,11 @@ TESTS = (
     # the server, also with Ray
     *("tests/serving/test_server.py", "tests/serving/test_engine.py"),
     *("tests/serving/test_batch.py", "tests/serving/test_replicas.py", "tests/cli/test_serve.py"),
+    # tools and structured output, and guessed tokens
+    *("tests/serving/test_matcher.py", "tests/serving/test_structured.py"),
+    "tests/serving/speculation/test_prompt.py",
+    # proofs of passes and of programs
+    *("tests/ir/values", "tests/vm/proof/test_computes.py"),
     # the explorer
     *("tests/inspect/explorer", "tests/test_exploring.py"),
 )
