@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 import tpcompile
+from tests.captures import captured_once as capture
 from tests.logits import check_logits, in_turn
 from tests.packed import write_awq, write_gptq
 from tests.quantized import rewritten
 from tpcompile.errors import CheckpointError, UnsupportedError
-from tpcompile.frontend import capture
 
 WIDE = {"hidden_size": 128, "num_attention_heads": 8, "intermediate_size": 384}
 NARROW = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}

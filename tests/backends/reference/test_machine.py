@@ -55,6 +55,8 @@ SEVERAL_RANKS = (
 )
 FEW_STEPS = 5
 """Enough steps to cross a block boundary from any position, for sweeps over many cases."""
+EDGE_STEPS = 3
+"""The same from `EDGES`, which begin before, at and after a boundary."""
 WAYS = list(product(POLICIES, ("heads", "rows"), (False, True), (1, 2, 3, 7)))
 """Policy, lowering, interleaved, spans. Each model gets one of the combinations."""
 
@@ -94,7 +96,7 @@ def test_channels_and_gates_of_linear_attention_with_a_weight_each(tp: int) -> N
 @pytest.mark.parametrize("model", MIXTURES)
 def test_experts(model: str, tp: int) -> None:
     case = _on_the_way(Case(model, tp), MIXTURES.index(model) + tp)
-    assert worst_error(case, steps_of(case, FEW_STEPS)) < TOLERANCE
+    assert worst_error(case, steps_of(case, EDGE_STEPS)) < TOLERANCE
     kinds = {one.name for one in case.program.instructions}
     assert kinds >= {"top_experts", "norm_experts", "expert_terms"}
     assert ("shared_terms" in kinds) == (model in (SHARED, HYBRID_EXPERTS))
@@ -114,19 +116,23 @@ def test_a_cache_in_int8(model: str, tp: int) -> None:
 @pytest.mark.parametrize("model", OFFICIAL)
 def test_heads_of_every_preset(model: str) -> None:
     case = _on_the_way(Case(model), OFFICIAL.index(model))
-    assert worst_error(case, steps_of(case, FEW_STEPS)) < TOLERANCE
+    assert worst_error(case, steps_of(case, EDGE_STEPS)) < TOLERANCE
 
 
 @pytest.mark.parametrize("tp", [2, 3, 4])
 @pytest.mark.parametrize("model", SEVERAL_RANKS)
 def test_heads_on_several_ranks(model: str, tp: int) -> None:
     case = _on_the_way(Case(model, tp), SEVERAL_RANKS.index(model) * 3 + tp)
-    assert worst_error(case, steps_of(case, FEW_STEPS)) < TOLERANCE
+    assert worst_error(case, steps_of(case, EDGE_STEPS)) < TOLERANCE
 
 
-@pytest.mark.parametrize("spans", [1, 2, 3, 7])
-@pytest.mark.parametrize("length", EDGES)
-@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize(
+    ("model", "length", "spans"),
+    [
+        *product(["tiny-qwen3"], EDGES, (1, 2, 3, 7)),
+        *product(["tiny-qwen2", "tiny-qwen3.5"], EDGES, (3,)),
+    ],
+)
 def test_one_sequence(model: str, length: int, spans: int) -> None:
     """The steps of all lengths together give each number of tokens up to `EDGES[-1] + STEPS`."""
     case = Case(model, lengths=(length,), spans=spans)
@@ -134,11 +140,12 @@ def test_one_sequence(model: str, length: int, spans: int) -> None:
     assert worst_error(case, steps_of(case, steps)) < TOLERANCE
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("model", TINY)
-def test_every_way(model: str, policy: str, lowering: str, interleaved: bool) -> None:
+def test_every_way(model: str, policy: str, lowering: str) -> None:
+    """Every second one is interleaved, so that there are all pairs of two options."""
+    interleaved = ([*POLICIES].index(policy) + (lowering == "rows")) % 2 > 0
     interleaved &= rotated_whole(model)
     case = Case(
         model, tp=2, spans=3, lowering=lowering, interleaved=interleaved, policy=policy, workers=4
@@ -160,12 +167,12 @@ def test_bits_do_not_depend_on_the_schedule(model: str, tp: int) -> None:
     """The bits are independent of workers, splits, policy and execution order."""
     case = Case(model, tp, lengths=(3, 14), spans=3)
     wanted = steps_of(case, 2)
-    for policy, workers, lowering in schedules((1, 2, 5, 16)):
+    for policy, workers, lowering in schedules((1, 5, 16)):
         other = replace(case, policy=policy, workers=workers, lowering=lowering)
         _assert_same(steps_of(other, 2, lambda step: shuffled(step)), wanted)
-    for number, policy in enumerate(POLICIES):
+    for policy in ("critical-path", "dynamic"):  # queues in advance, and shared ones
         split = replace(case, policy=policy, column_splits=2)
-        _assert_same(steps_of(split, 2, lambda step: shuffled(number)), wanted)  # noqa: B023
+        _assert_same(steps_of(split, 2, lambda step: shuffled(step + 7)), wanted)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
