@@ -47,7 +47,12 @@ def test_a_pass_that_is_not_proved() -> None:
     found = compare_with_eager(preset_pair("tiny-qwen2").eager, passes, simulate=True)
     told = found.proofs.text()
     assert "proved: 21 passes" in told
-    assert "NOT proved: swapped: it declares no rewrites, and result 0 was " in told
+    gate, up = (f"%l0_{name}_proj[i, j]" for name in ("gate", "up"))
+    assert (
+        "NOT proved: swapped: it declares no rewrites, and "
+        f"%l0_swiglu = {gate} · silu({up}); %l0_swiglu = {up} · silu({gate}) "
+        "(the difference: %l0_"
+    ) in told
     *others, last = found.to_json()["proof"]["passes"]
     assert all(own["proved"] for own in others)
     assert (last["name"], last["proved"]) == ("swapped", False)
