@@ -10,15 +10,15 @@ from locust import HttpUser, constant, events, task
 from locust.env import Environment
 
 NEW = 8
-TEXT = {"prompt": "the cat and the dog", "max_tokens": NEW, "temperature": 0}
-COUNTED = {**TEXT, "stream_options": {"include_usage": True}}
+TEXT: dict[str, Any] = {"prompt": "the cat and the dog", "max_tokens": NEW, "temperature": 0}
+COUNTED: dict[str, Any] = {**TEXT, "stream_options": {"include_usage": True}}
 CITY = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}},
     "required": ["city"],
     "additionalProperties": False,
 }
-CALL = {
+CALL: dict[str, Any] = {
     "messages": [{"role": "user", "content": "the cat and the dog"}],
     "tools": [{"type": "function", "function": {"name": "weather", "parameters": CITY}}],
     "tool_choice": "required",

@@ -59,6 +59,7 @@ CALLS: list[Part] = [
     TOOLS | {"response_format": FORM},
     TOOLS | {"tool_choice": "required", "parallel_tool_calls": True},
 ]
+ECHOES: list[Part] = [{}, {"echo": True, "logprobs": 2}]
 MODELS = ("demo", "demo-with-adapter")
 
 
@@ -78,7 +79,7 @@ def random_text(dice: Random) -> dict[str, Any]:
     body: dict[str, Any] = {"prompt": "no yes no yes", "max_tokens": dice.randrange(20)}
     for part in (FORMS, DRAWS, ENDS):
         body |= dice.choice(part)
-    return body | dice.choice(({}, {"echo": True, "logprobs": 2}))
+    return body | dice.choice(ECHOES)
 
 
 VALUES: list[Any] = [
