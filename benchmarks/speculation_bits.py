@@ -176,7 +176,7 @@ def requests(dice: Random, number: int, vocabulary: int, most: int = 40) -> list
                 | {"logprobs": 0},
             ]
         )
-        new = dice.randrange(1, most)
+        new = max(dice.randrange(1, most), options.get("min_tokens", 1))
         made.append((part * dice.randrange(1, 5), SamplingParams(max_tokens=new, **options)))
     return made
 
