@@ -10,7 +10,7 @@ import pytest
 
 import tpcompile
 from benchmarks.oracle import Oracle
-from benchmarks.speculation_bits import SIZES_WITH_STATES, requests
+from benchmarks.speculation_bits import SIZES_WITH_STATES, requests, take_equal_times
 from tests.runtime.eager_pair import lively
 from tpcompile.errors import UsageError
 from tpcompile.runtime.ranks import program
@@ -47,10 +47,7 @@ class Subject:
         """Return the tokens of each request after so many steps: an engine may get stuck."""
         sizes = {**SIZES_WITH_STATES, "max_batch": 3}
         with Engine(self._model, speculate=speculate, **sizes) as engine:
-            speculation: Any = engine._speculation
-            if speculation is not None:  # guesses must not depend on the load of the machine
-                timed = speculation.timed
-                speculation.timed = lambda pieces, _: timed(pieces, 0.01)
+            take_equal_times(engine)
             handles = [engine.add(*each) for each in self._requests]
             for _ in range(MOST_STEPS):
                 if not engine.step():
