@@ -213,6 +213,25 @@ def test_attention_does_not_depend_on_cuts_nor_on_neighbours(
     assert torch.equal(torch.cat(parts), whole[:170])
 
 
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("kv", [None, ROUNDED])
+def test_attention_does_not_depend_on_the_tokens_of_a_part(
+    window: int | None, kv: Format | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case([(300, 290), (97, 97)], 4, 2, 32, kv)
+    whole = case.run(functions, window)[0]
+    for part in (20, 64, 96):
+        monkeypatch.setattr(prompts, "_part_tokens", lambda *_, part=part: part)
+        assert torch.equal(case.run(functions, window)[0], whole)
+
+
+def test_long_prompts_have_long_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    of_prompts = [prompts._part_tokens(2 * tokens, tokens) for tokens in (9, 1024, 2048, 4096)]
+    assert of_prompts == [32, 32, 64, 96]
+    assert prompts._part_tokens(2 * 128, 4096) == 32  # other threads would have no item
+
+
 def wrong_slot(case: Case) -> None:
     case.slots[3] = SLOTS
 

@@ -33,8 +33,10 @@ from tpcompile.ir.ops.few_bits import RoundingWeight, decoded
 from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
 from tpcompile.vm.program.abi import PARTS
 
-_PART = 32
-"""The tokens of a part of a sequence in attention."""
+_PART, _MOST_PART = 32, 96
+"""The tokens of a part of a sequence in attention. Each part lays out all keys that it reads."""
+_ITEMS = 8
+"""The items of attention that a thread has at least, if parts are longer than the shortest."""
 _TOKENS = 128
 """The tokens of an item of a product: whole panels. All threads have items until the end."""
 _MANY_TOKENS = 512
@@ -344,17 +346,28 @@ def attention(
     """
     out = torch.empty(q.shape, dtype=q.dtype)
     read = torch.tensor([(head, first, last + 1 - first) for head, first, last in runs])
+    length = int(lengths.sum()) // len(lengths)
+    part = _part_tokens(len(q) * len(runs), min(length, window or length))
     own = _AttentionOf(
         *(*map(Heads.of, (q, *cache)), out.data_ptr(), *q.shape[1:]),
         *(starts.data_ptr(), lengths.data_ptr(), tables.data_ptr()),
-        *(*tables.shape, tables.stride(0), cache.shape[1], block, _PART),
+        *(*tables.shape, tables.stride(0), cache.shape[1], block, part),
         *(read.data_ptr(), len(read), window or 0, is_rounded(cache), scale),
     )
     if not library().tpc_reads_cache(ctypes.byref(own)):
         raise _outside(cache.shape[1], starts, tables, lengths, window, block)
-    parts = sum(-(-(stop - start) // _PART) for start, stop in pairwise(starts.tolist()))
+    parts = sum(-(-(stop - start) // part) for start, stop in pairwise(starts.tolist()))
     run(Operation.ATTENTION, own, parts * len(read), GRAIN)
     return out
+
+
+def _part_tokens(heads: int, keys: int) -> int:
+    """Return the tokens of a part, if tokens times KV heads are `heads` and a token sees `keys`.
+
+    A long part lays out keys less often, but multiplies more of them that are masked out.
+    """
+    most = min(heads // (_ITEMS * torch.get_num_threads()), keys // _PART)
+    return min(_MOST_PART, max(_PART, most // _PART * _PART))
 
 
 def _outside(

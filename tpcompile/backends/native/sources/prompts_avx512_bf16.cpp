@@ -26,7 +26,10 @@ TPC_INLINE Lanes power_of_e(Lanes x) {
 
 TPC_INLINE void put_some(bf16* to, Lanes values, int64_t count) {
   const __m256i found = narrow(values);
-  std::memcpy(to, &found, sizeof(bf16) * static_cast<size_t>(count < kLanes ? count : kLanes));
+  if (count >= kLanes)
+    std::memcpy(to, &found, sizeof found);
+  else
+    std::memcpy(to, &found, sizeof(bf16) * static_cast<size_t>(count));
 }
 
 TPC_INLINE Lanes square_roots(Lanes x) { return (Lanes)_mm512_sqrt_ps((__m512)x); }
