@@ -75,9 +75,6 @@ class Result:
     def proved(self) -> bool:
         return not self.refused and not self.wrong
 
-    def __str__(self) -> str:
-        return f"{self.case}: {self.refused or self.wrong or 'proved'}"
-
 
 def results(presets: Sequence[str]) -> Iterator[Result]:
     """Run all pipelines of presets, one preset after another."""
@@ -91,10 +88,9 @@ def _results(
     gm: fx.GraphModule, done: int, cases: Sequence[tuple[Case, list[Pass]]]
 ) -> Iterator[Result]:
     """Run the passes that all cases share, and then those of each group."""
-    passes = cases[0][1]
+    passes, shortest = cases[0][1], min(len(each) for _, each in cases)
     columns = zip(*(each for _, each in cases), strict=False)
-    shared = next((n for n, same in enumerate(columns) if len(set(same)) > 1), len(passes))
-    shared = min(shared, *(len(each) for _, each in cases)) if len(cases) > 1 else len(passes)
+    shared = next((n for n, same in enumerate(columns) if len(set(same)) > 1), shortest)
     try:
         gm, stages = run_passes(gm, passes[done:shared], done=passes[:done])
     except CompileError as error:
@@ -149,7 +145,7 @@ def _print(proofs: Sequence[Result], tries: Sequence[Outcome], seed: int) -> Non
         console.print(_random_table(tries, seed))
     for title, lines in {
         "Refused by another rule": _grouped(proofs),
-        "Not proved": [str(result) for result in proofs if result.wrong],
+        "Not proved": [f"{r.case}: {r.wrong}" for r in proofs if r.wrong],
         "Random pipelines with a mistake": [str(one) for one in tries if one.is_mistake],
     }.items():
         console.print(f"{title}: {len(lines)}")
