@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 import tpcompile
+from benchmarks.speculation_bits import take_equal_times
 from tests.adapters import adapter
 from tests.serving.clients.conftest import assistant
 from tests.serving.conftest import serve
@@ -105,13 +106,14 @@ def storm(directory: Path, arch: str, requests: int, fuzzed: int, kills: int) ->
     eager.save_pretrained(base)
     change = adapter(base, directory / "adapter", r=4, target_modules="all-linear")
     dice = Random(requests)
-    bodies = [random_chat(dice) for _ in range(requests)]
+    bodies = [random_chat(dice) | {"stream": dice.random() < 0.5} for _ in range(requests)]
     with serving(base, change, tokenizer) as (engine, url):
         alone = [Storm(engine, url).answer(body) for body in bodies]
     with serving(base, change, tokenizer, speculate="prompt:6") as (engine, url):
+        take_equal_times(engine)
         clients = Storm(engine, url)
         jobs: list[Callable[[], Any]] = [
-            partial(clients.compare, body | {"stream": dice.random() < 0.5}, choices)
+            partial(clients.compare, body, choices)
             for body, choices in zip(bodies, alone, strict=True)
         ]
         jobs += [
