@@ -45,6 +45,10 @@ _RAISED = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-
             "plan-sharding must run after raise-attention",
         ),
         (f"{_RAISED},fuse-qkv,interleave-rotary", "interleave-rotary must run before fuse-qkv"),
+        (
+            "canonicalize,raise-norm,raise-experts,fuse-experts,plan-sharding",
+            "plan-sharding must run before fuse-experts",
+        ),
     ],
 )
 @pytest.mark.parametrize("model", MODELS[:2])

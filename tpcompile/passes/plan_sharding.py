@@ -62,6 +62,7 @@ class PlanSharding:
     before: ClassVar[tuple[str, ...]] = (
         "fuse-qkv",
         "fuse-gate-up",
+        "fuse-experts",
         "select-rows",
         "cache-kv",
         "fuse-norm-qkv",
