@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -118,6 +118,23 @@ class OtherScale(RaiseAttention):
         return report
 
 
+@dataclass(frozen=True)
+class OtherDtype(ShardLinears):
+    """Round the weights of norms."""
+
+    name: ClassVar[str] = "my-shard-linears"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        report = super().apply(gm)
+        for node in parameters(gm.graph):
+            if str(node.target).endswith("input_layernorm_weight"):
+                weight = parameter_of(node)
+                rounded = replace(weight.type, dtype=torch.bfloat16)
+                set_parameter(node, replace(weight, type=rounded))
+        return report
+
+
+_WEIGHT = "%l0_input_layernorm_weight = model.layers.0.input_layernorm.weight[i]"
 _NORMED = "mean(pow(%embedding[i, k], 2)))) · model.layers.0.input_layernorm.weight[j]"
 _SUM = "rsqrt(1e-06 + mean(pow(…, 2)))) · model.layers.1.input_layernorm.weight[j]"
 _KEY = "%l0_k_normed"
@@ -161,6 +178,13 @@ _MISTAKES: dict[type[Pass], tuple[str, str, str, str]] = {
         _ATTENTION.format(0.125),
         _ATTENTION.format(0.25)
         + " (the difference: scale=0.25, not scale=0.125), as before the pass",
+    ),
+    OtherDtype: (
+        "shard-linears",
+        "l0_input_layernorm_weight",
+        _WEIGHT,
+        f"{_WEIGHT} (the difference: model.layers.0.input_layernorm.weight[i] in f32, not "
+        "model.layers.0.input_layernorm.weight[i] in bf16), as before the pass",
     ),
     OtherOrder: (
         "raise-attention",

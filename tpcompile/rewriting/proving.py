@@ -54,7 +54,7 @@ class Difference:
         if self.after is None:
             return whole
         one, other = difference(self.before, self.after, self.naming)
-        if one is self.before:
+        if one is self.before and self._shown(one) != self._shown(other):
             return whole
         right, wrong = shown_difference(one, other, self.naming)
         return f"{whole} (the difference: {right}, not {wrong})"

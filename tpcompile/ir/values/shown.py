@@ -44,7 +44,10 @@ def shown_short(term: Term, naming: Naming) -> str:
 
 
 def shown_difference(before: Term, after: Term, naming: Naming) -> tuple[str, str]:
-    """Return two terms as text, and only the numbers of calls that differ in nothing else."""
+    """Return two terms as text, and only the numbers of calls that differ in nothing else.
+
+    Terms that differ in their dtypes alone are shown with them.
+    """
     both = before, after
     if before.kind == after.kind == "call" and before.args == after.args:
         numbers = [_numbers(term.head) for term in both]
@@ -55,6 +58,8 @@ def shown_difference(before: Term, after: Term, naming: Naming) -> tuple[str, st
         if own and other:
             return own, other
     own, other = (shown_short(term, naming) for term in both)
+    if own == other and before.dtype is not None and after.dtype is not None:
+        own, other = (f"{own} in {dtype_name(dtype)}" for dtype in (before.dtype, after.dtype))
     return own, other
 
 
