@@ -39,8 +39,8 @@ _EXAMPLES = """\
       --backend reference --json
 
 First comes what is proved for all inputs: passes after which the graph computes
-what was captured, with the rewrites that they use, and the program. In --json it
-is the key proof. The rest is measured: the capture, rounding, and executors.
+what was captured, with the rewrites that they use, and the program. In --json
+it is the key proof. The rest is measured: the capture, rounding, and executors.
 
 The torch backend runs prompts of random tokens, then decodes some tokens one by
 one, with a KV cache on each side. The other backends run decode steps on filled

@@ -12,7 +12,7 @@ import torch
 
 import tpcompile
 from benchmarks.oracle import Oracle
-from benchmarks.speculation_bits import SIZES, answers, requests, texts
+from benchmarks.speculation_bits import SIZES, answers, requests, take_equal_times, texts
 from tests.backends.reference.stepping import lively_experts
 from tests.runtime.eager_pair import lively
 from tpcompile.errors import UnsupportedError, UsageError
@@ -90,6 +90,7 @@ def test_fewer_steps() -> None:
         asked = [([5, 6, 7], SamplingParams(max_tokens=60))]
         known = texts(asked, answers(model, asked))
         with Engine(model, speculate=Oracle(known, most=3), **SIZES) as engine:
+            take_equal_times(engine)
             engine.add(*asked[0]).result()
             assert engine.steps <= 1 + 60 / 4 + 8  # the first steps measure
         assert model.steps.accepted >= 40
