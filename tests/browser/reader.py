@@ -28,7 +28,8 @@ class Reader:
         self.page.wait_for_selector("body[data-ready]")
 
     def reset(self) -> None:
-        """Return to the Pipeline view of the page, with all of its data."""
+        """Return to the Pipeline view of the page, with all of its data and the pointer outside."""
+        self.page.mouse.move(0, 0)
         self.page.evaluate(
             """() => {
               document.getElementById("keys").close();
