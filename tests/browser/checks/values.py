@@ -145,6 +145,7 @@ def expression(reader: Reader, truth: Truth) -> None:
     folded = reader.texts("#details .definition > summary")
     assert sorted(folded) == ["%l1_gate_proj", "%l1_up_proj"]
     reader.click("#details .definition > summary", "%l1_gate_proj")
+    reader.page.wait_for_selector("#details .definition[open] > pre", timeout=3000)
     assert reader.texts("#details .definition[open] > pre") == [
         "%l1_gate_proj = linear(%l1_post_attention_normed[i, k], "
         "model.layers.1.mlp.gate_proj.weight[j, k])"
