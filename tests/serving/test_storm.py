@@ -87,16 +87,17 @@ class Storm:
 
 @contextmanager
 def serving(base: Path, change: Path, tokenizer: Any, **options: Any) -> Iterator[Any]:
-    model = tpcompile.compile(str(base), tp=2, adapter=str(change))
-    engine = Engine(model, tokenizer=tokenizer, max_batch=8, **options).start()
     name, *aliases = MODELS
-    server, thread, url = serve(engine, Options(name, aliases=tuple(aliases)))
-    try:
-        yield engine, url
-    finally:
-        server.should_exit = True
-        thread.join()
-        engine.close()
+    with (
+        tpcompile.compile(str(base), tp=2, adapter=str(change)) as model,
+        Engine(model, tokenizer=tokenizer, max_batch=8, **options).start() as engine,
+    ):
+        server, thread, url = serve(engine, Options(name, aliases=tuple(aliases)))
+        try:
+            yield engine, url
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def storm(directory: Path, arch: str, requests: int, fuzzed: int, kills: int) -> None:
