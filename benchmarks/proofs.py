@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import fx
 
 from benchmarks.counts import not_negative
-from benchmarks.random_pipelines import KINDS, MODELS, Outcome, outcomes
+from benchmarks.random_pipelines import KINDS, MODELS, Outcome, outcomes, unproved_of
 from benchmarks.report import write_json
 from tpcompile.errors import CompileError
 from tpcompile.frontend import capture
@@ -96,7 +96,7 @@ def _results(
     except CompileError as error:
         yield from (_refused(case, error) for case, _ in cases)
         return
-    unproved = "; ".join(f"{s.name}: {s.stats.unproved}" for s in stages if s.stats.unproved)
+    unproved = unproved_of(stages)
     groups: dict[tuple[Pass, ...], list[tuple[Case, list[Pass]]]] = {}
     for case, each in cases:
         groups.setdefault(tuple(each[shared : shared + 1]), []).append((case, each))

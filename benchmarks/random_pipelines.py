@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
@@ -17,6 +17,7 @@ from tpcompile.ir.ops import DECODE_OPS
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.passes import (
     PASSES,
+    Stage,
     decode_pipeline,
     default_pipeline,
     for_ranks,
@@ -118,11 +119,16 @@ def outcome_of(pipeline: RandomPipeline) -> Outcome:
     except CompileError as error:
         named = _ORDER.search(str(error))
         return Outcome(pipeline, ORDERED if named else UNORDERED, str(error))
-    unproved = [f"{stage.name}: {why}" for stage in stages if (why := stage.stats.unproved)]
+    unproved = unproved_of(stages)
     if unproved:
-        return Outcome(pipeline, NOT_PROVED, "; ".join(unproved))
+        return Outcome(pipeline, NOT_PROVED, unproved)
     wrong = _wrong_numbers(gm, pipeline.model)
     return Outcome(pipeline, OTHER_NUMBERS if wrong else PROVED, wrong)
+
+
+def unproved_of(stages: Iterable[Stage]) -> str:
+    """Return the passes that are not proved, with the reasons; "" if all are."""
+    return "; ".join(f"{stage.name}: {why}" for stage in stages if (why := stage.stats.unproved))
 
 
 @lru_cache

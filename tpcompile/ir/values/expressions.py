@@ -123,10 +123,12 @@ class Expressions:
 
     def _value(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         if node.op == "placeholder":
-            scope.inputs[node.name] = value = self._input(node)
+            kind = type_of(node)
+            assert isinstance(kind, ValueType)
+            scope.inputs[node.name] = value = self.input(node.name, kind)
             return value
         if node.op == "get_attr":
-            return self._parameter(node)
+            return self.parameter(node)
         args = _arguments(node.args, values)
         kwargs = {name: _arguments(arg, values) for name, arg in node.kwargs.items()}
         spec = spec_of(node)
@@ -134,17 +136,17 @@ class Expressions:
             raise UnprovedError(f"{op_name(node)} is no op of the dialect", node)
         return self._once(scope, spec, spec.bind(args, kwargs), node)
 
-    def _input(self, node: fx.Node) -> Value:
-        kind = type_of(node)
-        assert isinstance(kind, ValueType)
-        key = node.name, kind.shape, kind.dtype, kind.format
+    def input(self, name: str, kind: ValueType) -> Value:
+        """Return an input of a graph, of which nothing is known but its name and type."""
+        key = name, kind.shape, kind.dtype, kind.format
         if key not in self._inputs:
-            source = self.terms.source("input", (node.name, kind.format), kind.dtype)
+            source = self.terms.source("input", (name, kind.format), kind.dtype)
             body = self.terms.read(source, own_indices(kind.shape))
             self._inputs[key] = Value(kind.shape, kind.dtype, body)
         return self._inputs[key]
 
-    def _parameter(self, node: fx.Node) -> Value:
+    def parameter(self, node: fx.Node) -> Value:
+        """Return the value of a parameter."""
         parameter = parameter_of(node)
         known = self._parameters.get(id(parameter))
         if known is None:

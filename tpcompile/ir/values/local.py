@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import fx
 
-from tpcompile.ir.meta import parameter_of, type_of
+from tpcompile.ir.meta import type_of
 from tpcompile.ir.ops import RuleError, spec_of
 from tpcompile.ir.types import SymbolType, ValueType
 from tpcompile.ir.values.expressions import Expressions, UnprovedError
-from tpcompile.ir.values.parameters import parameter_value
 from tpcompile.ir.values.shown import shown
-from tpcompile.ir.values.value import OpaqueError, Value, own_indices
+from tpcompile.ir.values.value import OpaqueError, Value
 
 _DEEP = 1000
 """A depth that no expression of one call has."""
@@ -54,16 +53,11 @@ class LocalExpressions:
 
     def _operand(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
-            parameter = parameter_of(node)
-            return parameter_value(self._table.terms, parameter.whole, parameter.type.dtype)
+            return self._table.parameter(node)
         kind = type_of(node)
         if isinstance(kind, tuple):
             return tuple(self._named(f"{node.name}.{n}", each) for n, each in enumerate(kind))
         return self._named(node.name, kind)
 
     def _named(self, name: str, kind: ValueType | SymbolType) -> Any:
-        if not isinstance(kind, ValueType):
-            return kind.symbol
-        terms = self._table.terms
-        source = terms.source("input", (name, kind.format), kind.dtype)
-        return Value(kind.shape, kind.dtype, terms.read(source, own_indices(kind.shape)))
+        return self._table.input(name, kind) if isinstance(kind, ValueType) else kind.symbol

@@ -7,14 +7,13 @@ from operator import eq
 from typing import Any
 
 from tpcompile.ir.values.index import BOUND, COORDINATE, Digit, Index, deeper, names_of, numbers_of
-from tpcompile.ir.values.node import Term, binders_of
+from tpcompile.ir.values.node import COMMUTATIVE, Term, binders_of
 from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import Value, own_indices
 
 Naming = Callable[[Term], tuple[str, tuple[Index, ...]] | None]
 """Function that returns the value of which a term is an element, and at which indices, if any."""
 
-COMMUTATIVE = ("add", "mul")
 _LIKENESS = 3
 """The depth to which operands are compared before they are paired."""
 _MOST_PAIRS = 5000

@@ -11,6 +11,7 @@ from tpcompile.ir.values.index import BOUND, Index, Name, names_of, numbers_of
 
 Dim = int | str
 CAST = "to"
+COMMUTATIVE = ("add", "mul")
 _NOTHING: frozenset[Name] = frozenset()
 _WIDER = {
     torch.bfloat16: (torch.float32, torch.float64),

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.values.index import BOUND, COMPUTED, Digit, Index, Inexact
-from tpcompile.ir.values.named import COMMUTATIVE, Naming, paired
-from tpcompile.ir.values.node import CAST, Term
+from tpcompile.ir.values.named import Naming, paired
+from tpcompile.ir.values.node import CAST, COMMUTATIVE, Term
 
 _AXES = "ijlmnpq"
 _SIGNS = {"add": "+", "mul": "·", "sub": "-", "div": "/", "bias": "+"}

@@ -41,6 +41,7 @@ from tpcompile.ir.values.index import (
 )
 from tpcompile.ir.values.node import (
     CAST,
+    COMMUTATIVE,
     Dim,
     Term,
     binders_of,
@@ -127,7 +128,7 @@ class Terms:
             (operand,) = operands  # a negation rounds nothing, so the cast may be made after it
             assert operand.dtype is not None
             return self.cast(self.element(head, [operand], operand.dtype), dtype)
-        if head in _COMMUTATIVE:
+        if head in COMMUTATIVE:
             operands.sort(key=_number_of)
         if head == "mul":
             for one, other in (operands, operands[::-1]):
@@ -389,7 +390,6 @@ _OWN: Name = (BOUND, 0)
 _NESTED = 100
 """The depth of recursion from which on a stack is used."""
 _IN_ANY_ORDER = ("mean", "sum", "linear")
-_COMMUTATIVE = ("add", "mul")
 _ROUNDED_ONCE = ("add", "sub", "mul", "div")
 """Ops that torch computes in fp32 for operands of 16 bits, too, and then rounds."""
 
