@@ -68,6 +68,13 @@ def test_times_that_are_not_known_follow_from_those_that_are() -> None:
     assert times.of(5, guesses=True) == times.of(6, guesses=True) < times.of(7, guesses=True)
 
 
+def test_fewer_guesses_are_tried_after_many_were_slow() -> None:
+    """Five rows cost more than they gain, but two, which were never measured, are worth a try."""
+    times = measured({1: 0.014, 6: 0.049})
+    assert times.of(2, guesses=True) == pytest.approx(0.021)
+    assert 1 <= counts_for([0.8], [4], times, 16, 0.0)[0] < 4
+
+
 def test_steps_with_guesses_are_other_steps() -> None:
     """They have programs of their own, and one that is made late is no step's time."""
     times = measured({2: 0.05})

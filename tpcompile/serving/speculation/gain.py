@@ -68,19 +68,24 @@ class Times:
         return size not in self._measured or self._steps - self._last_steps[size] >= _OLD
 
     def of(self, rows: int, *, guesses: bool) -> float:
-        """Return the expected time of a step; without measurements, relative to one row.
+        """Return the expected time of a step.
 
-        It is bounded by the times of as many, of fewer and of more rows.
+        Between two measured numbers of rows, it grows evenly; elsewhere, each row adds its share.
         """
         size = _size(rows, guesses)
         if size in self._measured:
             return self._measured[size]
-        known = [(other.batch, seconds) for other, seconds in self._measured.items()]
-        rates = [seconds / _expected(batch) for batch, seconds in known]
-        expected = _expected(size.batch) * (sum(rates) / len(rates) if rates else 1.0)
-        least = max((seconds for batch, seconds in known if batch <= size.batch), default=0.0)
-        most = min((seconds for batch, seconds in known if batch >= size.batch), default=math.inf)
-        return min(max(expected, least), most)
+        known: dict[int, float] = {}
+        for other, seconds in self._measured.items():
+            known[other.batch] = min(seconds, known.get(other.batch, math.inf))
+        fewer = max((batch for batch in known if batch <= size.batch), default=None)
+        more = min((batch for batch in known if batch >= size.batch), default=None)
+        if fewer is None or more is None:
+            nearest = more if fewer is None else fewer
+            expected = _expected(size.batch)
+            return expected if nearest is None else known[nearest] * expected / _expected(nearest)
+        part = (size.batch - fewer) / (more - fewer) if more > fewer else 0.0
+        return known[fewer] + part * (known[more] - known[fewer])
 
 
 def _size(rows: int, guesses: bool) -> ProgramSize:

@@ -115,8 +115,9 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, const Run& run, S
     const int64_t left = columns - at, count = left < kMostBlock ? left : kMostBlock;
     const int64_t first = run.start + at, last = first + count;
     const float* from = x + (first - run.begin);
-    float held[kMostBlock] = {};
+    float held[kMostBlock];
     if (first < run.begin || last > run.end) {
+      std::memset(held, 0, sizeof held);
       const int64_t low = first < run.begin ? run.begin : first;
       const int64_t high = last > run.end ? run.end : last;
       if (low < high)
