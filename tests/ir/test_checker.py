@@ -432,16 +432,16 @@ def test_problems_say_where_what_and_what_to_do() -> None:
         "node": "l0_input_normed",
         "source": source,
         "rule": "partial-nonlinear",
-        "got": "f32[T, 64] Partial(sum)",
+        "got": "f32[T, 64] Partial(disjoint)",
         "expected": "an operand that is already summed",
         "hint": "only linear ops accept a Partial: put the all_reduce before this node",
         "line": format_node(norm),
     }
     assert str(problem) == (
         f"%l0_input_normed ({source}) breaks the rule "
-        "partial-nonlinear: found f32[T, 64] Partial(sum); expected an operand that is already "
-        "summed. Only linear ops accept a Partial: put the all_reduce before this node.\n    "
-        + problem.line
+        "partial-nonlinear: found f32[T, 64] Partial(disjoint); expected an operand that is "
+        "already summed. Only linear ops accept a Partial: put the all_reduce before this node."
+        "\n    " + problem.line
     )
 
 

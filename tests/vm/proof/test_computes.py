@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from tests.vm.groups.lowered import CASES, Case, graph, lowered, step_program
 from tests.vm.mutants.table import all_bases
@@ -279,6 +280,16 @@ def test_a_buffer_of_weights_that_the_graph_does_not_have_is_refused() -> None:
         buffers[number] = replace(buffers[number], name=other)
         (fault,) = check_values(_graph(PLAIN), replace(program, buffers=tuple(buffers))).faults
         assert other in fault.said
+
+
+def test_terms_in_16_bits_are_refused() -> None:
+    program = step_program(SPLIT)
+    buffers = tuple(
+        replace(one, dtype=torch.bfloat16) if one.name == "attention_terms" else one
+        for one in program.buffers
+    )
+    (fault,) = check_values(_graph(SPLIT), replace(program, buffers=buffers)).faults
+    assert "adds terms that attention_terms of rank 0 stores in bf16" in fault.said, fault.said
 
 
 @dataclass(frozen=True)
