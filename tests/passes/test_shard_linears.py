@@ -82,6 +82,7 @@ def test_terms_that_are_rounded_before_their_sum_is_complete_are_refused(
         run_passes(captured_once(config, dtype=dtype).graph, passes)
     problem = caught.value.problems[0]
     assert problem.rule == said and problem.node.startswith("l0_"), problem
+    assert len(problem.others) == 3, "and the MLP, and both in the other layer"
 
 
 @lru_cache(maxsize=1)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tpcompile.frontend import Captured
     from tpcompile.inspect.instruments import PassLog
-    from tpcompile.ir.checker import Problem
+    from tpcompile.ir.problem import Problem
     from tpcompile.passes import Pass
     from tpcompile.vm.schedule.scheduled import Verdict
 
@@ -165,10 +165,11 @@ def _report(args: argparse.Namespace, found: _Checked) -> str:
 
 def _verdict(whose: str, found: _Checked) -> str:
     from tpcompile.inspect.schedule import count_of, fault_lines
+    from tpcompile.ir.problem import merged
 
     if found.problems:
         count = "1 problem" if len(found.problems) == 1 else f"{len(found.problems)} problems"
-        listed = "".join(f"  {problem}\n" for problem in found.problems)
+        listed = "".join(f"  {problem}\n" for problem in merged(found.problems))
         return f"{whose}: {count} after {found.failed}\n{listed}"
     valid = f"{whose}: the graph is valid after each pass\n{_proof(whose, found)}"
     if found.unscheduled:

@@ -9,6 +9,7 @@ once, as on one rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -111,6 +112,7 @@ def _sum_of(terms: ValueType, dtype: torch.dtype | None) -> ValueType:
         f"terms {terms}, added in {dtype_name(total.dtype)}",
         f"a sum in {dtype_name(wide)}",
         f"pass dtype={wide} to the collective, and cast its result: each addition rounds",
+        replace(total, dtype=wide),
     )
     return total
 

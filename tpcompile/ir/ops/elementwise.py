@@ -137,6 +137,7 @@ def cast_rule(self: ValueType, dtype: torch.dtype, **_: Any) -> ValueType:
             "a cast of the sum",
             "put the cast after the collective that adds the terms: here it rounds the term of "
             "each rank",
+            self,
         )
         return ValueType(self.shape, dtype, self.placement)
     return ValueType(self.shape, dtype, _pointwise(self).placement)
