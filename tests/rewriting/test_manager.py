@@ -13,10 +13,10 @@ from tests.passes.steps import STANDARD
 from tests.stages import graph_after, until
 from tpcompile.errors import PassError, ShardingError, UsageError, VerifyError
 from tpcompile.ir.checker import check_graph
-from tpcompile.ir.problem import merged
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import operand, parameter_of, parameters, set_parameter
 from tpcompile.ir.ops import ALL_REDUCE
+from tpcompile.ir.problem import merged
 from tpcompile.ir.text import format_graph
 from tpcompile.passes import Pass, Report, Stats, default_pipeline, run_passes
 from tpcompile.passes.plan_sharding import PlanSharding
