@@ -144,7 +144,7 @@ class Run:
         self._read: set[tuple[int, str]] = set()
         """The buffers that meanings read, with their operands."""
         self._stored_in: dict[Term, Buffer] = {}
-        """The scratch buffers of values that meanings read."""
+        """The buffers of values that instructions have stored, and meanings read."""
 
     def evaluate(self) -> None:
         """Evaluate the meaning, and store the tiles of the values that it makes."""
@@ -298,8 +298,7 @@ class Run:
                 f"{self._cited(self._start)} reads {operand} from {buffer.name}, but no "
                 f"instruction before it stores {listed(buffer.name, missing)}{value}"
             )
-        if buffer.role == Role.SCRATCH:
-            self._stored_in[held.value] = buffer
+        self._stored_in[held.value] = buffer
         return held.value
 
     def _named(self, value: Term) -> str:
