@@ -24,6 +24,7 @@ from tpcompile.ir.names import name_values
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.problem import Problem, merged
+from tpcompile.ir.refusals import name_refusals
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.ir.text import format_graph
 from tpcompile.pause import paused_collector
@@ -283,10 +284,11 @@ def _run_one(
 
 
 def _apply(current: Pass, gm: fx.GraphModule) -> Report:
-    """Run a pass, and name its new values."""
+    """Run a pass, and name its new values and its refusals."""
     known = set(gm.graph.nodes)
     report = current.apply(gm)
     name_values(gm.graph, known)
+    name_refusals(gm.graph, current.name)
     return report
 
 
