@@ -111,9 +111,12 @@ attention, and the state of the sequences.
 - A buffer of weights holds the parameter of its name: the checkpoint tensors and slices of its
   recipe, in its format.
 
-The proof leaves out where values are rounded, and the order of additions. It trusts the meanings,
-each of which a test puts to numbers, the regions of rules, and that executors find weights by name.
-A fault names the instruction and the operand:
+- Buffers store terms in fp32, so that only a sum is rounded.
+
+Otherwise the proof leaves out where values are rounded, and the order of additions. It trusts the
+meanings, each of which a test puts to numbers, the regions of rules, and that executors find
+weights by name. A fault names the instruction and the operand, and all layers with the same
+mistake:
 
 ```text
 norm_gate_up_swiglu layer 1 rank 0 rows=0:24 (instruction 56) makes a value that the graph does not

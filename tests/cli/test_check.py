@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cli.conftest import Cli
-from tpcompile.passes import decode_pipeline, default_pipeline
+from tpcompile.passes import (
+    Pass,
+    Report,
+    decode_pipeline,
+    default_pipeline,
+    fuse_norm_gate_up,
+    greedy_head,
+    raise_swiglu,
+    split_attention,
+)
 from tpcompile.vm.lowering import LOWERINGS
 from tpcompile.vm.schedule.policies import POLICIES
 
@@ -59,6 +70,35 @@ def test_why_there_is_no_schedule(cli: Cli) -> None:
     table = cli(f"{line} -p", ",".join(names))
     assert table.status == 0
     assert "preset:tiny-qwen3, tp=2: no schedule. %" in table.out
+
+
+MISTAKES = {
+    fuse_norm_gate_up.FuseNormGateUp: "%l0_norm_linear is not part of any decode instruction: "
+    "no decode fusion considered it",
+    raise_swiglu.RaiseSwiglu: "fuse-norm-gate-up refused %l0_mul_8 (",
+    greedy_head.GreedyHead: "the graph chooses no token",
+    split_attention.SplitAttention: "%l0_cached_attention is not part of any decode instruction",
+}
+"""Passes that rewrite nothing, and the reasons why their graphs have no program."""
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_promised_schedule_that_is_missing_fails(
+    kind: type[Pass], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph is valid and proved, but no program implements it."""
+    monkeypatch.setattr(kind, "apply", lambda current, gm: Report())
+    for line in ("check preset:tiny-qwen3 --tp 2", "check preset:tiny-qwen3 -p decode{spans=2}"):
+        ran = cli(line)
+        said = ran.out.splitlines()[-1]
+        assert ran.status == 1
+        assert "NO SCHEDULE of the decode step, which models of this type have. " in said
+        assert MISTAKES[kind] in said, said
+        without = said.rpartition("Passes without a match: ")[2].rstrip(".").split(", ")
+        assert kind.name in without and "fuse-qkv" not in without
+    found = json.loads(cli(f"{line} --json").out)
+    (error,) = found["errors"]
+    assert (found["ok"], error["rule"], error["got"]) == (False, "promised", found["unscheduled"])
 
 
 def test_good_as_a_table(cli: Cli) -> None:

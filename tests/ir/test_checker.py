@@ -15,7 +15,7 @@ from torch import fx
 from tests.models import preset_pair
 from tests.stages import graph_after, stages_of
 from tpcompile.errors import VerifyError
-from tpcompile.ir.checker import Checker, Problem, check_graph, check_parameter, verify_graph
+from tpcompile.ir.checker import Checker, check_graph, check_parameter, verify_graph
 from tpcompile.ir.info import GraphInfo, info_of
 from tpcompile.ir.layout import FusedLayout, Layout, TokenLayout, even_runs
 from tpcompile.ir.meta import (
@@ -39,6 +39,7 @@ from tpcompile.ir.ops import (
     SWIGLU,
     RuleError,
 )
+from tpcompile.ir.problem import Problem
 from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.types import PARTIAL, Shard, ValueType
@@ -432,16 +433,18 @@ def test_problems_say_where_what_and_what_to_do() -> None:
         "node": "l0_input_normed",
         "source": source,
         "rule": "partial-nonlinear",
-        "got": "f32[T, 64] Partial(sum)",
+        "got": "f32[T, 64] Partial(disjoint)",
         "expected": "an operand that is already summed",
         "hint": "only linear ops accept a Partial: put the all_reduce before this node",
         "line": format_node(norm),
+        "details": (),
+        "others": (),
     }
     assert str(problem) == (
         f"%l0_input_normed ({source}) breaks the rule "
-        "partial-nonlinear: found f32[T, 64] Partial(sum); expected an operand that is already "
-        "summed. Only linear ops accept a Partial: put the all_reduce before this node.\n    "
-        + problem.line
+        "partial-nonlinear: found f32[T, 64] Partial(disjoint); expected an operand that is "
+        "already summed. Only linear ops accept a Partial: put the all_reduce before this node."
+        "\n    " + problem.line
     )
 
 

@@ -160,7 +160,7 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
         {"summed": FP32, "terms_read": True},
         "%all_reduce also reads it",
     ),
-    "a sum in bf16": ({"dtype": BF16, "summed": BF16}, "its terms must be summed in"),
+    "a sum in fp64": ({"summed": torch.float64}, "its terms must be summed in"),
     "a sum that is not rounded": ({"dtype": BF16, "summed": FP32}, "before it is rounded"),
     "a sum read before it is rounded": (
         {"dtype": BF16, "summed": FP32, "rounded": 1, "early": True},

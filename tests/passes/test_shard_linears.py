@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import pytest
 import torch
+from torch import fx
 from transformers import LlamaConfig
 
+from tests.captures import captured_once
 from tests.models import (
     TOLERANCE,
     VOCABULARY,
@@ -28,8 +31,9 @@ from tpcompile.ir.meta import operand, parameter_of, placement_of, value_type
 from tpcompile.ir.ops import REDISTRIBUTE, arguments_of
 from tpcompile.ir.types import PARTIAL, REPLICATE, Shard
 from tpcompile.options import passes_for
-from tpcompile.passes import default_pipeline
+from tpcompile.passes import default_pipeline, run_passes, shard_linears
 from tpcompile.passes.shard_linears import ShardLinears
+from tpcompile.rewriting.manager import FailedPassError
 from tpcompile.rewriting.rewrite import calls
 from tpcompile.rewriting.structure import (
     attention_blocks,
@@ -41,6 +45,44 @@ from tpcompile.rewriting.structure import (
 from tpcompile.runtime.model import CompiledModel
 
 aten = torch.ops.aten
+
+
+def _rounded(right: Any, *, sums: bool) -> Any:
+    """Round what a pass sums, or its sum, to 16 bits."""
+
+    def insert(after: fx.Node, target: Any, *args: Any) -> fx.Node:
+        if target is not REDISTRIBUTE:
+            return right(after, target, *args)  # type: ignore[no-any-return]
+        if not sums:
+            terms = right(after, aten.to.dtype, after, torch.bfloat16)
+            return right(terms, target, terms, torch.float32)  # type: ignore[no-any-return]
+        total = right(after, target, *args)
+        return right(total, aten.to.dtype, total, torch.bfloat16)  # type: ignore[no-any-return]
+
+    return insert
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong", "dtype", "said"),
+    [
+        ("_sum_dtype", lambda right: lambda dtype: (), torch.bfloat16, "sum-dtype"),
+        ("insert_after", partial(_rounded, sums=False), torch.float32, "rounded-terms"),
+        ("insert_after", partial(_rounded, sums=True), torch.bfloat16, "values"),
+    ],
+)
+def test_terms_that_are_rounded_before_their_sum_is_complete_are_refused(
+    function: str, wrong: Any, dtype: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum is in fp32, over terms as linears return them, and includes the bias."""
+    config = biased_llama().eager.config
+    passes = default_pipeline(2)
+    run_passes(captured_once(config, dtype=dtype).graph, passes)
+    monkeypatch.setattr(shard_linears, function, wrong(getattr(shard_linears, function)))
+    with pytest.raises(FailedPassError) as caught:
+        run_passes(captured_once(config, dtype=dtype).graph, passes)
+    problem = caught.value.problems[0]
+    assert problem.rule == said and problem.node.startswith("l0_"), problem
+    assert len(problem.others) == 3, "and the MLP, and both in the other layer"
 
 
 @lru_cache(maxsize=1)

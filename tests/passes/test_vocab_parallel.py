@@ -10,7 +10,7 @@ from tests.passes.steps import step
 from tests.stages import stages_of
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import EMBEDDING, REDISTRIBUTE, VOCAB_EMBEDDING
-from tpcompile.ir.types import PARTIAL
+from tpcompile.ir.types import DISJOINT
 from tpcompile.passes import default_pipeline
 from tpcompile.passes.vocab_parallel import VocabParallel
 from tpcompile.rewriting.manager import Stage
@@ -26,7 +26,7 @@ def test_rows_are_looked_up_with_their_offset_and_summed() -> None:
     gm = step("vocab-parallel").after.graph
     assert not calls(gm, EMBEDDING)
     (embedding,) = calls(gm, VOCAB_EMBEDDING)
-    assert value_type(embedding).placement == PARTIAL
+    assert value_type(embedding).placement == DISJOINT
     (total,) = embedding.users
     assert total.target is REDISTRIBUTE
 

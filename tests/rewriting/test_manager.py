@@ -16,6 +16,7 @@ from tpcompile.ir.checker import check_graph
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import operand, parameter_of, parameters, set_parameter
 from tpcompile.ir.ops import ALL_REDUCE
+from tpcompile.ir.problem import merged
 from tpcompile.ir.text import format_graph
 from tpcompile.passes import Pass, Report, Stats, default_pipeline, run_passes
 from tpcompile.passes.plan_sharding import PlanSharding
@@ -93,6 +94,7 @@ def test_an_invalid_graph_shows_the_rule_the_place_and_the_line(pair: Pair) -> N
     for part in (problem.rule, problem.source, problem.line, problem.got, problem.expected):
         assert part in said
     assert "put the all_reduce before this node" in said.lower()
+    assert problem.others == (), "the other sums have their collectives"
 
 
 def test_three_problems_are_shown_and_the_others_counted(pair: Pair) -> None:
@@ -100,7 +102,7 @@ def test_three_problems_are_shown_and_the_others_counted(pair: Pair) -> None:
     assert {problem.rule for problem in error.problems} == {"recipe"}
     assert len(error.problems) > 3
     assert str(error).count("breaks the rule recipe") == 3
-    assert f"and {len(error.problems) - 3} more" in str(error)
+    assert f"and {len(merged(error.problems)) - 3} other problems" in str(error)
 
 
 def test_the_first_pass_has_no_history(pair: Pair) -> None:

@@ -134,15 +134,14 @@ class OtherDtype(ShardLinears):
         return report
 
 
-_WEIGHT = "%l0_input_layernorm_weight = model.layers.0.input_layernorm.weight[i]"
 _NORMED = "mean(pow(%embedding[i, k], 2)))) · model.layers.0.input_layernorm.weight[j]"
-_SUM = "rsqrt(1e-06 + mean(pow(…, 2)))) · model.layers.1.input_layernorm.weight[j]"
+_SUM = "rsqrt(1e-06 + mean(pow({}, 2)))) · model.layers.1.input_layernorm.weight[j]"
 _KEY = "%l0_k_normed"
 _ATTENTION = (
     "%l0_attention = attention(%l0_q_rotated[i, j, l], %l0_k_rotated[i, j, l], "
     "%l0_v_proj[i, 16j + l], %starts[i], scale={}, window=None)[i, j, l]"
 )
-_MISTAKES: dict[type[Pass], tuple[str, str, str, str]] = {
+_MISTAKES: dict[type[Pass], tuple[str, ...]] = {
     WrongDimension: (
         "shard-linears",
         "l0_o_proj",
@@ -161,30 +160,34 @@ _MISTAKES: dict[type[Pass], tuple[str, str, str, str]] = {
     OtherEps: (
         "raise-norm",
         "l0_input_normed",
-        f"%l0_input_normed = (%embedding[i, j] · rsqrt(1e-05 + {_NORMED}",
-        f"%l0_input_normed = (%embedding[i, j] · rsqrt(1e-06 + {_NORMED} "
-        "(the difference: 1e-06, not 1e-05), as before the pass",
+        "1e-05",
+        "1e-06, as before the pass",
+        f"before the pass: %l0_input_normed = (%embedding[i, j] · rsqrt(1e-06 + {_NORMED}",
+        f"after the pass:  %l0_input_normed = (%embedding[i, j] · rsqrt(1e-05 + {_NORMED}",
     ),
     ResidualTwice: (
         "fuse-add-norm",
         "l1_input_normed",
-        f"%l1_input_normed = ((%l0_add[i, j] + %l0_down_proj[i, j]) · {_SUM}",
-        f"%l1_input_normed = ((%l0_down_proj[i, j] + %l0_residual[i, j]) · {_SUM} "
-        "(the difference: %l0_residual[i, j], not %l0_add[i, j]), as before the pass",
+        "%l0_add[i, j]",
+        "%l0_residual[i, j], as before the pass",
+        "before the pass: %l1_input_normed = ((%l0_down_proj[i, j] + %l0_residual[i, j]) · "
+        f"{_SUM.format('%l0_residual_1[i, k]')}",
+        "after the pass:  %l1_input_normed = ((%l0_add[i, j] + %l0_down_proj[i, j]) · "
+        f"{_SUM.format('…')}",
     ),
     OtherScale: (
         "raise-attention",
         "l0_attention",
-        _ATTENTION.format(0.125),
-        _ATTENTION.format(0.25)
-        + " (the difference: scale=0.25, not scale=0.125), as before the pass",
+        "scale=0.125",
+        "scale=0.25, as before the pass",
+        "before the pass: " + _ATTENTION.format(0.25),
+        "after the pass:  " + _ATTENTION.format(0.125),
     ),
     OtherDtype: (
         "shard-linears",
         "l0_input_layernorm_weight",
-        _WEIGHT,
-        f"{_WEIGHT} (the difference: model.layers.0.input_layernorm.weight[i] in f32, not "
-        "model.layers.0.input_layernorm.weight[i] in bf16), as before the pass",
+        "model.layers.0.input_layernorm.weight[i] in bf16",
+        "model.layers.0.input_layernorm.weight[i] in f32, as before the pass",
     ),
     OtherOrder: (
         "raise-attention",
@@ -193,15 +196,15 @@ _MISTAKES: dict[type[Pass], tuple[str, str, str, str]] = {
         "%l0_attention_flat = %l0_attention[i, j/16, j%16], as before the pass",
     ),
 }
-"""For each mistake the pass that it replaces, and the node, what was found, and what was expected.
-"""
+"""For each mistake the pass that it replaces, the node, what was found, what was expected, and both
+expressions if these are parts of them."""
 
 
 @pytest.mark.parametrize("mistake", _MISTAKES)
 def test_the_message_says_what_is_wrong(mistake: type[Pass]) -> None:
     from transformers import AutoConfig
 
-    replaced, node, got, expected = _MISTAKES[mistake]
+    replaced, node, got, expected, *wholes = _MISTAKES[mistake]
     passes = for_ranks(parse_pipeline("standard"), 2)
     wrong = [mistake() if own.name == replaced else own for own in passes]
     captured = captured_once(AutoConfig.for_model(**preset("tiny-qwen3")), dtype=torch.float32)
@@ -209,4 +212,5 @@ def test_the_message_says_what_is_wrong(mistake: type[Pass]) -> None:
         run_passes(captured.graph, wrong)
     first = caught.value.problems[0]
     assert (first.node, first.got, first.expected) == (node, got, expected)
+    assert list(first.details) == wholes
     assert caught.value.name == mistake.name

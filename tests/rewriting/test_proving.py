@@ -178,10 +178,12 @@ def test_mistakes_in_passes_are_refused(mistake: str, monkeypatch: pytest.Monkey
         run_passes(_captured("tiny-qwen3"), for_ranks(parse_pipeline(made.pipeline), 2))
     (problem,) = caught.value.problems
     assert problem.rule == "values"
-    assert problem.got.startswith(f"%{problem.node} = ")
-    assert problem.expected.startswith(f"%{problem.node} = ")
-    assert problem.expected.endswith("as before the pass")
-    assert problem.got not in problem.expected or "(the difference: " in problem.expected
+    assert problem.expected.endswith(", as before the pass")
+    wholes = problem.details or (problem.got, problem.expected)
+    assert all(f"%{problem.node} = " in whole for whole in wholes)
+    assert problem.got in wholes[-1] or problem.got in wholes[0]
+    alone = mistake == "another eps of the head"
+    assert ("nodes break this rule: " in str(problem)) is not alone
     assert "changes what the graph computes" in str(caught.value)
 
 
@@ -227,13 +229,15 @@ def test_a_message_names_the_node_and_both_expressions(monkeypatch: pytest.Monke
         run_passes(_captured("tiny-qwen3"), parse_pipeline("canonicalize,raise-norm"))
     (problem,) = caught.value.problems
     assert problem.node == "l0_input_normed"
-    right, wrong = (
-        f"%l0_input_normed = (%embedding[i, j] · rsqrt({eps} + mean(pow(%embedding[i, k], 2)))) · "
-        "model.layers.0.input_layernorm.weight[j]"
-        for eps in ("1e-06", "1e-05")
+    assert problem.details == tuple(
+        f"{when}%l0_input_normed = (%embedding[i, j] · rsqrt({eps} + mean(pow(%embedding[i, k], "
+        "2)))) · model.layers.0.input_layernorm.weight[j]"
+        for when, eps in (("before the pass: ", "1e-06"), ("after the pass:  ", "1e-05"))
     )
-    assert problem.got == wrong
-    assert problem.expected == f"{right} (the difference: 1e-06, not 1e-05), as before the pass"
+    assert (problem.got, problem.expected) == ("1e-05", "1e-06, as before the pass")
+    assert problem.others[:2] == ("l0_q_normed", "l0_k_normed")
+    last = "9 nodes break this rule: %l{0..1}_input_normed, %l{0..1}_q_normed, "
+    assert str(problem).splitlines()[-1].strip().startswith(last)
 
 
 def test_rewrites_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

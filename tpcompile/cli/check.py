@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tpcompile.frontend import Captured
     from tpcompile.inspect.instruments import PassLog
-    from tpcompile.ir.checker import Problem
+    from tpcompile.ir.problem import Problem
     from tpcompile.passes import Pass
     from tpcompile.vm.schedule.scheduled import Verdict
 
@@ -43,7 +43,7 @@ _EXAMPLES = """\
 Without -p, the decode pipeline is checked too. Its graph is scheduled with
 every policy and both lowerings, and each schedule is verified.
 The exit status is 0 if every graph and every schedule is valid, 1 if one is
-not, 2 for bad input."""
+not, or if a model of a preset's type has no schedule, 2 for bad input."""
 
 
 @dataclass
@@ -58,10 +58,13 @@ class _Checked:
     verdicts: Sequence[Verdict] = ()
     unscheduled: str = ""
     """The reason why the decode step was not scheduled, if any."""
+    is_promised: bool = False
+    """Whether the decode step of the model must have schedules."""
 
     @property
     def ok(self) -> bool:
-        return not self.problems and all(verdict.ok for verdict in self.verdicts)
+        lacks_schedule = self.is_promised and self.unscheduled
+        return not self.problems and not lacks_schedule and all(v.ok for v in self.verdicts)
 
 
 def _add_arguments(parser: Parser) -> None:
@@ -90,10 +93,23 @@ def _check(args: argparse.Namespace, passes: Sequence[Pass], say: Say) -> _Check
     graph = _run_checked(args, captured, name, passes, found, say)
     if graph is not None and args.pipeline is None:
         decode = with_choices(decode_pipeline(args.tp), args.kv, args.experts)
-        graph = _run_checked(args, captured, "decode", decode, found, say)
-    if graph is not None and is_decode_step(graph):
-        _check_schedules(graph, found, say)
+        name, passes = "decode", decode
+        graph = _run_checked(args, captured, name, passes, found, say)
+    found.is_promised = _is_promised(captured, passes)
+    if graph is not None and (found.is_promised or is_decode_step(graph)):
+        _check_schedules(graph, found.logs[name], found, say)
     return found
+
+
+def _is_promised(captured: Captured, passes: Sequence[Pass]) -> bool:
+    """Return whether a program is promised: to models of a preset's type, by the decode passes."""
+    from tpcompile.passes import decode_pipeline
+    from tpcompile.presets import PRESETS, preset
+
+    needed = {current.name for current in decode_pipeline()}
+    types = {preset(name)["model_type"] for name in PRESETS}
+    is_decode = needed <= {current.name for current in passes}
+    return is_decode and captured.config.model_type in types
 
 
 def _run_checked(
@@ -116,14 +132,15 @@ def _run_checked(
         return None
 
 
-def _check_schedules(graph: fx.GraphModule, found: _Checked, say: Say) -> None:
+def _check_schedules(graph: fx.GraphModule, log: PassLog, found: _Checked, say: Say) -> None:
     from tpcompile.vm.schedule.scheduled import verdicts
 
     say("verifying schedules")
     try:
         found.verdicts = verdicts(graph)
     except UnsupportedError as error:
-        found.unscheduled = str(error)
+        idle = [row.name for row in log.rows if not row.matches]
+        found.unscheduled = f"{error} Passes without a match: {', '.join(idle) or 'none'}."
 
 
 def _json(args: argparse.Namespace, found: _Checked) -> str:
@@ -141,6 +158,18 @@ def _json(args: argparse.Namespace, found: _Checked) -> str:
         for verdict in found.verdicts
         for fault in verdict.faults
     ]
+    if found.is_promised and found.unscheduled:
+        errors.append(
+            {
+                "pass": "schedule",
+                "node": "",
+                "source": "",
+                "rule": "promised",
+                "got": found.unscheduled,
+                "expected": "schedules of the decode step",
+                "hint": "",
+            }
+        )
     data: dict[str, Any] = {
         "ok": found.ok,
         "model": args.model,
@@ -165,14 +194,17 @@ def _report(args: argparse.Namespace, found: _Checked) -> str:
 
 def _verdict(whose: str, found: _Checked) -> str:
     from tpcompile.inspect.schedule import count_of, fault_lines
+    from tpcompile.ir.problem import merged
 
     if found.problems:
         count = "1 problem" if len(found.problems) == 1 else f"{len(found.problems)} problems"
-        listed = "".join(f"  {problem}\n" for problem in found.problems)
+        listed = "".join(f"  {problem}\n" for problem in merged(found.problems))
         return f"{whose}: {count} after {found.failed}\n{listed}"
     valid = f"{whose}: the graph is valid after each pass\n{_proof(whose, found)}"
     if found.unscheduled:
-        return f"{valid}{whose}: no schedule. {found.unscheduled}\n"
+        verdict = "NO SCHEDULE of the decode step, which" if found.is_promised else "no schedule"
+        promise = " models of this type have" if found.is_promised else ""
+        return f"{valid}{whose}: {verdict}{promise}. {found.unscheduled}\n"
     wrong = [verdict for verdict in found.verdicts if not verdict.ok]
     lines = [f"{v.name}: {count_of(v.faults)}\n{fault_lines(v.faults)}" for v in wrong]
     if found.verdicts and not wrong:

@@ -24,7 +24,7 @@ from tpcompile.cli.printing import (
 from tpcompile.errors import UsageError
 
 if TYPE_CHECKING:
-    from tpcompile.ir.checker import Problem
+    from tpcompile.ir.problem import Problem
     from tpcompile.ir.text import GraphText
     from tpcompile.passes import Instrument, Pass
 
@@ -137,8 +137,10 @@ def _verdict(file: Path, found: GraphText, problems: list[Problem]) -> Result:
 
 
 def _listed(file: Path, problems: list[Problem]) -> str:
+    from tpcompile.ir.problem import merged
+
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    listed = "".join(f"  {problem}\n" for problem in problems)
+    listed = "".join(f"  {problem}\n" for problem in merged(problems))
     return f"{name_of(file)}: {count}\n{listed}"
 
 

@@ -8,7 +8,7 @@ accepts its operands, and the result has the expected type.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import Any
 
@@ -29,33 +29,9 @@ from tpcompile.ir.check_parameters import (
 from tpcompile.ir.info import GraphInfo, info_of
 from tpcompile.ir.meta import Parameter, has_recipe, made_of, origin_of, parameter_of
 from tpcompile.ir.ops import OpSpec, RuleError, op_name, spec_of
+from tpcompile.ir.problem import Problem, problem_of
 from tpcompile.ir.recipe import Tensor, tensors_of
-from tpcompile.ir.text import format_node
 from tpcompile.ir.types import AnyType, ValueType
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A violation of a rule at one node of a graph."""
-
-    node: str
-    source: str
-    rule: str
-    got: str
-    expected: str
-    hint: str
-    line: str
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        hint = f" {self.hint[0].upper()}{self.hint[1:]}." if self.hint else ""
-        place = f" ({self.source})" if self.source else ""
-        return (
-            f"%{self.node}{place} breaks the rule {self.rule}: found {self.got}; "
-            f"expected {self.expected}.{hint}\n    {self.line}"
-        )
 
 
 @dataclass
@@ -94,10 +70,14 @@ class Checker:
                     self._visit(node, operands, info)
                     typed.add(node)
             except RuleError as error:
-                problems.append(_problem(node, error))
+                problems.append(problem_of(node, error))
+                if error.result is not None:
+                    node.meta["type"] = error.result
+        if problems:
+            problems = self._with_others(gm.graph, typed, problems)
         if all(node.op != "output" for node in seen):
             missing = RuleError("result", "no output", ", ".join(map(str, info.outputs)))
-            problems.append(_problem(next(reversed(gm.graph.nodes)), missing))
+            problems.append(problem_of(next(reversed(gm.graph.nodes)), missing))
         owners = tensor_owners(gm.graph)
         shared = (
             *shared_tensors(owners),
@@ -107,8 +87,27 @@ class Checker:
             *computed_weights(gm.graph),
             *wrong_biases(gm.graph, info),
         )
-        problems += [_problem(node, error) for node, error in shared]
+        problems += [problem_of(node, error) for node, error in shared]
         return problems
+
+    def _with_others(
+        self, graph: fx.Graph, typed: set[fx.Node], problems: list[Problem]
+    ) -> list[Problem]:
+        """Add calls that have the same problem if the values that they depend on have none.
+
+        Values with a problem are taken to have the type that the rule names, or that they had.
+        """
+        others: dict[Any, list[str]] = {problem.key: [] for problem in problems}
+        wrong = {problem.node for problem in problems}
+        for node in graph.nodes:
+            is_known = node in typed or node.name in wrong or node.op != "call_function"
+            if is_known or any(n.meta.get("type") is None for n in node.all_input_nodes):
+                continue
+            try:
+                node.meta["type"] = self.infer(node)
+            except RuleError as error:
+                others.get(problem_of(node, error).key, []).append(node.name)
+        return [replace(problem, others=tuple(others.pop(problem.key, ()))) for problem in problems]
 
     def verify(self, gm: fx.GraphModule) -> None:
         """Raise `VerifyError` with the first problem of a graph, if there is any."""
@@ -308,15 +307,3 @@ def _check_made_of(node: fx.Node, found: tuple[Tensor, ...]) -> None:
 
 def _tensors(tensors: Sequence[Tensor]) -> str:
     return ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in tensors)
-
-
-def _problem(node: fx.Node, error: RuleError) -> Problem:
-    return Problem(
-        node=node.name,
-        source=str(origin_of(node)),
-        rule=error.rule,
-        got=error.got,
-        expected=error.expected,
-        hint=error.hint,
-        line=format_node(node),
-    )

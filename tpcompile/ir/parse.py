@@ -7,7 +7,8 @@ from dataclasses import replace
 from torch import fx
 
 from tpcompile.errors import VerifyError
-from tpcompile.ir.checker import Checker, Problem
+from tpcompile.ir.checker import Checker
+from tpcompile.ir.problem import Problem
 from tpcompile.ir.text import GraphText, format_node, format_type, read_graph
 
 

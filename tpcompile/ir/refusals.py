@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import fx
 
 _REFUSALS = "refusals"
 
 
+class Refusal(NamedTuple):
+    """A reason why a fusion refused a node; a larger `depth` is closer to a match."""
+
+    depth: int
+    reason: str
+    by: str = ""
+    """The pass, once it has run."""
+
+    def __str__(self) -> str:
+        said = self.reason if self.reason.startswith("%") else f"it: {self.reason}"
+        return f"{self.by or 'a pass'} refused {said}"
+
+
 def keep_refusal(node: fx.Node, depth: int, reason: str) -> None:
-    """Record why a fusion refused a node; a larger `depth` is closer to a match."""
-    node.meta[_REFUSALS] = (*refusals_of(node), (depth, reason))
+    """Record why a fusion refused a node."""
+    node.meta[_REFUSALS] = (*refusals_of(node), Refusal(depth, reason))
 
 
 def pass_refusals_on(old: fx.Node, new: fx.Node) -> None:
@@ -18,7 +33,15 @@ def pass_refusals_on(old: fx.Node, new: fx.Node) -> None:
         new.meta[_REFUSALS] = (*refusals_of(old), *refusals_of(new))
 
 
-def refusals_of(node: fx.Node) -> tuple[tuple[int, str], ...]:
-    """Return the refusals of a node, each as (depth, reason)."""
-    found: tuple[tuple[int, str], ...] = node.meta.get(_REFUSALS, ())
+def name_refusals(graph: fx.Graph, by: str) -> None:
+    """Record the pass that has refused nodes since the last pass."""
+    for node in graph.nodes:
+        known = refusals_of(node)
+        if not all(refusal.by for refusal in known):
+            node.meta[_REFUSALS] = tuple(r if r.by else r._replace(by=by) for r in known)
+
+
+def refusals_of(node: fx.Node) -> tuple[Refusal, ...]:
+    """Return the refusals of a node."""
+    found: tuple[Refusal, ...] = node.meta.get(_REFUSALS, ())
     return found

@@ -39,13 +39,17 @@ class Shard:
 class Partial:
     """Each rank holds a term; the value is their sum."""
 
+    disjoint: bool = False
+    """Whether at most one term of each element is not zero, so that adding them rounds nothing."""
+
     def __str__(self) -> str:
-        return "Partial(sum)"
+        return "Partial(disjoint)" if self.disjoint else "Partial(sum)"
 
 
 Placement = Replicate | Shard | Partial
 REPLICATE = Replicate()
 PARTIAL = Partial()
+DISJOINT = Partial(disjoint=True)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ from torch import fx
 
 from tpcompile.errors import CompileError, PassError, UsageError, VerifyError
 from tpcompile.inspect.notebook import graph_html
-from tpcompile.ir.checker import Checker, Problem
+from tpcompile.ir.checker import Checker
 from tpcompile.ir.info import info_of
 from tpcompile.ir.module import StageModule
 from tpcompile.ir.names import name_values
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.pieces import Read
+from tpcompile.ir.problem import Problem, merged
+from tpcompile.ir.refusals import name_refusals
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.ir.text import format_graph
 from tpcompile.pause import paused_collector
@@ -282,10 +284,11 @@ def _run_one(
 
 
 def _apply(current: Pass, gm: fx.GraphModule) -> Report:
-    """Run a pass, and name its new values."""
+    """Run a pass, and name its new values and its refusals."""
     known = set(gm.graph.nodes)
     report = current.apply(gm)
     name_values(gm.graph, known)
+    name_refusals(gm.graph, current.name)
     return report
 
 
@@ -294,8 +297,9 @@ def _history(done: Sequence[Pass]) -> str:
 
 
 def _listed(problems: Sequence[Problem], most: int = 3) -> str:
-    shown = "\n  ".join(str(problem) for problem in problems[:most])
-    rest = f"\n  and {len(problems) - most} more" if len(problems) > most else ""
+    different = merged(problems)
+    shown = "\n  ".join(map(str, different[:most]))
+    rest = f"\n  and {len(different) - most} other problems" if len(different) > most else ""
     return f":\n  {shown}{rest}"
 
 

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import fx
 
-from tpcompile.ir.checker import Problem
 from tpcompile.ir.meta import origin_of
-from tpcompile.ir.ops import package_of, spec_of
+from tpcompile.ir.names import base_name
+from tpcompile.ir.ops import op_name, package_of, spec_of
+from tpcompile.ir.problem import Problem
 from tpcompile.ir.text import format_node
-from tpcompile.ir.values.changed import changed_values
+from tpcompile.ir.values.changed import earlier_values
 from tpcompile.ir.values.expressions import Expressions, GraphValues, UnprovedError, called_values
 from tpcompile.ir.values.named import Names, Naming
 from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Rewrite
-from tpcompile.ir.values.shown import difference, shown_difference, shown_short
-from tpcompile.ir.values.term import Terms
+from tpcompile.ir.values.shown import differences, shown_difference, shown_short
 from tpcompile.ir.values.value import Value
 from tpcompile.rewriting.structure import output_of
 
@@ -38,29 +39,45 @@ class Difference:
     """The names of values that both graphs have."""
 
     def __str__(self) -> str:
-        return f"{self.got}; {self.expected} before the pass"
+        got, expected = self.sides
+        was, now = self.wholes
+        part = "" if now == got else f"{self.what} has {got}, not {expected}: "
+        return f"{part}before the pass {was}; after it {now}"
+
+    @cached_property
+    def sides(self) -> tuple[str, str]:
+        """What the graph computes and what it must compute: the smallest difference of them."""
+        was, now = self.wholes
+        if not self._path or (len(self._path) == 1 and was != now):
+            return now, was
+        right, wrong = shown_difference(*self._path[-1], self.naming)
+        return wrong, right
+
+    @cached_property
+    def wholes(self) -> tuple[str, str]:
+        """The result before the pass, and after it."""
+        both = [term for term in (self.before, self.after) if term is not None]
+        texts = iter(shown_short(both, self.naming, self._path[:-1]))
+        was, now = (
+            f"no {self.what}" if term is None else f"{self.what} = {next(texts)}"
+            for term in (self.before, self.after)
+        )
+        return was, now
+
+    @cached_property
+    def _path(self) -> list[tuple[Term, Term]]:
+        """The pairs of parts that differ, from both results to the smallest."""
+        if self.before is None or self.after is None:
+            return []
+        return differences(self.before, self.after, self.naming)
 
     @property
-    def got(self) -> str:
-        """What the graph computes."""
-        return f"{self.what} = {self._shown(self.after)}" if self.after else f"no {self.what}"
-
-    @property
-    def expected(self) -> str:
-        """What it must compute, and the smallest difference if that is less than everything."""
-        if self.before is None:
-            return f"no {self.what}"
-        whole = f"{self.what} = {self._shown(self.before)}"
-        if self.after is None:
-            return whole
-        one, other = difference(self.before, self.after, self.naming)
-        if one is self.before and self._shown(one) != self._shown(other):
-            return whole
-        right, wrong = shown_difference(one, other, self.naming)
-        return f"{whole} (the difference: {right}, not {wrong})"
-
-    def _shown(self, term: Term) -> str:
-        return shown_short(term, self.naming)
+    def details(self) -> tuple[str, ...]:
+        """Both results, if the difference is less than everything."""
+        was, now = self.wholes
+        if was == now or now in self.sides:
+            return ()
+        return f"before the pass: {was}", f"after the pass:  {now}"
 
 
 @dataclass
@@ -103,13 +120,40 @@ class Prover:
         found = self._difference(old, self._values, current)
         if found is None:
             return None, ""
-        node, found = _first(gm, old, self._values, found, self.expressions.terms)
+        problem, found = self._located(gm, old, self._values, found)
         if not declares(current):
             return None, f"it declares no rewrites, and {found}"
         unknown = _unknown_op(gm)
         if unknown:
             return None, f"{unknown} has no rule of values, and {found}"
-        return problem_of(node, found), ""
+        return problem, ""
+
+    def _located(
+        self, gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference
+    ) -> tuple[Problem, Difference]:
+        """Return the problem of the first node that makes a wrong value, and its difference."""
+        mistakes = self.expressions.mistakes(gm, earlier_values(old, new), self._rewrites)
+        wrong = list(mistakes)
+        node = wrong[0][0] if wrong else output_of(gm.graph)
+        if wrong:
+            _, before, after = wrong[0]
+            found = Difference(f"%{node.name}", before.body, after.body)
+        known = _named_before(old, found.before) | called_values(new, node)
+        found = replace(found, naming=Names(self.expressions.terms, known))
+        got, expected = found.sides
+        problem = Problem(
+            node=node.name,
+            source=str(origin_of(node)),
+            rule="values",
+            got=got,
+            expected=f"{expected}, as before the pass",
+            hint="correct the pass, or let it declare the rewrite that it uses: docs/proofs.md "
+            "says how to read expressions",
+            line=format_node(node),
+            details=found.details,
+            others=tuple(other.name for other, *_ in wrong[1:]),
+        )
+        return problem, found
 
     def _read(self, gm: fx.GraphModule) -> None:
         try:
@@ -205,36 +249,13 @@ def _of_left_out(old: frozenset[Term], new: frozenset[Term], may_add: bool) -> D
     return Difference("a call under a rewrite", before, after)
 
 
+def _named_before(values: GraphValues, result: Term | None) -> dict[str, Value]:
+    """Return the values before a result that have the name of a role, not only that of an op."""
+    same = (n for n, v in values.nodes.items() if isinstance(v, Value) and v.body is result)
+    known = called_values(values, next(same, None))
+    roles = {n.name for n in values.nodes if not op_name(n).endswith(f"aten.{base_name(n)}")}
+    return {name: value for name, value in known.items() if name in roles}
+
+
 def _number(term: Term) -> int:
     return term.number
-
-
-def _first(
-    gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference, terms: Terms
-) -> tuple[fx.Node, Difference]:
-    """Return the first node with another value, and its difference with values by name."""
-    changed = next(changed_values(gm, old, new), None)
-    if changed is None:
-        node = output_of(gm.graph)
-        return node, replace(found, naming=_names(terms, new, node))
-    node, before, after = changed
-    return node, Difference(f"%{node.name}", before.body, after.body, _names(terms, new, node))
-
-
-def _names(terms: Terms, values: GraphValues, until: fx.Node) -> Names:
-    """Return the names of the results of calls before a node."""
-    return Names(terms, called_values(values, until))
-
-
-def problem_of(node: fx.Node, found: Difference) -> Problem:
-    """Return the problem of a node with another value."""
-    return Problem(
-        node=node.name,
-        source=str(origin_of(node)),
-        rule="values",
-        got=found.got,
-        expected=f"{found.expected}, as before the pass",
-        hint="correct the pass, or let it declare the rewrite that it uses: docs/proofs.md says "
-        "how to read expressions",
-        line=format_node(node),
-    )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ir.ranks import random, refused, run, whole_numbers
+from tests.ir.ranks import Operand, infer, random, refused, run, whole_numbers
 from tests.ir.strategies import EXAMPLES, RANKS, fused_layouts, layouts, runs
 from tpcompile.ir.layout import FusedLayout, Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, COLLECTIVES, REDISTRIBUTE, REDUCE_SCATTER
 from tpcompile.ir.ops.collectives import gather, to_whole, tree_sum
-from tpcompile.ir.types import PARTIAL, REPLICATE, Shard, ValueType
+from tpcompile.ir.types import DISJOINT, PARTIAL, REPLICATE, Shard, ValueType
 
 AXIS = Layout("axis", 6, 1, even_runs(6, 2))
+X = torch.zeros(6, 6)
 SHARED = Layout("axis", 6, 1, (((0, 4),), ((3, 6),)))
 
 
@@ -72,6 +75,22 @@ def test_summed_terms_are_the_value(ranks: int, tokens: int) -> None:
     assert isinstance(scattered.kind, ValueType)
     assert scattered.kind.placement == Shard(0, TokenLayout(ranks))
     scattered.assert_sound(exact=True)
+
+
+@pytest.mark.parametrize("target", [ALL_REDUCE, REDISTRIBUTE, REDUCE_SCATTER])
+def test_terms_are_added_in_fp32(target: Any) -> None:
+    """A sum in 16 bits is refused, unless at most one of its terms is not zero."""
+    ranks = (2,) if target is REDUCE_SCATTER else ()
+    wide = ValueType(("T", 6), torch.float32, PARTIAL)
+    narrow = ValueType(("T", 6), torch.bfloat16, PARTIAL)
+    for terms, dtype in ((narrow, None), (narrow, torch.float16), (wide, torch.bfloat16)):
+        error = refused("sum-dtype", target, Operand(X, terms), *ranks, dtype)
+        assert str(terms) in error.got and error.expected == "a sum in f32"
+        assert "dtype=torch.float32" in error.hint
+        disjoint = Operand(X, terms.placed(DISJOINT))
+        assert infer(target, disjoint, *ranks, dtype).dtype == (dtype or terms.dtype)
+    for terms in (narrow, wide):
+        assert infer(target, Operand(X, terms), *ranks, torch.float32).dtype == torch.float32
 
 
 @EXAMPLES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from tests.ir.ranks import (
     Operand,
+    infer,
     operand,
     random,
     refusal,
@@ -23,7 +25,7 @@ from tests.ir.ranks import (
 from tests.ir.strategies import EXAMPLES, RANKS, fused_layouts, layouts
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import SIGMOID_GATE, SWIGLU
-from tpcompile.ir.types import PARTIAL, Shard, ValueType
+from tpcompile.ir.types import DISJOINT, PARTIAL, Shard, ValueType
 
 aten = torch.ops.aten
 FLOATS = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
@@ -164,7 +166,6 @@ def test_terms_of_a_sum_pass_through_what_is_linear(op: Any, others: Any) -> Non
         (aten.square.default, ()),
         (aten.rsqrt.default, ()),
         (aten.pow.Tensor_Scalar, (2,)),
-        (aten.to.dtype, (torch.bfloat16,)),
         (aten.add.Tensor, (1.0,)),
         (aten.add.Tensor, (random(3, 6),)),
         (aten.mul.Tensor, (random(3, 6).partial(),)),
@@ -182,6 +183,17 @@ def test_refuses_a_sum_not_taken(op: Any, others: tuple[Any, ...]) -> None:
 
 def test_refuses_a_sum_not_taken_on_either_side() -> None:
     refused("partial-nonlinear", aten.add.Tensor, random(3, 6), random(3, 6).partial())
+
+
+def test_refuses_to_round_the_terms_of_a_sum() -> None:
+    terms = random(3, 6).partial()
+    error = refused("rounded-terms", aten.to.dtype, terms, torch.bfloat16)
+    assert "put the cast after the collective" in error.hint
+    widened = run(aten.to.dtype, terms, torch.float64, ranks=3)
+    assert widened.kind == ValueType((3, 6), torch.float64, PARTIAL)
+    widened.assert_sound()
+    disjoint = replace(terms, kind=terms.kind.placed(DISJOINT))
+    assert infer(aten.to.dtype, disjoint, torch.bfloat16).placement == DISJOINT
 
 
 def test_a_factor_of_each_term_of_a_sum() -> None:

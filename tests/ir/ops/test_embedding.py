@@ -12,7 +12,7 @@ from tests.ir.ranks import operand, random, refused, run
 from tests.ir.strategies import EXAMPLES, RANKS, runs
 from tpcompile.ir.layout import FusedLayout, Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
-from tpcompile.ir.types import PARTIAL, REPLICATE, ValueType
+from tpcompile.ir.types import DISJOINT, REPLICATE, ValueType
 
 TABLE = random(10, 4)
 IDS = operand(torch.tensor([0, 9, 3, 3, 7]), ["T"])
@@ -31,7 +31,7 @@ def test_rows_on_ranks_are_the_rows_of_the_table(
     table = random(layout.size, 4).sharded(0, layout)
     outcome = run(VOCAB_EMBEDDING, table, ids, ranks=ranks)
     assert isinstance(outcome.kind, ValueType)
-    assert outcome.kind.placement == PARTIAL
+    assert outcome.kind.placement == DISJOINT
     outcome.assert_sound(exact=True)
     for rank, value in enumerate(outcome.ranks):
         ((start, stop),) = layout.intervals(rank)

@@ -12,7 +12,7 @@ from tpcompile.ir.text import format_type
 from tpcompile.ir.text.layouts import LayoutNames
 from tpcompile.ir.text.scanner import Scanner
 from tpcompile.ir.text.types import TypeParser
-from tpcompile.ir.types import PARTIAL, REPLICATE, AnyType, Shard, SymbolType, ValueType
+from tpcompile.ir.types import DISJOINT, PARTIAL, REPLICATE, AnyType, Shard, SymbolType, ValueType
 
 HEADS = Layout("q_heads", 3, 4, even_runs(3, 2))
 KEYS = Layout("kv_heads", 1, 4, (((0, 1),), ((0, 1),)))
@@ -34,6 +34,7 @@ def parsed(text: str) -> AnyType:
         ValueType((), torch.float32),
         ValueType(("T", 8), BF16, REPLICATE),
         ValueType(("T", 8), torch.int64, PARTIAL),
+        ValueType(("T", 8), BF16, DISJOINT),
         ValueType(("T", 12), BF16, Shard(1, HEADS)),
         ValueType(("T", 6), BF16, Shard(1, HEADS.with_grain(2))),
         ValueType(("T", 16), BF16, Shard(1, FusedLayout((HEADS, KEYS)))),

@@ -82,7 +82,7 @@ def test_a_graph_of_the_standard_pipeline_is_refused() -> None:
     said = str(refused.value)
     assert "%l0_input_normed is not part of any decode instruction" in said
     assert "no decode fusion considered it" in said
-    assert "Lower the graph that decode_pipeline (-p decode) returns" in said
+    assert "Lower the graph after all passes of the decode pipeline (-p decode)" in said
     assert "model.layers.0.input_layernorm modeling_qwen3.py" in said
     assert "more nodes are left over" in said
 

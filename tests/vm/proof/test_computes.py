@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from tests.vm.groups.lowered import CASES, Case, graph, lowered, step_program
 from tests.vm.mutants.table import all_bases
@@ -142,12 +143,12 @@ MISTAKES: tuple[tuple[Mistake, str], ...] = (
     (_norm_of_another_layer, "where the program has %l0_post_attention_layernorm_weight"),
     (
         _another_eps,
-        "%l1_norm_gate_up_swiglu has 1e-06, in tpc.rms_norm of linear of columns, where the "
+        "%l1_norm_gate_up_swiglu has eps=1e-06, in tpc.rms_norm of linear of columns, where the "
         "program has 2e-06",
     ),
-    (_another_scale, "has 0.25, in values of spans, where the program has 0.5"),
+    (_another_scale, "has scale=0.25, in values of spans, where the program has 0.5"),
     (_cache_of_another_layer, "partial_attention layer 0 rank 0"),
-    (_another_window, "has None, in values of spans, where the program has 4"),
+    (_another_window, "has window=None, in values of spans, where the program has 4"),
     (_keys_for_values, "norm_qkv_rope_append"),
     (
         _span_twice,
@@ -174,6 +175,17 @@ def test_mistakes_are_refused_in_words(mistake: Mistake, said: str) -> None:
     mistake(steps)
     (fault,) = _checked(PLAIN, steps).faults
     assert fault.rule == "values" and said in fault.said, fault.said
+
+
+def test_a_message_names_all_layers_with_a_mistake() -> None:
+    """Layers that only read wrong values have none."""
+    for of_layers, said in ((range(2), ". This mistake is in layers 0 to 1"), (range(1), "0.5")):
+        steps: Steps = list(lowered(PLAIN).instructions)
+        for layer in of_layers:
+            _change(steps, "partial_attention", layer, scale=0.5)
+        (fault,) = _checked(PLAIN, steps).faults
+        assert "partial_attention layer 0" in fault.said
+        assert fault.said.endswith(said), fault.said
 
 
 def test_terms_of_another_site_are_refused() -> None:
@@ -279,6 +291,16 @@ def test_a_buffer_of_weights_that_the_graph_does_not_have_is_refused() -> None:
         buffers[number] = replace(buffers[number], name=other)
         (fault,) = check_values(_graph(PLAIN), replace(program, buffers=tuple(buffers))).faults
         assert other in fault.said
+
+
+def test_terms_in_16_bits_are_refused() -> None:
+    program = step_program(SPLIT)
+    buffers = tuple(
+        replace(one, dtype=torch.bfloat16) if one.name == "attention_terms" else one
+        for one in program.buffers
+    )
+    (fault,) = check_values(_graph(SPLIT), replace(program, buffers=buffers)).faults
+    assert "adds terms that attention_terms of rank 0 stores in bf16" in fault.said, fault.said
 
 
 @dataclass(frozen=True)

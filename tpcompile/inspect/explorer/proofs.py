@@ -15,7 +15,7 @@ from tpcompile.ir.values.expressions import Expressions, GraphValues, called_val
 from tpcompile.ir.values.named import Names
 from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.scope import Rewrite
-from tpcompile.ir.values.shown import difference, shown_difference
+from tpcompile.ir.values.shown import differences, shown_difference
 from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import Value
 
@@ -53,7 +53,7 @@ class ProofRecorder:
         before, self._used = self._used, self._rewrites(gm)
         if old is None or self._values is None:
             return {}
-        changed = {node: pair for node, *pair in changed_values(gm, old, self._values)}
+        changed = {node: pair for node, *pair in changed_values(old, self._values)}
         general: dict[str, dict[str, Any]] = {}
         special: dict[str, dict[str, Any]] = {}
         kept: list[fx.Node] = []
@@ -110,7 +110,7 @@ class _EarlierNames:
             return found if found is not None and self._places[found[0]] < until else None
 
         before, after = changed[node]
-        pair = difference(before.body, after.body, naming)
+        pair = differences(before.body, after.body, naming)[-1]
         return [template(text) for text in shown_difference(*pair, naming)]
 
 

@@ -9,14 +9,17 @@ once, as on one rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
+from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.layout import Layout, TokenLayout
 from tpcompile.ir.ops.spec import Cost, CostRule, define, local_bytes, refuse, require
 from tpcompile.ir.types import REPLICATE, Partial, Shard, ValueType
 from tpcompile.ir.values.build import unchanged
+from tpcompile.ir.values.node import is_exact
 
 _T = TypeVar("_T")
 
@@ -62,12 +65,14 @@ def to_whole(values: Sequence[torch.Tensor], kind: ValueType) -> torch.Tensor:
 
 
 def _redistribute_rule(x: ValueType, dtype: torch.dtype | None = None) -> ValueType:
+    if isinstance(x.placement, Partial):
+        return _sum_of(x, dtype)
     return ValueType(x.shape, dtype or x.dtype)
 
 
 def _all_reduce_rule(x: ValueType, dtype: torch.dtype | None = None) -> ValueType:
     _require_terms("all-reduce", x)
-    return ValueType(x.shape, dtype or x.dtype)
+    return _sum_of(x, dtype)
 
 
 def _all_gather_rule(x: ValueType, dim: int) -> ValueType:
@@ -88,13 +93,28 @@ def _all_gather_rule(x: ValueType, dim: int) -> ValueType:
 def _reduce_scatter_rule(x: ValueType, ranks: int, dtype: torch.dtype | None = None) -> ValueType:
     _require_terms("reduce-scatter", x)
     require(isinstance(x.shape[0], str), "reduce-scatter", x, "tokens along dimension 0")
-    whole = ValueType(x.shape, dtype or x.dtype)
-    return whole.sharded(0, TokenLayout(ranks, str(x.shape[0])))
+    return _sum_of(x, dtype).sharded(0, TokenLayout(ranks, str(x.shape[0])))
 
 
 def _require_terms(rule: str, x: ValueType) -> None:
     terms = isinstance(x.placement, Partial)
     require(terms, rule, x, "Partial(sum)", "a value that is already summed would count tp times")
+
+
+def _sum_of(terms: ValueType, dtype: torch.dtype | None) -> ValueType:
+    """Return the type of a sum, which is rounded once: not after each of its terms."""
+    assert isinstance(terms.placement, Partial)
+    total = ValueType(terms.shape, dtype or terms.dtype)
+    wide = torch.promote_types(terms.dtype, torch.float32)
+    require(
+        terms.placement.disjoint or is_exact(wide, total.dtype),
+        "sum-dtype",
+        f"terms {terms}, added in {dtype_name(total.dtype)}",
+        f"a sum in {dtype_name(wide)}",
+        f"pass dtype={wide} to the collective, and cast its result: each addition rounds",
+        replace(total, dtype=wide),
+    )
+    return total
 
 
 def _redistribute_across(

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.ops.composite import composite
 from tpcompile.ir.ops.spec import Rule, declare, refuse, require, streaming_cost
 from tpcompile.ir.types import PARTIAL, REPLICATE, Dim, Partial, Placement, Shard, ValueType
 from tpcompile.ir.values.build import ValueRule, cast, elementwise
+from tpcompile.ir.values.node import is_exact
 
 aten = torch.ops.aten
 
@@ -103,8 +105,9 @@ def negate_rule(self: ValueType) -> ValueType:
 def product_rule(self: ValueType, other: ValueType | float) -> ValueType:
     if not isinstance(other, ValueType):
         return ValueType(self.shape, promoted(self, other), self.placement)
-    if {self.placement, other.placement} == {PARTIAL, REPLICATE}:  # a factor of each term
-        return ValueType(broadcast(self.shape, other.shape), promoted(self, other), PARTIAL)
+    for terms, factor in ((self.placement, other.placement), (other.placement, self.placement)):
+        if isinstance(terms, Partial) and factor == REPLICATE:  # a factor of each term
+            return ValueType(broadcast(self.shape, other.shape), promoted(self, other), terms)
     return _pointwise(self, other)
 
 
@@ -126,6 +129,17 @@ def sum_rule(self: ValueType, other: ValueType | float, alpha: float = 1) -> Val
 
 
 def cast_rule(self: ValueType, dtype: torch.dtype, **_: Any) -> ValueType:
+    if isinstance(self.placement, Partial):
+        require(
+            self.placement.disjoint or is_exact(self.dtype, dtype),
+            "rounded-terms",
+            f"a cast to {dtype_name(dtype)} of {self}, which is still a sum of terms",
+            "a cast of the sum",
+            "put the cast after the collective that adds the terms: here it rounds the term of "
+            "each rank",
+            self,
+        )
+        return ValueType(self.shape, dtype, self.placement)
     return ValueType(self.shape, dtype, _pointwise(self).placement)
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.ops.spec import declare, define, refuse, require, streaming_cost
-from tpcompile.ir.types import PARTIAL, REPLICATE, ValueType
+from tpcompile.ir.types import DISJOINT, REPLICATE, ValueType
 from tpcompile.ir.values.scope import Scope
 from tpcompile.ir.values.value import OpaqueError, Value
 from tpcompile.ir.values.views import rows_of
@@ -71,7 +71,7 @@ def vocab_embedding_rule(weight: ValueType, ids: ValueType, first_row: int = 0) 
     require(
         overlap is None, "vocab-rows", overlap, "disjoint rows, since shared rows would count twice"
     )
-    return ValueType(shape, weight.dtype, PARTIAL)
+    return ValueType(shape, weight.dtype, DISJOINT)
 
 
 def vocab_embedding_localize(

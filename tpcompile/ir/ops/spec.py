@@ -26,10 +26,13 @@ Across = Callable[..., list[torch.Tensor]]
 
 
 class RuleError(Exception):
-    """Refusal of operands by a rule."""
+    """Refusal of operands by a rule, and the type of the result without the mistake, if known."""
 
-    def __init__(self, rule: str, got: str, expected: str, hint: str = "") -> None:
+    def __init__(
+        self, rule: str, got: str, expected: str, hint: str = "", result: AnyType | None = None
+    ) -> None:
         self.rule, self.got, self.expected, self.hint = rule, got, expected, hint
+        self.result = result
         super().__init__(f"{rule}: got {got}, expected {expected}")
 
 
@@ -211,13 +214,22 @@ def _packet_name(target: torch._ops.OpOverload) -> str:
     return f"{target.namespace}.{target.__name__.partition('.')[0]}"
 
 
-def refuse(rule: str, got: object, expected: str, hint: str = "") -> NoReturn:
-    raise RuleError(rule, str(got), expected, hint)
+def refuse(
+    rule: str, got: object, expected: str, hint: str = "", result: AnyType | None = None
+) -> NoReturn:
+    raise RuleError(rule, str(got), expected, hint, result)
 
 
-def require(condition: object, rule: str, got: object, expected: str, hint: str = "") -> None:
+def require(
+    condition: object,
+    rule: str,
+    got: object,
+    expected: str,
+    hint: str = "",
+    result: AnyType | None = None,
+) -> None:
     if not condition:
-        refuse(rule, got, expected, hint)
+        refuse(rule, got, expected, hint, result)
 
 
 def dim_of(kind: ValueType, dim: int, extra: int = 0) -> int:

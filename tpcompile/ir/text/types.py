@@ -24,6 +24,7 @@ from tpcompile.ir.text.layouts import LayoutNames
 from tpcompile.ir.text.printer import format_type
 from tpcompile.ir.text.scanner import Scanner
 from tpcompile.ir.types import (
+    DISJOINT,
     PARTIAL,
     REPLICATE,
     AnyType,
@@ -90,7 +91,7 @@ class TypeParser:
         return ValueType(tuple(shape), dtype, placement, _role(line), stored)
 
     def _placement(self, line: Scanner, shape: Sequence[Dim], parts: Sequence[str]) -> Placement:
-        for plain in (REPLICATE, PARTIAL):
+        for plain in (REPLICATE, PARTIAL, DISJOINT):
             if line.accept(str(plain)):
                 return plain
         line.expect("Shard(")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tpcompile.ir.values.index import BOUND, Index, divided, variable
-from tpcompile.ir.values.node import CAST, Dim, Term
+from tpcompile.ir.values.node import CAST, Dim, Term, is_exact
 from tpcompile.ir.values.scope import Rewrite, Scope
 from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import (
@@ -187,13 +187,17 @@ def elementwise(name: str) -> ValueRule:
 
 
 def _biased(terms: Terms, total: Value | float, bias: Value | float) -> Value | None:
-    """Return the linear with a bias, given its sum, maybe in fp32, and the bias; else None."""
+    """Return the linear with a bias, given its sum, not rounded to 16 bits, and the bias.
+
+    Return None for other operands.
+    """
     if not (isinstance(total, Value) and isinstance(bias, Value) and bias.dims == 1):
         return None
     body = total.body
     if body.kind == "element" and body.head == CAST:
         body = body.args[0]
     known = body.kind == "over" and body.head[0] == "linear" and body.dtype == bias.dtype
+    known &= is_exact(torch.float32, total.dtype)
     if not known or bias.body.kind != "read" or bias.body.args[0].kind != "tensor":
         return None
     assert body.dtype is not None

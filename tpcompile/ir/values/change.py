@@ -1,8 +1,27 @@
-"""Replacements of index variables in expressions."""
+"""Replacements of index variables, in indices and in expressions."""
 
 from __future__ import annotations
 
-from tpcompile.ir.values.index import BOUND, Index, Name, deeper, names_of
+from collections.abc import Callable, Mapping
+from itertools import repeat
+from typing import Any
+
+from tpcompile.ir.values.index import (
+    BOUND,
+    COMPUTED,
+    Digit,
+    Index,
+    Inexact,
+    Name,
+    Variable,
+    constant,
+    count_of,
+    divided,
+    names_of,
+    plus,
+    times,
+    variable,
+)
 from tpcompile.ir.values.node import Term
 
 
@@ -51,3 +70,51 @@ class Change:
         if not free.isdisjoint(keys):
             return True
         return bool(self.shift) and any(k == BOUND and n >= depth for k, n in free)
+
+
+def replaced(
+    index: Index,
+    by: Mapping[Name, Index],
+    compute: Callable[[Any], Any],
+    depth: int = 0,
+    shift: int = 0,
+) -> Index:
+    """Replace variables of an index; `compute` does so in the terms of computed ones.
+
+    Bound variables from `depth` on that are not replaced are renamed by `shift`.
+    """
+    if not shift and not any(map(_is_replaced, index.digits, repeat(by))):
+        return index
+    parts = [constant(index.constant)]
+    for factor, of, divisor, modulus in index.digits:
+        kind, name, extent = of
+        if kind != COMPUTED:
+            new = by.get((kind, name))
+            if new is None and shift and kind == BOUND and name >= depth:
+                of = Variable(kind, name + shift, extent)
+        elif isinstance(name, Inexact):
+            inner = replaced(name.dividend, by, compute, depth, shift)
+            new = divided(inner, name.divisor)[name.remainder]
+        else:
+            new = variable(COMPUTED, compute(name), extent)
+        if new is None:
+            parts.append(Index(0, (Digit(factor, of, divisor, modulus),)))
+            continue
+        if divisor != 1:
+            new = divided(new, divisor)[0]
+        if modulus and modulus != count_of(of, divisor):  # the new index is within the extent
+            new = divided(new, modulus)[1]
+        parts.append(times(new, factor))
+    return plus(*parts)
+
+
+def _is_replaced(digit: Digit, by: Mapping[Name, Index]) -> bool:
+    variable = digit.variable
+    return variable[0] == COMPUTED or variable[:2] in by
+
+
+def deeper(index: Index, depth: int) -> Index:
+    """Return an index within this number of further binders."""
+    if not depth or not any(kind == BOUND for kind, _ in names_of(index)):
+        return index
+    return replaced(index, {}, lambda term: term, 0, depth)

@@ -6,26 +6,35 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from tpcompile.ir.meta import captured_value
 from tpcompile.ir.values.expressions import GraphValues
 from tpcompile.ir.values.value import Value
 
 
-def changed_values(
-    gm: fx.GraphModule, old: GraphValues, new: GraphValues
-) -> Iterator[tuple[fx.Node, Value, Value]]:
-    """Yield each node whose expression is not that of the node that it stands for, in order.
+def earlier_values(old: GraphValues, new: GraphValues) -> dict[fx.Node, Value]:
+    """Return the value of an earlier graph that each node of a later one stands for.
+
+    A node that stands for another captured value than before stands for that one.
+    """
+    known: dict[str, Value] = {}
+    for node, captured in old.names.items():
+        if isinstance(old.nodes[node], Value):
+            known.setdefault(captured, old.nodes[node])
+    earlier: dict[fx.Node, Value] = {}
+    for node in new.nodes:
+        name = new.names.get(node)
+        is_kept = node in old.nodes and old.names.get(node) == name
+        value = old.nodes[node] if is_kept else known.get(name or "")
+        if isinstance(value, Value) and node.op != "placeholder":
+            earlier[node] = value
+    return earlier
+
+
+def changed_values(old: GraphValues, new: GraphValues) -> Iterator[tuple[fx.Node, Value, Value]]:
+    """Yield each node whose expression is not that of the value that it stands for, in order.
 
     Both values are yielded, too.
     """
-    known: dict[str, Value] = {}
-    for earlier, name in old.names.items():
-        if isinstance(old.nodes[earlier], Value):
-            known.setdefault(name, old.nodes[earlier])
-    for node in gm.graph.nodes:
-        value = new.nodes.get(node)
-        before = old.nodes.get(node) or known.get(captured_value(node) or "")
-        if not isinstance(value, Value) or not isinstance(before, Value):
-            continue
-        if node.op != "placeholder" and before.body is not value.body:
+    for node, before in earlier_values(old, new).items():
+        value = new.nodes[node]
+        if isinstance(value, Value) and before.body is not value.body:
             yield node, before, value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -82,9 +83,7 @@ class Expressions:
 
     def of(self, gm: fx.GraphModule, rewrites: frozenset[Rewrite] = _NONE) -> GraphValues:
         """Return the values of a graph whose nodes have types, under these rewrites."""
-        scope = Scope(
-            self.terms, lambda target, args: self._interpret(scope, target, args), rewrites
-        )
+        scope = self._scope(rewrites)
         values: dict[fx.Node, Any] = {}
         calls: dict[fx.Node, _Call] = {}
         changed: set[fx.Node] = set()
@@ -110,10 +109,33 @@ class Expressions:
         names = {node: name for node in values if (name := captured_value(node)) is not None}
         return GraphValues(values, names, outputs, scope.states, frozenset(scope.left_out))
 
+    def _scope(self, rewrites: frozenset[Rewrite] = _NONE) -> Scope:
+        scope = Scope(self.terms, lambda *call: self._interpret(scope, *call), rewrites)
+        return scope
+
+    def mistakes(
+        self, gm: fx.GraphModule, right: Mapping[fx.Node, Value], rewrites: frozenset[Rewrite]
+    ) -> Iterator[tuple[fx.Node, Value, Value]]:
+        """Yield each node that makes another value than the right one of right operands.
+
+        Both values are yielded, too. So what depends on a mistake is none.
+        """
+        scope = self._scope(rewrites)
+        values: dict[fx.Node, Any] = {}
+        for node in gm.graph.nodes:
+            if node.op == "output":
+                continue
+            scope.events = []
+            values[node] = value = self._value(scope, node, values)
+            wanted = right.get(node)
+            if wanted is not None and value.body is not wanted.body:
+                yield node, wanted, value
+                if wanted.shape == value.shape:
+                    values[node] = wanted
+
     def result(self, target: Any, *args: Any) -> Value:
         """Return the value of a call of operands that a graph has."""
-        scope = Scope(self.terms, lambda *call: self._interpret(scope, *call))
-        value: Value = self._interpret(scope, target, args)
+        value: Value = self._interpret(self._scope(), target, args)
         return value
 
     def rewrites_at(self, node: fx.Node) -> tuple[Rewrite, ...]:

@@ -6,8 +6,7 @@ permutations of rows map indices to such sums, so that a view and its inverse ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import pairwise, repeat
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 COORDINATE, BOUND, COMPUTED = 0, 1, 2
@@ -66,7 +65,7 @@ def variable(kind: int, name: Any, extent: int) -> Index:
 
 def plus(*indices: Index) -> Index:
     """Add indices."""
-    return _sum(
+    return sum_of(
         sum(index.constant for index in indices),
         [digit for index in indices for digit in index.digits],
     )
@@ -131,7 +130,7 @@ def _divided(index: Index, divisor: int) -> tuple[Index, Index] | None:
         if odd or factor < 0 or 0 < modulus <= split:
             remainder.append(digit)
             continue
-        if modulus and modulus % split and modulus != _count(of, by):
+        if modulus and modulus % split and modulus != count_of(of, by):
             return None
         remainder.append(Digit(factor, of, by, split))
         quotient.append(Digit(1, of, by * split, -(-modulus // split)))
@@ -139,15 +138,15 @@ def _divided(index: Index, divisor: int) -> tuple[Index, Index] | None:
     least, end = bounds(low)
     if end is None or least < 0 or end > divisor:
         return None
-    return _sum(first, quotient), _sum(rest, remainder)
+    return sum_of(first, quotient), sum_of(rest, remainder)
 
 
-def _count(of: Variable, divisor: int) -> int:
+def count_of(of: Variable, divisor: int) -> int:
     """Return the number of values of `variable // divisor`, 0 if there is no bound."""
     return -(-of.extent // divisor)
 
 
-def _sum(constant: int, digits: Iterable[Digit]) -> Index:
+def sum_of(constant: int, digits: Iterable[Digit]) -> Index:
     """Return the normal form of a sum of digits: sorted, with adjacent digits joined."""
     whole = [digit for digit in map(_within_extent, digits) if digit.modulus != 1]
     whole = [digit for digit in whole if digit.coefficient]
@@ -161,12 +160,12 @@ def _sum(constant: int, digits: Iterable[Digit]) -> Index:
             joined.append(digit)
         else:
             joined[-1] = both
-    return Index(constant, tuple(joined)) if len(joined) == len(whole) else _sum(constant, joined)
+    return Index(constant, tuple(joined)) if len(joined) == len(whole) else sum_of(constant, joined)
 
 
 def _within_extent(digit: Digit) -> Digit:
     """Return a digit whose modulus is not above the number of its values."""
-    count = _count(digit.variable, digit.divisor)
+    count = count_of(digit.variable, digit.divisor)
     if count and (not digit.modulus or digit.modulus > count):
         return digit._replace(modulus=count)
     return digit
@@ -200,108 +199,6 @@ def order_of(name: Any) -> tuple[Any, ...]:
 
 Name = tuple[int, Any]
 """The kind and the name of a variable, whatever its extent."""
-
-
-def replaced(
-    index: Index,
-    by: Mapping[Name, Index],
-    compute: Callable[[Any], Any],
-    depth: int = 0,
-    shift: int = 0,
-) -> Index:
-    """Replace variables of an index; `compute` does so in the terms of computed ones.
-
-    Bound variables from `depth` on that are not replaced are renamed by `shift`.
-    """
-    if not shift and not any(map(_is_replaced, index.digits, repeat(by))):
-        return index
-    parts = [constant(index.constant)]
-    for factor, of, divisor, modulus in index.digits:
-        kind, name, extent = of
-        if kind != COMPUTED:
-            new = by.get((kind, name))
-            if new is None and shift and kind == BOUND and name >= depth:
-                of = Variable(kind, name + shift, extent)
-        elif isinstance(name, Inexact):
-            inner = replaced(name.dividend, by, compute, depth, shift)
-            new = divided(inner, name.divisor)[name.remainder]
-        else:
-            new = variable(COMPUTED, compute(name), extent)
-        if new is None:
-            parts.append(Index(0, (Digit(factor, of, divisor, modulus),)))
-            continue
-        if divisor != 1:
-            new = divided(new, divisor)[0]
-        if modulus and modulus != _count(of, divisor):  # the new index is within the extent
-            new = divided(new, modulus)[1]
-        parts.append(times(new, factor))
-    return plus(*parts)
-
-
-def _is_replaced(digit: Digit, by: Mapping[Name, Index]) -> bool:
-    variable = digit.variable
-    return variable[0] == COMPUTED or variable[:2] in by
-
-
-def deeper(index: Index, depth: int) -> Index:
-    """Return an index within this number of further binders."""
-    if not depth or not any(kind == BOUND for kind, _ in names_of(index)):
-        return index
-    return replaced(index, {}, lambda term: term, 0, depth)
-
-
-def threshold_split(
-    place: Index, extents: tuple[int, ...]
-) -> tuple[Variable, tuple[int, ...]] | None:
-    """Return a variable, and runs of its values in each of which an index is in one piece.
-
-    The pieces lie side by side. Return None if the index does not depend on one variable alone.
-    """
-    if not place.digits:
-        return None
-    high = max(place.digits, key=lambda digit: digit.coefficient)
-    rest = Index(0, tuple(digit for digit in place.digits if digit is not high))
-    low, end = bounds(rest)
-    factor, of, divisor, modulus = high
-    if of.kind == COMPUTED or not of.extent or end is None or low < 0:
-        return None
-    if modulus != _count(of, divisor) or (end > 1 and end > factor):
-        return None
-    edges, total = [], 0
-    for extent in extents[:-1]:
-        total += extent
-        steps, odd = divmod(total - place.constant, factor)
-        if odd and end > 1:
-            return None
-        edge = (steps + (odd > 0)) * divisor
-        if 0 < edge < of.extent:
-            edges.append(edge)
-    stops = [0, *sorted(set(edges)), of.extent]
-    return of, tuple(b - a for a, b in pairwise(stops))
-
-
-def reordering(index: Index, name: Name) -> Index | None:
-    """Return the inverse of the permutation of a variable's values that an index contains.
-
-    Return None if the index contains the variable in order, not at all, or not as a permutation.
-    """
-    digits = [digit for digit in index.digits if digit.variable[:2] == name]
-    if len(digits) < 2:
-        return None
-    unit = min(digit.coefficient for digit in digits)
-    of = digits[0].variable
-    if unit < 1 or any(digit.coefficient % unit for digit in digits):
-        return None
-    places = [(digit.coefficient // unit, digit.divisor, digit.modulus) for digit in digits]
-    for side in (0, 1):
-        total = 1
-        for place in sorted(places, key=lambda place: place[side]):
-            if place[side] != total:
-                return None
-            total *= place[2]
-        if total != of.extent:
-            return None
-    return _sum(0, [Digit(divisor, of, factor, modulus) for factor, divisor, modulus in places])
 
 
 def names_of(index: Index) -> Iterator[Name]:

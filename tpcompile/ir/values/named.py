@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from operator import eq
 from typing import Any
 
-from tpcompile.ir.values.index import BOUND, COORDINATE, Digit, Index, deeper, names_of, numbers_of
+from tpcompile.ir.values.change import deeper
+from tpcompile.ir.values.index import BOUND, COORDINATE, Digit, Index, names_of, numbers_of
 from tpcompile.ir.values.node import COMMUTATIVE, Term, binders_of
 from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import Value, own_indices

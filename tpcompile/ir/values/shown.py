@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tpcompile.ir.dtypes import dtype_name
@@ -11,7 +11,7 @@ from tpcompile.ir.values.named import Naming, paired
 from tpcompile.ir.values.node import CAST, COMMUTATIVE, Term
 
 _AXES = "ijlmnpq"
-_SIGNS = {"add": "+", "mul": "·", "sub": "-", "div": "/", "bias": "+"}
+_SIGNS = {"add": "+", "mul": "·", "sub": "-", "div": "/"}
 
 
 _LONG = 320
@@ -19,28 +19,40 @@ _LONG = 320
 
 
 class _How(NamedTuple):
-    """How deep to show a term, and the names of values in it."""
+    """How deep to show a term, the names of values in it, and the terms that it always shows."""
 
     depth: int
     naming: Naming
+    path: frozenset[Term]
 
     def deeper(self) -> _How:
         return self._replace(depth=self.depth - 1)
 
 
-def shown(term: Term, depth: int = 4, naming: Naming = lambda term: None) -> str:
-    """Return an expression as text, with `…` for what is nested deeper, and values by name."""
-    return _bare(term, _shown(term, _How(depth, naming)))
+def shown(
+    term: Term,
+    depth: int = 4,
+    naming: Naming = lambda term: None,
+    path: frozenset[Term] = frozenset(),
+) -> str:
+    """Return an expression as text, with values by name, and `…` for what is nested deeper.
+
+    The terms of a path, such as that to a difference, are shown however deep they are.
+    """
+    return _bare(term, _shown(term, _How(depth, naming, path)))
 
 
-def shown_short(term: Term, naming: Naming) -> str:
-    """Return an expression as text, as deep as a message has room for."""
-    texts = (shown(term, depth, naming) for depth in (6, 4, 3, 2))
-    text = ""
-    for text in texts:
-        if len(text) <= _LONG:
+def shown_short(
+    terms: Sequence[Term], naming: Naming, path: Iterable[Sequence[Term]] = ()
+) -> tuple[str, ...]:
+    """Return expressions as text, all as deep as a message has room for."""
+    always = frozenset(term for pair in path for term in pair)
+    texts: tuple[str, ...] = ()
+    for depth in (6, 4, 3, 2, 1):
+        texts = tuple(shown(term, depth, naming, always) for term in terms)
+        if max(map(len, texts)) <= _LONG:
             break
-    return text
+    return texts
 
 
 def shown_difference(before: Term, after: Term, naming: Naming) -> tuple[str, str]:
@@ -57,7 +69,7 @@ def shown_difference(before: Term, after: Term, naming: Naming) -> tuple[str, st
         )
         if own and other:
             return own, other
-    own, other = (shown_short(term, naming) for term in both)
+    own, other = shown_short(both, naming)
     if own == other and before.dtype is not None and after.dtype is not None:
         own, other = (f"{own} in {dtype_name(dtype)}" for dtype in (before.dtype, after.dtype))
     return own, other
@@ -71,14 +83,14 @@ def _shown(term: Term, how: _How) -> str:
             return str(term.head[0])
         case "input":
             return f"%{term.head[0]}"
-    named = how.naming(term)
+    named = None if term in how.path else how.naming(term)
     if named is not None:
         return f"%{named[0]}{_places(named[1], how)}"
     if term.kind == "read":
         item = f".{term.head}" if term.head else ""
         return f"{_shown(term.args[0], how)}{item}{_places(term.indices, how)}"
-    if how.depth <= 0:
-        return "…"
+    if how.depth <= 0 and term not in how.path:
+        return f"{_name(term.head)}(…)" if term.kind == "call" else "…"
     inner = [_shown(arg, how.deeper()) for arg in term.args]
     if term.head not in _SIGNS:
         inner = list(map(_bare, term.args, inner))
@@ -93,6 +105,8 @@ def _bare(term: Term, text: str) -> str:
 def _element(term: Term, inner: list[str], how: _How) -> str:
     if term.head == CAST and term.dtype is not None:
         return f"to({inner[0]}, {dtype_name(term.dtype)})"
+    if term.head == "bias":
+        return f"biased({', '.join(inner)})"
     if term.head in COMMUTATIVE:
         inner = sorted(inner)  # an order that does not depend on when terms were made
     if term.head in _SIGNS:
@@ -135,30 +149,32 @@ def _places(indices: Sequence[Index], how: _How) -> str:
     return f"[{places}]" if places else ""
 
 
-def difference(before: Term, after: Term, naming: Naming = lambda term: None) -> tuple[Term, Term]:
-    """Return the smallest pair of different sub-expressions at the same place.
+def differences(
+    before: Term, after: Term, naming: Naming = lambda term: None
+) -> list[tuple[Term, Term]]:
+    """Return pairs of different sub-expressions at the same place, each within the one before.
 
-    Within values that are shown by name, there is no smaller one.
+    The last pair is the smallest. Within values that are shown by name, there is no smaller one.
     """
-    seen: set[tuple[Term, Term]] = set()
-    while True:
-        if (before, after) in seen or not _alike(before, after):
-            return before, after
-        if seen and naming(before) and naming(after):
-            return before, after
-        seen.add((before, after))
-        pairs = [(one, other) for one, other in _paired_parts(before, after) if one is not other]
-        if len(pairs) != 1:
-            crossed = _crossed(before, after)
-            if len(pairs) == 2 and crossed is not None:
-                before, after = crossed
-                continue
-            deep = [pair for pair in pairs if _alike(*pair)]
-            if len(pairs) > 1 and deep:
-                before, after = deep[0]
-                continue
-            return before, after
-        before, after = pairs[0]
+    path: list[tuple[Term, Term]] = []
+    pair: tuple[Term, Term] | None = (before, after)
+    while pair is not None and pair not in path:
+        path.append(pair)
+        pair = _inner(*pair, naming, is_whole=len(path) == 1)
+    return path
+
+
+def _inner(before: Term, after: Term, naming: Naming, is_whole: bool) -> tuple[Term, Term] | None:
+    """Return the different parts of two terms that are alike, or None."""
+    if not _alike(before, after) or (not is_whole and naming(before) and naming(after)):
+        return None
+    pairs = [(one, other) for one, other in _paired_parts(before, after) if one is not other]
+    if len(pairs) == 1:
+        return pairs[0]
+    crossed = _crossed(before, after)
+    if len(pairs) == 2 and crossed is not None:
+        return crossed
+    return next((pair for pair in pairs if _alike(*pair)), None)
 
 
 def _crossed(before: Term, after: Term) -> tuple[Term, Term] | None:

@@ -24,19 +24,13 @@ from typing import Any
 
 import torch
 
-from tpcompile.ir.values.change import Change
+from tpcompile.ir.values.change import Change, replaced
 from tpcompile.ir.values.index import (
     BOUND,
     COORDINATE,
     Index,
     Name,
-    bounds,
-    deeper,
-    names_of,
-    reordering,
-    replaced,
     shifted,
-    threshold_split,
     variable,
 )
 from tpcompile.ir.values.node import (
@@ -44,12 +38,13 @@ from tpcompile.ir.values.node import (
     COMMUTATIVE,
     Dim,
     Term,
-    binders_of,
     free_of,
     is_exact,
     parts_of,
     unwidened,
 )
+from tpcompile.ir.values.orders import OWN, Orders
+from tpcompile.ir.values.rebuild import rebuilt
 
 
 @dataclass(eq=False)
@@ -60,7 +55,7 @@ class Terms:
     """The changes that read an element of a value, by its shape and the index per axis."""
     _known: dict[Any, Term] = field(default_factory=dict)
     _changes: dict[Any, Change] = field(default_factory=dict)
-    _orders: dict[tuple[Term, int], Index | None] = field(default_factory=dict)
+    _orders: Orders = field(default_factory=Orders)
     _nested: int = 0
     """The number of replacements within each other."""
 
@@ -174,41 +169,11 @@ class Terms:
 
         Sums of real numbers do not depend on the order of their terms.
         """
-        for arg in args:
-            inverse = self._reordering(arg, 0)
-            if inverse is not None:
-                change = self.change({_OWN: inverse})
-                return [self.replace(each, change) for each in args]
-        return args
-
-    def _reordering(self, term: Term, depth: int) -> Index | None:
-        """Return the first reordering of a bound variable in a term, or None."""
-        stack = [(term, depth)]
-        while stack:
-            current, level = stack[-1]
-            name = (BOUND, level)
-            if (current, level) in self._orders or name not in current.free:
-                self._orders.setdefault((current, level), None)
-                stack.pop()
-                continue
-            inner = level + binders_of(current)
-            left = [
-                (arg, inner)
-                for arg in current.args
-                if (BOUND, inner) in arg.free and (arg, inner) not in self._orders
-            ]
-            if left:
-                stack += left
-                continue
-            known = [reordering(index, name) for index in current.indices]
-            known += [
-                None if order is None else deeper(order, level - inner)
-                for arg in current.args
-                if (order := self._orders.get((arg, inner))) is not None
-            ]
-            self._orders[current, level] = next(filter(None, known), None)
-            stack.pop()
-        return self._orders[term, depth]
+        inverse = next(filter(None, map(self._orders.of, args)), None)
+        if inverse is None:
+            return args
+        change = self.change({OWN: inverse})
+        return [self.replace(arg, change) for arg in args]
 
     def _in_cases(
         self,
@@ -228,7 +193,7 @@ class Terms:
                 for name in (place, outer)
             )
             parts = [self.replace(arg, inside) for arg in args]
-            pieces.append(build(parts, self._moved(indices, outside, 0)))
+            pieces.append(build(parts, self.moved(indices, outside, 0)))
             offset += extent
         return self.cases((kind, outer), extents, pieces)
 
@@ -283,7 +248,7 @@ class Terms:
         if self._nested == _NESTED:
             self._replace_parts(term, change, depth)
         self._nested += 1
-        new = done[term] = self._replace(term, change, depth)
+        new = done[term] = rebuilt(self, term, change, depth)
         self._nested -= 1
         return new
 
@@ -303,26 +268,9 @@ class Terms:
                 continue
             stack.pop()
             if stack and current not in done:
-                done[current] = self._replace(current, change, level)
+                done[current] = rebuilt(self, current, change, level)
 
-    def _replace(self, term: Term, change: Change, depth: int) -> Term:
-        if term.kind == "cases":
-            return self._replace_cases(term, change, depth)
-        indices = self._moved(term.indices, change, depth)
-        if term.kind == "read":
-            return self.read(term.args[0], indices, term.head, term.dtype)
-        if term.kind == "picked":
-            pieces = [self.replace(piece, change, depth + 1) for piece in term.args]
-            return self._picked(indices[0], term.head, pieces)
-        assert term.dtype is not None
-        if term.kind == "over":
-            head, extents = term.head
-            args = [self.replace(arg, change, depth + len(extents)) for arg in term.args]
-            return self.over(head, extents, args, term.dtype, indices)
-        args = [self.replace(arg, change, depth) for arg in term.args]
-        return self.element(term.head, args, term.dtype)
-
-    def _moved(self, indices: tuple[Index, ...], change: Change, depth: int) -> tuple[Index, ...]:
+    def moved(self, indices: tuple[Index, ...], change: Change, depth: int) -> tuple[Index, ...]:
         if not indices:
             return indices
         known = change.moved(depth)
@@ -334,49 +282,7 @@ class Terms:
             moved = known[indices] = tuple(parts)
         return moved
 
-    def _replace_cases(self, term: Term, change: Change, depth: int) -> Term:
-        (kind, own), extents = term.head
-        by = change.under(depth)
-        place = by.get((kind, own))
-        if place is None:
-            moved = own + (change.shift if kind == BOUND and own >= depth else 0)
-            name = (kind, moved)
-            if not any(name in names_of(index) for index in by.values()):
-                pieces = [self.replace(piece, change, depth) for piece in term.args]
-                return self.cases(name, extents, pieces)
-            place = variable(kind, moved, sum(extents))
-        pieces = [
-            self.replace(self._closed(piece, (kind, own), extent), change, depth + 1)
-            for extent, piece in zip(extents, term.args, strict=True)
-        ]
-        return self._picked(place, extents, pieces)
-
-    def _closed(self, piece: Term, axis: Name, extent: int) -> Term:
-        """Return a piece that binds its place along the axis."""
-        return self.replace(piece, self.change({axis: variable(BOUND, 0, extent)}, 1))
-
-    def _picked(self, place: Index, extents: tuple[int, ...], pieces: Sequence[Term]) -> Term:
-        """Return the piece, or the pieces, that an index reaches; each binds its own place."""
-        low, end = bounds(place)
-        offset = 0
-        for extent, piece in zip(extents, pieces, strict=True):
-            if end is not None and offset <= low and end <= offset + extent:
-                return self.replace(piece, self.change({_OWN: shifted(place, -offset)}, -1))
-            offset += extent
-        split = threshold_split(place, extents)
-        if split is None:
-            return self._pick(place, extents, pieces)
-        (kind, name, _), sizes = split
-        parts, start = [], 0
-        for size in sizes:
-            part = shifted(variable(kind, name, size), start)
-            run = self.change({(kind, name): part})
-            inner = [self.replace(piece, run, 1) for piece in pieces]
-            parts.append(self._picked(self._moved((place,), run, 0)[0], extents, inner))
-            start += size
-        return self.cases((kind, name), sizes, parts)
-
-    def _pick(self, place: Index, extents: tuple[int, ...], pieces: Sequence[Term]) -> Term:
+    def picked(self, place: Index, extents: tuple[int, ...], pieces: Sequence[Term]) -> Term:
         """Return pieces along an index that reaches several; a cast of all of them is made last."""
         dtype = pieces[0].dtype
         assert dtype is not None
@@ -386,7 +292,6 @@ class Terms:
         return self.cast(picked, dtype)
 
 
-_OWN: Name = (BOUND, 0)
 _NESTED = 100
 """The depth of recursion from which on a stack is used."""
 _IN_ANY_ORDER = ("mean", "sum", "linear")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from torch import fx
 
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.meta import origin_of
 from tpcompile.ir.ops import op_name, package_of
-from tpcompile.ir.refusals import refusals_of
+from tpcompile.ir.refusals import Refusal, refusals_of
 from tpcompile.ir.text import format_node
 from tpcompile.vm.lowering.handlers import HANDLERS
 
@@ -32,8 +33,11 @@ class Leftover:
                 "instruction for it with @lowers, or remove it before the last passes"
             )
         if self.refused:
-            return "tpcompile does not support this form of the model's computation"
-        return "Lower the graph that decode_pipeline (-p decode) returns"
+            return (
+                "tpcompile does not support this form of the model's computation, or a pass has "
+                "changed the form"
+            )
+        return "Lower the graph after all passes of the decode pipeline (-p decode)"
 
     def __str__(self) -> str:
         return f"{format_node(self.node)}: {self.reason}"
@@ -77,7 +81,7 @@ def _leftover(node: fx.Node, left: dict[fx.Node, None]) -> Leftover:
     its last node and collects the nodes before it.
     """
     ahead, seen = [node], {node}
-    said: list[tuple[int, str]] = []
+    said: list[Refusal] = []
     for current in ahead:
         said += refusals_of(current)
         new = [user for user in current.users if user in left and user not in seen]
@@ -85,8 +89,8 @@ def _leftover(node: fx.Node, left: dict[fx.Node, None]) -> Leftover:
         seen |= set(new)
     if not said:
         return Leftover(node, "no decode fusion considered it", refused=False)
-    _, nearest = max(reversed(said), key=lambda refusal: refusal[0])  # of ties, the last one
-    return Leftover(node, nearest)
+    nearest = max(reversed(said), key=attrgetter("depth"))  # of ties, the last one
+    return Leftover(node, str(nearest))
 
 
 def _is_consumed(node: fx.Node) -> bool:

@@ -10,16 +10,21 @@ Trusted are the meanings, of which tests put each to numbers, and the names of w
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
+from tpcompile.alike import runs_of as runs_of_numbers
 from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.proof.expected import Expected
 from tpcompile.vm.proof.fault import Fault, cited
 from tpcompile.vm.proof.running import (
+    MadeValue,
     Run,
     Running,
     UnfinishedError,
@@ -28,7 +33,7 @@ from tpcompile.vm.proof.running import (
     listed,
     runs_of,
 )
-from tpcompile.vm.proof.terms import Difference, Term, Terms, unlike
+from tpcompile.vm.proof.terms import Difference, Term, Terms, is_mistaken, unlike
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,11 @@ def has_meaning(kind: type) -> bool:
     return False
 
 
+def _numbers(layers: Iterable[int]) -> str:
+    runs = runs_of_numbers(sorted(layers))
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
 class _Check:
     """The values of a program, instruction by instruction."""
 
@@ -138,16 +148,34 @@ class _Check:
 
     def _first_strange(self) -> str:
         """Describe the first value that the graph does not have; "" if there is none."""
-        made = next((made for made in self._running.made if not self._is_known(made.value)), None)
-        if made is None:
+        strange = [made for made in self._running.made if not self._is_known(made.value)]
+        if not strange:
             return ""
-        names, value = self._expected.names, self._without_parts(made.value)
-        said = f"{cited(self._program, made.number)} makes a value that the graph does not have"
+        first, names = strange[0], self._expected.names
+        value = self._without_parts(first.value)
+        said = f"{cited(self._program, first.number)} makes a value that the graph does not have"
         near = self._nearest(value)
         if near is None:
             return f"{said}: {value}"
         name = names.get(near, "the nearest value of the graph")
-        return f"{said}; {name} {Difference(near, value, names)}"
+        return f"{said}; {name} {Difference(near, value, names)}{self._layers(strange)}"
+
+    def _layers(self, strange: Sequence[MadeValue]) -> str:
+        """Name the layers in which instructions of the first kind have a mistake of their own."""
+        layers: set[int] = set()
+        inherited: set[Term] = set()
+        kind: Any = self._program.instructions[strange[0].number]
+        for made in strange:
+            instruction: Any = self._program.instructions[made.number]
+            value = self._without_parts(made.value)
+            if type(instruction) is type(kind) and self._is_mistaken(value, inherited):
+                layers.add(instruction.layer)
+            inherited |= {made.value, value}
+        return f". This mistake is in layers {_numbers(layers)}" if len(layers) > 1 else ""
+
+    def _is_mistaken(self, value: Term, inherited: AbstractSet[Term]) -> bool:
+        near = self._nearest(value)
+        return near is None or is_mistaken(near, value, inherited - {value})
 
     def _is_known(self, value: Term) -> bool:
         return self._without_parts(value).number < self._count

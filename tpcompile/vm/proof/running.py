@@ -12,7 +12,11 @@ from math import prod
 from operator import attrgetter
 from typing import Any
 
-from tpcompile.vm.program import Box, Program, Role
+import torch
+
+from tpcompile.ir.dtypes import dtype_name
+from tpcompile.ir.values.node import is_exact
+from tpcompile.vm.program import Box, Buffer, Program, Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import NONE
@@ -139,6 +143,8 @@ class Run:
         self._opened = Opened(running.terms)
         self._read: set[tuple[int, str]] = set()
         """The buffers that meanings read, with their operands."""
+        self._stored_in: dict[Term, Buffer] = {}
+        """The buffers of values that instructions have stored, and meanings read."""
 
     def evaluate(self) -> None:
         """Evaluate the meaning, and store the tiles of the values that it makes."""
@@ -236,7 +242,7 @@ class Run:
         args = [getattr(operand, "kind", operand) for operand in operands]
         terms = self._running.terms
         special: dict[str, Callable[..., Term]] = {
-            "sum": terms.total,
+            "sum": self._total,
             "linear of columns": terms.linear_of_columns,
             "greatest": terms.greatest,
             "gated experts": terms.gated_experts,
@@ -246,6 +252,18 @@ class Run:
         }
         made = special[name](*args) if name in special else terms.call(name, *args)
         return self._opened.operand(made)
+
+    def _total(self, *addends: Term) -> Term:
+        """Return a sum, and check that its terms are not rounded before they are added."""
+        for addend in addends:
+            buffer = self._stored_in.get(addend)
+            if buffer is not None and not is_exact(torch.float32, buffer.dtype):
+                raise WrongError(
+                    f"{self._cited(self._start)} adds terms that {buffer.name} of rank "
+                    f"{buffer.rank} stores in {dtype_name(buffer.dtype)}; terms of a sum must be "
+                    "stored in f32, so that only the sum is rounded"
+                )
+        return self._running.terms.total(*addends)
 
     def __getitem__(self, operand: str) -> Any:
         if self._number(operand) == NONE:
@@ -280,6 +298,7 @@ class Run:
                 f"{self._cited(self._start)} reads {operand} from {buffer.name}, but no "
                 f"instruction before it stores {listed(buffer.name, missing)}{value}"
             )
+        self._stored_in[held.value] = buffer
         return held.value
 
     def _named(self, value: Term) -> str:

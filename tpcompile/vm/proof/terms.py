@@ -8,9 +8,10 @@ different ways to write the same value into one form.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from tpcompile.ir.ops import SPECS
 from tpcompile.vm.program.instruction import to_fp32
 
 Shape = tuple[Any, ...]
@@ -234,9 +235,10 @@ class Difference:
 
     def __init__(self, wanted: Any, got: Any, names: Mapping[Term, str]) -> None:
         self.path: list[Term] = []
-        self._names = names
+        self._names, self._argument = names, ""
         while not {wanted, got} <= names.keys() and (inner := _inner(wanted, got)) is not None:
             self.path.append(wanted)
+            self._argument = _argument(wanted, inner[0])
             wanted, got = inner
         self.wanted, self.got = wanted, got
 
@@ -247,7 +249,8 @@ class Difference:
             (isinstance(side, Term) and self._names.get(side)) or _text(side, 2)
             for side in (self.wanted, self.got)
         )
-        return f"has {wanted}{where} where the program has {got}"
+        argument = "" if isinstance(self.wanted, Term) else self._argument
+        return f"has {argument}{wanted}{where} where the program has {got}"
 
 
 def _inner(wanted: Any, got: Any) -> tuple[Any, Any] | None:
@@ -262,4 +265,27 @@ def _inner(wanted: Any, got: Any) -> tuple[Any, Any] | None:
     return next(((one, other) for one, other in pairs if one is not other and one != other), None)
 
 
+def is_mistaken(wanted: Any, got: Any, inherited: Collection[Term]) -> bool:
+    """Return whether a term is another one, also if all that it has `inherited` were right."""
+    if wanted is got or wanted == got or got in inherited:
+        return False
+    alike = isinstance(wanted, Term) and isinstance(got, Term) and wanted.name == got.name
+    if not alike or wanted.name in _LEAVES or len(wanted.args) != len(got.args):
+        return True
+    pairs = zip(*_unmatched(wanted, got), strict=True)
+    return any(is_mistaken(*pair, inherited) for pair in pairs)
+
+
+def _argument(call: Term, value: Any) -> str:
+    """Return the name of an argument of a call that is no term, such as `eps=`."""
+    names = _ARGUMENTS.get(call.name, ())
+    pairs = zip(names, call.args, strict=False)
+    return next((f"{name}=" for name, own in pairs if own is value), "")
+
+
+_SPANS = ("q", "cache", "tables", "lengths", "scale", "window", "block", "spans", "kv_heads")
+_ARGUMENTS = {spec.name: spec.argument_names for spec in SPECS.values()} | {
+    "values of spans": _SPANS,
+    "lse of spans": _SPANS,
+}
 _LEAVES = ("input", "weight")

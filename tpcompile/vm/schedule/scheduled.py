@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,7 +155,7 @@ def verdicts(gm: fx.GraphModule) -> list[Verdict]:
     verified when it is made.
     """
     target = replace(TARGETS["cpu"], workers=2)
-    found, longest = [], max(StepPlan.max_seq_len, _room_for_spans(gm))
+    found, longest = [], max((StepPlan.max_seq_len, *_room_for_spans(gm)))
     for lowering in LOWERINGS:
         plan = StepPlan.on(target, max_seq_len=longest, lowering=lowering)
         lowered = lower(gm, plan)
@@ -171,9 +171,9 @@ def verdicts(gm: fx.GraphModule) -> list[Verdict]:
     return found
 
 
-def _room_for_spans(gm: fx.GraphModule) -> int:
-    """Return the length, in tokens, of a sequence that has one block per span."""
-    node = next(node for node in gm.graph.nodes if node.target == PARTIAL_ATTENTION)
-    bound = arguments_of(node)
-    room: int = bound["spans"] * bound["block"]
-    return room
+def _room_for_spans(gm: fx.GraphModule) -> Iterator[int]:
+    """Yield the length, in tokens, of a sequence that has one block per span of an attention."""
+    for node in gm.graph.nodes:
+        if node.target == PARTIAL_ATTENTION:
+            bound = arguments_of(node)
+            yield bound["spans"] * bound["block"]
