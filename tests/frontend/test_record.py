@@ -16,25 +16,28 @@ from tpcompile.frontend.record import unlike_layers
 from tpcompile.frontend.watch import watch_layers
 
 
-def _unlike(
-    change: Callable[[int, Any, Any], Any], name: str = "qwen3-0.6b"
-) -> tuple[int, int] | None:
-    """Return the unlike layers of a model in which a function changes the results of MLPs."""
+Change = Callable[[int, Any, Any], Any]
+
+
+def _unlike(change: Change, name: str = "qwen3-0.6b", part: str = "mlp") -> tuple[int, int] | None:
+    """Return the unlike layers of a model in which a function changes the results of a part."""
     with torch.device("meta"):
         config = scaled_config(name, num_hidden_layers=4)
         model: Any = AutoModelForCausalLM.from_config(config).eval()
-    mlp = type(model.model.layers[0].mlp)
+    parts = [layer.get_submodule(part) for layer in model.model.layers]
+    kind = type(parts[0])
 
-    def forward(self: Any, x: torch.Tensor) -> Any:
-        return change(self.layer_idx, x, mlp.forward(self, x))
+    def forward(self: Any, x: torch.Tensor, *args: Any, **options: Any) -> Any:
+        return change(self.layer_idx, x, kind.forward(self, x, *args, **options))
 
-    changed = type("Changed", (mlp,), {"forward": forward})
-    for number, layer in enumerate(model.model.layers):
-        layer.mlp.__class__ = changed
-        layer.mlp.layer_idx = number
+    changed = type("Changed", (kind,), {"forward": forward})
+    for number, module in enumerate(parts):
+        module.__class__ = changed
+        module.layer_idx = number
     return unlike_layers(model, watch_layers(model, find_layers(model)))
 
 
+_TABLES = tuple(torch.zeros(1, device="meta") for _ in range(2))
 _MADE: dict[int, torch.Tensor] = {}
 
 
@@ -52,12 +55,17 @@ def _of_the_first(number: int, x: torch.Tensor, result: torch.Tensor) -> torch.T
         lambda number, x, result: result + (x if number == 3 else result),
         lambda number, _, result: result[:, : 8 if number == 3 else None],
         lambda number, x, result: (x.exp(), result)[1] if number == 3 else (x.exp(), x)[1],
+        lambda number, _, result: result + _TABLES[number == 3],
         _of_the_first,
     ],
-    ids=["call", "number", "function", "operand", "slice", "result", "value of another layer"],
+    ids=["call", "number", "function", "operand", "slice", "result", "table", "of another layer"],
 )
-def test_the_last_layer_computes_differently(change: Callable[[int, Any, Any], Any]) -> None:
+def test_the_last_layer_computes_differently(change: Change) -> None:
     assert _unlike(change) == (0, 3)
+
+
+def test_the_last_layer_returns_another_value() -> None:
+    assert _unlike(lambda number, x, result: x if number == 3 else result, part="") == (0, 3)
 
 
 def test_layers_that_differ_in_weights_and_numbers_only() -> None:
