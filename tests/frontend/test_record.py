@@ -15,7 +15,6 @@ from tpcompile.frontend.layers import find_layers
 from tpcompile.frontend.record import unlike_layers
 from tpcompile.frontend.watch import watch_layers
 
-
 Change = Callable[[int, Any, Any], Any]
 
 
