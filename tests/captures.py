@@ -74,13 +74,14 @@ def captured_once(
 def _traced_once(
     key: Any, export: Callable[[nn.Module], torch.export.ExportedProgram]
 ) -> Callable[[nn.Module], torch.export.ExportedProgram]:
-    """Return `export`, which traces shells with as many modules and distinct parameters once.
+    """Return `export`, which traces shells with the same modules and as many parameters once.
 
     Models of one key have other layers in their shells, or heads that are tied or not.
     """
 
     def traced(shell: nn.Module) -> torch.export.ExportedProgram:
-        own = key, sum(1 for _ in shell.modules()), sum(1 for _ in shell.parameters())
+        names = tuple(name for name, _ in shell.named_modules())
+        own = key, names, sum(1 for _ in shell.parameters())
         if own not in _TRACED:
             _TRACED[own] = export(shell)
         return _TRACED[own]

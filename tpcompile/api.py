@@ -157,7 +157,9 @@ def compile(
         longest = longest_of(captured.config, max_seq_len)
         source = weights_of(captured, model, random_weights, adapter)
         fork = DecodeFork(passes, write_reproducer)
-        graph, stages = run_passes(captured.graph, passes, [fork], on_failure=write_reproducer)
+        graph, stages = run_passes(
+            captured.graph, passes, [fork], on_failure=write_reproducer, prover=fork.prover
+        )
         workers = share if target is None else threads
         steps = chosen.decide(fork, longest, max_batch or 1, workers)
         described = rank_modules(graph, steps.executor)

@@ -223,8 +223,8 @@ def _compiled(
     found: Exploration, captured: fx.GraphModule, passes: Sequence[Pass], tp: int
 ) -> _Fork:
     """Run passes, and add the compilation to the page."""
-    prover = Prover()
-    recorder, fork = StageRecorder(prover), DecodeFork(passes)
+    fork = DecodeFork(passes)
+    prover, recorder = fork.prover, StageRecorder(fork.prover)
     instruments: list[Instrument] = [_timed(recorder, found), fork]
     graph, _ = run_passes(captured, passes, instruments, on_failure=write_reproducer, prover=prover)
     found.recordings.append(recorder)

@@ -26,14 +26,17 @@ def _model(**changes: object) -> nn.Module:
 def test_layers_that_are_alike() -> None:
     layers = find_layers(_model())
     assert layers == Layers("model.layers", (0, 0, 0, 0))
-    assert layers.traced() == (0, 1, 3)
-    assert [layers.template(layer) for layer in range(4)] == [0, 1, 1, 1]
+    assert layers.traced() == (0,)
+    assert layers.first_and_last() == ((0, 3),)
+    assert [layers.template(layer) for layer in range(4)] == [0, 0, 0, 0]
 
 
 def test_windows_make_another_kind() -> None:
     layers = find_layers(_model(use_sliding_window=True, sliding_window=5, max_window_layers=2))
     assert layers.kinds == (0, 0, 1, 1)
-    assert layers.traced() == (0, 1, 2, 3)
+    assert layers.traced() == (0, 2)
+    assert layers.first_and_last() == ((0, 1), (2, 3))
+    assert [layers.template(layer) for layer in range(4)] == [0, 0, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -54,10 +57,11 @@ def test_a_layer_that_differs_is_a_kind_of_its_own(change: object) -> None:
 
 
 def test_one_layer_is_enough() -> None:
-    assert find_layers(_model(layer_types=None)).traced() == (0, 1, 3)
+    assert find_layers(_model(layer_types=None)).traced() == (0,)
     single = AutoConfig.for_model(**{**preset("tiny-qwen3"), "num_hidden_layers": 1})
     pair = pair_of(single)
     assert len(pair.captured.graph.graph.nodes) < 120
+    assert Layers("model.layers", (0,)).first_and_last() == ()
 
 
 def test_layers_that_look_alike_but_trace_differently_are_all_traced() -> None:

@@ -47,7 +47,7 @@ def _causal(model: Any, hidden: torch.Tensor) -> Any:
 
 
 class _OtherTables(Qwen3Model):
-    """Model that gives layer 3 the rotary tables of other positions."""
+    """Model that gives layer 4 the rotary tables of other positions."""
 
     def forward(self, input_ids: Any, position_ids: Any = None, **options: Any) -> Any:
         hidden = self.embed_tokens(input_ids)
@@ -59,7 +59,7 @@ class _OtherTables(Qwen3Model):
             hidden = layer(
                 hidden,
                 attention_mask=_causal(self, hidden),
-                position_embeddings=doubled if number == 3 else tables,
+                position_embeddings=doubled if number == 4 else tables,
                 **{k: v for k, v in options.items() if k == "starts"},
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
@@ -68,7 +68,7 @@ class _OtherTables(Qwen3Model):
 def test_a_layer_that_is_given_something_else_is_of_another_kind() -> None:
     model = _model()
     model.model.__class__ = _OtherTables
-    assert watch_layers(model, find_layers(model)).kinds == (0, 0, 0, 1, 0, 0)
+    assert watch_layers(model, find_layers(model)).kinds == (0, 0, 0, 0, 1, 0)
     stamped, full = capture(model), capture(model, stamped=False)
     assert [str(n.args) for n in stamped.graph.graph.nodes] == [
         str(n.args) for n in full.graph.graph.nodes

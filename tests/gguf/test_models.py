@@ -14,11 +14,11 @@ from gguf.quants import dequantize
 from transformers import AutoModelForCausalLM
 
 import tpcompile
+from tests.captures import captured_once as capture
 from tests.gguf_files import check_configuration, model_of, write_gguf
 from tests.logits import IDS, check_logits, in_turn
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import CheckpointError, UnsupportedError
-from tpcompile.frontend import capture
 from tpcompile.frontend.gguf_config import gguf_config
 from tpcompile.frontend.source import config_of
 from tpcompile.inspect.plan import plan_report

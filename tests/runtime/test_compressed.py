@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
+from tests.captures import captured_once as capture
 from tests.compressed import floats, group, write_compressed
 from tests.logits import IDS, check_logits, in_turn
 from tests.models import TOLERANCE, relative_error
@@ -22,7 +23,6 @@ from tpcompile.backends.executor import EXECUTORS
 from tpcompile.backends.memory import StepMemory
 from tpcompile.compare.model import compare_with_eager
 from tpcompile.compare.program import Batch, compare_program
-from tpcompile.frontend import capture
 from tpcompile.ir import check_parameters
 from tpcompile.ir.format import Component
 from tpcompile.ir.meta import Parameter

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import tpcompile
+from tests.captures import captured_once as capture
 from tests.compressed import floats, group, write_compressed
 from tests.expert_models import (
     IDS,
@@ -31,7 +32,7 @@ from tests.runtime.test_experts import count_reads
 from tpcompile.backends.torch_tp import functions
 from tpcompile.checkpoint_files import SINGLE
 from tpcompile.errors import CompileError, UnsupportedError
-from tpcompile.frontend import Captured, capture
+from tpcompile.frontend import Captured
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.pieces import evaluate
 from tpcompile.ir.simulate import logits_of as logits_of_graph

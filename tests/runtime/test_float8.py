@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 import tpcompile
+from tests.captures import captured_once as capture
 from tests.float8 import write_fp8
 from tests.logits import IDS, check_logits, in_turn
 from tests.models import TOLERANCE, relative_error
 from tests.quantized import rewritten
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
-from tpcompile.frontend import capture
 
 WIDE = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 384}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

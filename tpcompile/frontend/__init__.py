@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tpcompile.frontend.build import Builder, UnlikeLayersError
+from tpcompile.frontend.build import Builder
 from tpcompile.frontend.experts import refuse_routers
 from tpcompile.frontend.layers import Layers, find_layers
 from tpcompile.frontend.masks import agreed_split
 from tpcompile.frontend.quantizing import quantized_config
+from tpcompile.frontend.record import unlike_layers
 from tpcompile.frontend.rotary import RotaryTables, SavedTables, rotary_modules, source_of
 from tpcompile.frontend.scales import scale_dtypes
 from tpcompile.frontend.shell import INPUTS, export, make_shell
@@ -31,6 +32,7 @@ from tpcompile.ir.info import GraphInfo, info_of
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.recipe import Tensor
 from tpcompile.ir.scheme import Scheme
+from tpcompile.ir.types import ValueType
 from tpcompile.pause import paused_collector
 
 __all__ = ["INPUTS", "Captured", "UnreadWeightsError", "capture", "config_of", "parse_graph"]
@@ -97,18 +99,19 @@ def capture(
     (source,) = rotary_modules(module).values()
     rotary = RotaryTables(source, module.config)
 
-    def trace(layers: Layers) -> fx.GraphModule:
+    layers = layers if stamped else layers.all_different()
+
+    def trace(layers: Layers) -> tuple[fx.GraphModule, ValueType]:
         traced = layers.traced()
         program = export(make_shell(module, layers, traced, untied=untied))
-        return Builder(program, layers, traced, tensors, aliases, rotary, name).build()
+        gm = Builder(program, layers, traced, tensors, aliases, rotary, name).build()
+        refuse_routers(gm.graph, name)
+        return gm, infer_types(gm, name)
 
-    try:
-        gm = trace(layers if stamped else layers.all_different())
-    except UnlikeLayersError as unlike:
-        log.info("tracing every layer: %s", unlike)
-        gm = trace(layers.all_different())
-    refuse_routers(gm.graph, name)
-    result = infer_types(gm, name)
+    gm, result = trace(layers)
+    if unlike := unlike_layers(module, layers):
+        log.info("layers %d and %d look alike, but compute differently: tracing every one", *unlike)
+        gm, result = trace(layers.all_different())
     gm.meta["tpcompile"] = GraphInfo(
         name_of(model),
         tp=1,

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx, nn
 
 from tpcompile.errors import UnsupportedError
-from tpcompile.frontend.layers import Layers
+from tpcompile.frontend.layers import Layers, layer_argument
 from tpcompile.frontend.shell import INPUTS
 from tpcompile.ir.meta import Origin, Parameter, new_parameter
 from tpcompile.ir.module import StageModule
@@ -29,13 +27,6 @@ from tpcompile.ir.types import ValueType
 _METADATA_CHECK = torch.ops.aten._assert_tensor_metadata.default
 _TABLE_NAMES = ("cos", "sin")
 _WINDOW_ARGUMENT = SPECS[ATTENTION].argument_names.index("window")
-
-
-class UnlikeLayersError(Exception):
-    """Two layers of the same kind with different traces."""
-
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(f"layers {first} and {second} look alike, but their traces differ")
 
 
 @dataclass
@@ -60,20 +51,18 @@ class Builder:
     def build(self) -> fx.GraphModule:
         self.root.add_module(ROTARY, self.rotary)
         before, regions, after = self._regions()
+        entries = {layer: nodes.pop(0) for layer, nodes in regions.items()}
         handed_on = {layer: self._handed_on(layer, nodes) for layer, nodes in regions.items()}
-        self._check_alike(regions, handed_on)
         for node in before:
             self._copy(node)
-        written: fx.Node | None = None
+        residual = self.values[entries[self.traced[0]].all_input_nodes[0]]
         for layer in range(len(self.layers.kinds)):
             template = self.layers.template(layer)
-            if written is not None:
-                self.values[handed_on[self._ahead(template)]] = written
+            self.values[entries[template]] = residual
             for node in regions[template]:
                 self._copy(node, template, layer)
-            written = self.values[handed_on[template]]
-        assert written is not None
-        self.values[handed_on[self.traced[-1]]] = written
+            residual = self.values[handed_on[template]]
+        self.values[handed_on[self.traced[-1]]] = residual
         for node in after:
             self._copy(node)
         name_values(self.graph)
@@ -92,15 +81,15 @@ class Builder:
             if node.target is _METADATA_CHECK or _is_tensor(node):
                 continue
             if place is not None:
-                regions[self.traced[place]].append(node)
+                regions[place].append(node)
             else:
                 (after if regions[self.traced[-1]] else before).append(node)
         return before, regions, after
 
     def _place(self, node: fx.Node) -> int | None:
-        """Return the node's index among the traced layers, or None if it is in no layer.
+        """Return the node's layer, or None if it is in no layer.
 
-        The index is part of the module path. Shared modules lose it, so they are refused.
+        Its number is part of the module path. Shared modules lose it, so they are refused.
         """
         path = _module_path(node)
         member = path.removeprefix(f"{self.layers.path}.")
@@ -130,48 +119,6 @@ class Builder:
             )
         return read.pop()
 
-    def _ahead(self, template: int) -> int:
-        """Return the traced layer whose output the template reads."""
-        return self.traced[self.traced.index(template) - 1]
-
-    def _check_alike(
-        self, regions: dict[int, list[fx.Node]], handed_on: dict[int, fx.Node]
-    ) -> None:
-        """Raise UnlikeLayersError if the last layer's trace differs from that of its template.
-
-        The last layer is always traced, even if it could be stamped, for this comparison.
-        """
-        last = self.traced[-1]
-        template = self.layers.template(last)
-        pairs = dict(zip(regions[template], regions[last], strict=False))
-        if template != last:
-            pairs[handed_on[self._ahead(template)]] = handed_on[self._ahead(last)]
-        same = len(regions[template]) == len(regions[last]) and all(
-            a.target == b.target and self._arguments(a, template, pairs) == self._arguments(b, last)
-            for a, b in zip(regions[template], regions[last], strict=True)
-        )
-        if not same:
-            raise UnlikeLayersError(template, last)
-
-    def _arguments(
-        self, node: fx.Node, layer: int, pairs: dict[fx.Node, fx.Node] | None = None
-    ) -> Any:
-        """Return a node's arguments in a form that is comparable across layers.
-
-        Operands are mapped by `pairs`. Parameters become their names in layer 0.
-        """
-
-        def operand(value: fx.Node) -> Any:
-            if _is_tensor(value):
-                name = self._tensor_name(value)
-                return self.layers.renamed(name, self.traced.index(layer), 0)
-            return (pairs or {}).get(value, value)
-
-        args = list(node.args)
-        if (place := _layer_argument(node)) is not None:
-            args[place] = 0
-        return _mapped(args, operand), _mapped(dict(node.kwargs), operand)
-
     def _copy(self, node: fx.Node, template: int = 0, layer: int | None = None) -> None:
         origin = self._origin(node, template, layer)
         if node.op == "get_attr":
@@ -192,7 +139,7 @@ class Builder:
             self.tables = copied
         if copied.target is operator.getitem and copied.args[0] is self.tables:
             copied.name = _TABLE_NAMES[int(copied.args[1])]  # type: ignore[arg-type]
-        if (place := _layer_argument(node)) is not None:
+        if (place := layer_argument(node.target)) is not None:
             copied.update_arg(place, layer)
         if node.target is ATTENTION:
             self._set_window(copied, layer, origin)
@@ -214,7 +161,7 @@ class Builder:
     ) -> fx.Node:
         name = self._tensor_name(node, origin)
         if layer is not None and self.layers.layer_of(name) is not None:
-            name = self.layers.renamed(name, self.traced.index(template), layer)
+            name = self.layers.renamed(name, template, layer)
         name = self.aliases.get(name, name)
         if name not in self.written:
             dtype = node.meta["val"].dtype
@@ -245,15 +192,9 @@ class Builder:
     def _origin(self, node: fx.Node, template: int, layer: int | None) -> Origin:
         module = _module_path(node)
         if layer is not None:
-            module = self.layers.renamed(module, self.traced.index(template), layer)
+            module = self.layers.renamed(module, template, layer)
         file, line = _source_line(node)
         return Origin(module, file, line, layer)
-
-
-def _layer_argument(node: fx.Node) -> int | None:
-    """Return the position of the argument that holds the layer's number, if a node has one."""
-    names = SPECS[node.target].argument_names if node.target in SPECS else ()
-    return names.index("layer") if "layer" in names else None
 
 
 def _is_tensor(node: fx.Node) -> bool:
@@ -278,13 +219,3 @@ def _source_line(node: fx.Node) -> tuple[str, int]:
         if not file.startswith(_NOT_THE_MODEL):
             return file, int(line)
     return "", 0
-
-
-def _mapped(value: Any, operand: Callable[[fx.Node], Any]) -> Any:
-    if isinstance(value, fx.Node):
-        return operand(value)
-    if isinstance(value, list | tuple):
-        return [_mapped(item, operand) for item in value]
-    if isinstance(value, dict):
-        return {key: _mapped(item, operand) for key, item in value.items()}
-    return value

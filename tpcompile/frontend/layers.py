@@ -12,6 +12,7 @@ from torch import nn
 from tpcompile.alike import kinds_of
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.masks import Meaning
+from tpcompile.ir.ops import SPECS
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,14 @@ class Layers:
     """The argument that holds the mask, by layer: a position, a name, or None."""
 
     def traced(self) -> tuple[int, ...]:
-        """Return the layers to trace: the first, the first of every kind after it, and the last.
+        """Return the layers to trace: the first of every kind."""
+        return tuple(map(self.kinds.index, dict.fromkeys(self.kinds)))
 
-        The first layer is never a template. Its input comes from the embedding, so only later
-        layers show which of the values is the one that passes from layer to layer.
-        """
-        later = {self.kinds.index(kind, 1) for kind in self.kinds[1:]}
-        return tuple(sorted({0, *later, len(self.kinds) - 1}))
+    def first_and_last(self) -> tuple[tuple[int, int], ...]:
+        """Return the first and the last layer of every kind that has several."""
+        last = {kind: layer for layer, kind in enumerate(self.kinds)}
+        pairs = ((self.kinds.index(kind), layer) for kind, layer in last.items())
+        return tuple((first, layer) for first, layer in pairs if first != layer)
 
     def all_different(self) -> Layers:
         """Return the same layers, each of its own kind."""
@@ -44,7 +46,7 @@ class Layers:
 
     def template(self, layer: int) -> int:
         """Return the traced layer that `layer` is a copy of."""
-        return self.kinds.index(self.kinds[layer], 1) if layer else 0
+        return self.kinds.index(self.kinds[layer])
 
     def renamed(self, name: str, source: int, target: int) -> str:
         """Translate a module or tensor name from layer `source` to layer `target`."""
@@ -69,6 +71,12 @@ def find_layers(module: nn.Module) -> Layers:
     if not len(modules):
         raise UnsupportedError(f"{type(module).__name__} has no layers", where=path)
     return Layers(path, kinds_of(map(_signature, modules)))
+
+
+def layer_argument(op: Any) -> int | None:
+    """Return the position of the argument that holds the layer's number, if an op has one."""
+    names = SPECS[op].argument_names if op in SPECS else ()
+    return names.index("layer") if "layer" in names else None
 
 
 def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:

@@ -11,7 +11,7 @@ import copy
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
@@ -30,19 +30,41 @@ INPUTS = {"input_ids": "T", "positions": "T", "starts": "S", "logit_rows": "R"}
 `starts[i]` is the first token of sequence `i`, and its last entry is the number of tokens.
 `logit_rows` are the tokens whose logits are returned."""
 
+HIDDEN = "hidden_states"
+"""The name of a layer's input, if it is not the first positional argument."""
+
 _EXAMPLE = {"T": 7, "S": 4, "R": 3}
 """Lengths to trace with: all different, and above 1, since torch.export specializes 0 and 1."""
+
+
+class StandIn(nn.Module):
+    """Stand-in for a layer, with its plain attributes. By default it returns its input."""
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        call: Callable[[Any, dict[Any, Any]], Any] = lambda hidden, _: hidden,
+    ) -> None:
+        super().__init__()
+        self._call = call
+        plain = {k: v for k, v in vars(layer).items() if isinstance(v, int | float | str)}
+        vars(self).update({k: v for k, v in plain.items() if k not in vars(self)})
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        others = dict(enumerate(args)) | kwargs
+        hidden = others.pop(0) if args else others.pop(HIDDEN)
+        return self._call(hidden, others)
 
 
 def make_shell(
     module: nn.Module,
     layers: Layers,
-    traced: tuple[int, ...],
-    stand_in: Callable[[nn.Module], nn.Module] | None = None,
+    kept: Container[int],
+    stand_in: Callable[[int, nn.Module], nn.Module] = lambda _, layer: StandIn(layer),
     *,
     untied: bool = False,
 ) -> nn.Module:
-    """Copy the model with only the `traced` layers, or with a stand-in for each of them.
+    """Copy the model with only these layers, and a stand-in for each of the others.
 
     If it is `untied`, its head has a weight of its own.
     """
@@ -57,16 +79,15 @@ def make_shell(
     config: Any = copy.deepcopy(module.config)
     config._experts_implementation = experts.IMPLEMENTATION
     config.output_router_logits = False  # the logits and loss of routers are for training
-    config._attn_implementation = masks.WITH_MASKS if stand_in else masks.ATTENTION_ONLY
+    config._attn_implementation = masks.ATTENTION_ONLY if kept else masks.WITH_MASKS
     memo[id(module.config)] = config
     modules: Any = module.get_submodule(layers.path)
-    make = stand_in or (lambda layer: copy.deepcopy(layer, memo))
-    memo[id(modules)] = kept = nn.ModuleList(make(modules[i]) for i in traced)
-    if stand_in is None:
-        for i, layer in zip(traced, kept, strict=True):
-            if (argument := layers.mask_arguments[i]) is not None:
-                masks.hand_in(layer, argument)
-            mixers.with_ops(layer)
+    memo[id(modules)] = nn.ModuleList(
+        _copied(layer, memo, layers.mask_arguments[number])
+        if number in kept
+        else stand_in(number, layer)
+        for number, layer in enumerate(modules)
+    )
     shell: Any = copy.deepcopy(module, memo)
     if untied:
         head = shell.get_output_embeddings()
@@ -74,10 +95,32 @@ def make_shell(
     return shell  # type: ignore[no-any-return]
 
 
+def _copied(layer: nn.Module, memo: dict[int, Any], mask: int | str | None) -> nn.Module:
+    copied = copy.deepcopy(layer, memo)
+    if mask is not None:
+        masks.hand_in(copied, mask)
+    mixers.with_ops(copied)
+    copied.register_forward_pre_hook(_mark_input, prepend=True, with_kwargs=True)
+    return copied
+
+
+def _mark_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make an alias of the layer's input, which is the first node of the layer in a trace."""
+    if args:
+        return (torch.ops.aten.alias(args[0]), *args[1:]), kwargs
+    return args, kwargs | {HIDDEN: torch.ops.aten.alias(kwargs[HIDDEN])}
+
+
 def export(shell: nn.Module) -> torch.export.ExportedProgram:
-    """Trace the shell over a symbolic number of tokens."""
+    """Trace the shell over a symbolic number of tokens.
+
+    A cache of the results of ops would only take time, because few of them run twice.
+    """
+    from torch._dynamo import config  # torch.export imports it too
+
     dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in INPUTS}
-    with as_capture_errors(shell), torch.no_grad():
+    uncached = config.patch(fake_tensor_cache_enabled=False)
+    with as_capture_errors(shell), torch.no_grad(), uncached:
         return torch.export.export(
             TokenParallel(shell), example_inputs(), dynamic_shapes=dynamic, strict=False
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,13 @@ from torch import nn
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.layers import Layers
 from tpcompile.frontend.masks import Mask, Meaning, masks_in, meaning_of
-from tpcompile.frontend.shell import TokenParallel, as_capture_errors, example_inputs, make_shell
+from tpcompile.frontend.shell import (
+    StandIn,
+    TokenParallel,
+    as_capture_errors,
+    example_inputs,
+    make_shell,
+)
 
 
 def watch_layers(module: nn.Module, layers: Layers) -> Layers:
@@ -23,9 +30,9 @@ def watch_layers(module: nn.Module, layers: Layers) -> Layers:
     would be wrong. Stand-ins that compute nothing replace the layers, so this takes no time.
     """
     calls: list[_Call] = []
-    every = tuple(range(len(layers.kinds)))
-    numbers = iter(every)
-    shell = make_shell(module, layers, every, lambda layer: _Watched(layer, next(numbers), calls))
+    shell = make_shell(
+        module, layers, (), lambda number, layer: StandIn(layer, partial(_watched, calls, number))
+    )
     plain = _calls_of(shell, calls, torch.arange(len(_PACKED), device="cpu"))
     _refuse_other_calls(type(module).__name__, layers, [call.layer for call in plain])
     if not all(after.hidden is before.result for before, after in pairwise(plain)):
@@ -99,25 +106,12 @@ class _Call:
     kept: Any
 
 
-class _Watched(nn.Module):
-    """Stand-in for a layer that records its arguments."""
-
-    def __init__(self, layer: nn.Module, number: int, calls: list[_Call]) -> None:
-        super().__init__()
-        self._number = number
-        self._calls = calls
-        plain = {k: v for k, v in vars(layer).items() if isinstance(v, int | float | str)}
-        vars(self).update({k: v for k, v in plain.items() if k not in vars(self)})
-
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        given = dict(enumerate(args)) | kwargs
-        hidden = given.pop(0, None)
-        if hidden is None:
-            hidden = given.pop("hidden_states", None)
-        result = torch.empty_like(hidden)
-        others = tuple((name, _mark(value)) for name, value in given.items())
-        self._calls.append(_Call(self._number, hidden, result, others, kept=given))
-        return result
+def _watched(calls: list[_Call], number: int, hidden: Any, others: dict[Any, Any]) -> torch.Tensor:
+    """Record a call of a layer, and return a new tensor."""
+    result = torch.empty_like(hidden)
+    marks = tuple((name, _mark(value)) for name, value in others.items())
+    calls.append(_Call(number, hidden, result, marks, kept=others))
+    return result
 
 
 def _refuse_other_calls(name: str, layers: Layers, called: list[int]) -> None:

@@ -207,6 +207,8 @@ class DecodeFork:
         pairs = zip(passes, decoding(passes), strict=False)
         self.shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         """The number of passes before they differ."""
+        self.prover = Prover()
+        """A prover for the prompt pipeline, whose expressions the proofs of decode passes use."""
         self._left = self.shared
         self._graph: fx.GraphModule | None = None
 
@@ -223,6 +225,7 @@ class DecodeFork:
         assert self._graph is not None, "the prompt pipeline has not run"
         passes = decoding(self.passes, spans)
         rest, done = passes[self.shared :], passes[: self.shared]
+        prover = prover or Prover(self.prover.expressions)
         return run_passes(self._graph, rest, instruments, done, self._on_failure, prover=prover)[0]
 
 
