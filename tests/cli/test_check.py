@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -17,6 +18,7 @@ from tpcompile.passes import (
     raise_swiglu,
     split_attention,
 )
+from tpcompile.vm.groups import qkv
 from tpcompile.vm.lowering import LOWERINGS
 from tpcompile.vm.schedule.policies import POLICIES
 
@@ -45,6 +47,18 @@ def test_every_schedule_is_verified(cli: Cli) -> None:
     assert all(each["ok"] for each in found["schedules"])
     assert all(each["instructions"] > 0 < each["counters"] for each in found["schedules"])
     assert found["unscheduled"] is None
+
+
+def test_schedules_with_the_same_mistake(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All policies of a lowering schedule the same wrong program, which is said once."""
+    right = qkv._qkv_operands
+    monkeypatch.setattr(
+        qkv, "_qkv_operands", lambda *args: dataclasses.replace(right(*args), head_eps=1e-3)
+    )
+    ran = cli("check preset:tiny-qwen3 --tp 1")
+    assert ran.status == 1
+    assert ran.out.count("where the program has 0.001") == len(LOWERINGS)
+    assert ran.out.count(f", and {len(POLICIES) - 1} more: ") == len(LOWERINGS)
 
 
 def test_a_pipeline_of_ones_own(cli: Cli) -> None:

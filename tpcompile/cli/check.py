@@ -206,7 +206,14 @@ def _verdict(whose: str, found: _Checked) -> str:
         promise = " models of this type have" if found.is_promised else ""
         return f"{valid}{whose}: {verdict}{promise}. {found.unscheduled}\n"
     wrong = [verdict for verdict in found.verdicts if not verdict.ok]
-    lines = [f"{v.name}: {count_of(v.faults)}\n{fault_lines(v.faults)}" for v in wrong]
+    alike: dict[str, list[Verdict]] = {}
+    for verdict in wrong:
+        alike.setdefault(fault_lines(verdict.faults), []).append(verdict)
+    lines = [
+        f"{first.name}{f', and {len(others)} more' if others else ''}: {count_of(first.faults)}\n"
+        f"{listed}"
+        for listed, (first, *others) in alike.items()
+    ]
     if found.verdicts and not wrong:
         said = dict.fromkeys(verdict.computed.said for verdict in found.verdicts)
         lines = [

@@ -158,7 +158,8 @@ class _Check:
         if near is None:
             return f"{said}: {value}"
         name = names.get(near, "the nearest value of the graph")
-        return f"{said}; {name} {Difference(near, value, names)}{self._layers(strange)}"
+        difference = Difference(near, value, names)
+        return f"{said}; in the graph, {name} {difference}{self._layers(strange)}"
 
     def _layers(self, strange: Sequence[MadeValue]) -> str:
         """Name the layers in which instructions of the first kind have a mistake of their own."""
