@@ -59,8 +59,8 @@ class Counting(llama_cpp.Llama):  # type: ignore[misc]
             n_threads=settings.threads,
             n_threads_batch=settings.threads,
             draft_model=draft if most else None,
-            logits_all=most
-            > 0,  # with a draft it keeps all logits, but has memory for a batch only
+            # With a draft it keeps all logits, but otherwise has memory for those of a batch only.
+            logits_all=most > 0,
             verbose=False,
         )
 
