@@ -202,23 +202,23 @@ def _verdict(whose: str, found: _Checked) -> str:
         return f"{whose}: {count} after {found.failed}\n{listed}"
     valid = f"{whose}: the graph is valid after each pass\n{_proof(whose, found)}"
     if found.unscheduled:
-        verdict = "NO SCHEDULE of the decode step, which" if found.is_promised else "no schedule"
-        promise = " models of this type have" if found.is_promised else ""
-        return f"{valid}{whose}: {verdict}{promise}. {found.unscheduled}\n"
-    wrong = [verdict for verdict in found.verdicts if not verdict.ok]
+        promised = "NO SCHEDULE of the decode step, which models of this type have"
+        said = promised if found.is_promised else "no schedule"
+        return f"{valid}{whose}: {said}. {found.unscheduled}\n"
     alike: dict[str, list[Verdict]] = {}
-    for verdict in wrong:
-        alike.setdefault(fault_lines(verdict.faults), []).append(verdict)
+    for verdict in found.verdicts:
+        if not verdict.ok:
+            alike.setdefault(fault_lines(verdict.faults), []).append(verdict)
     lines = [
         f"{first.name}{f', and {len(others)} more' if others else ''}: {count_of(first.faults)}\n"
         f"{listed}"
         for listed, (first, *others) in alike.items()
     ]
-    if found.verdicts and not wrong:
-        said = dict.fromkeys(verdict.computed.said for verdict in found.verdicts)
+    if found.verdicts and not alike:
+        computed = dict.fromkeys(verdict.computed.said for verdict in found.verdicts)
         lines = [
             f"{whose}: {len(found.verdicts)} schedules of a decode step are verified\n",
-            f"{whose}: programs compute the graph: {'; '.join(said)}\n",
+            f"{whose}: programs compute the graph: {'; '.join(computed)}\n",
         ]
     return valid + "".join(lines)
 
