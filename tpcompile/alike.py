@@ -35,6 +35,14 @@ def runs_of(numbers: Iterable[int]) -> list[range]:
     return [range(run[0], run[-1] + 1) for run in own]
 
 
+def texts_of_runs(numbers: Iterable[int], between: str) -> list[str]:
+    """Return each run of consecutive numbers as text, such as `0..27` with `..` between."""
+    return [
+        f"{run[0]}{between}{run[-1]}" if len(run) > 1 else str(run[0])
+        for run in runs_of(sorted(numbers))
+    ]
+
+
 @dataclass(frozen=True)
 class Repeat:
     """Layers from `start` on in which the same `period` kinds come `count` times in turn."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tpcompile.alike import runs_of
+from tpcompile.alike import texts_of_runs
 
 MOST_NAMES = 1 << 16
 """The maximum number of names of one range, so that a damaged number does not fill the memory."""
@@ -28,9 +28,7 @@ def folded(names: Iterable[str]) -> list[str]:
 def _numbers(found: list[int]) -> str:
     if len(found) < 2:
         return "".join(map(str, found))
-    spans = (
-        f"{run[0]}..{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs_of(sorted(found))
-    )
+    spans = texts_of_runs(found, "..")
     return "{" + ",".join(spans) + "}"
 
 

@@ -10,14 +10,14 @@ Trusted are the meanings, of which tests put each to numbers, and the names of w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
-from tpcompile.alike import runs_of as runs_of_numbers
+from tpcompile.alike import texts_of_runs
 from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import StepInstruction
@@ -89,11 +89,6 @@ def has_meaning(kind: type) -> bool:
         if "run" in vars(each):
             return False
     return False
-
-
-def _numbers(layers: Iterable[int]) -> str:
-    runs = runs_of_numbers(sorted(layers))
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 class _Check:
@@ -172,7 +167,8 @@ class _Check:
             if type(instruction) is type(kind) and self._is_mistaken(value, inherited):
                 layers.add(instruction.layer)
             inherited |= {made.value, value}
-        return f". This mistake is in layers {_numbers(layers)}" if len(layers) > 1 else ""
+        numbers = ", ".join(texts_of_runs(layers, " to "))
+        return f". This mistake is in layers {numbers}" if len(layers) > 1 else ""
 
     def _is_mistaken(self, value: Term, inherited: AbstractSet[Term]) -> bool:
         near = self._nearest(value)

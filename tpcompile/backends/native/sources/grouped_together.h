@@ -39,7 +39,7 @@ TPC_INLINE void transpose_words(IntRegister* words) {
 // next part. Factors of blocks, and their sums times what integers are raised by, are
 // `[round][sequence][block]`.
 struct ValuesTogether {
-  int batch;  // as registers are laid out; the last ones may be zeros
+  int batch;  // as registers are laid out; the last one may be the first again
   const char* values;
   const float* factors;
   const int32_t* raised;
