@@ -39,3 +39,15 @@ def check_logits(checkpoint: Path, truth: Any, backend: str, tp: int) -> None:
         step = model(IDS[:, -1:], past_key_values=found.past_key_values, use_cache=True)
         assert relative_error(step.logits, wanted[:, -1:]) < TOLERANCE
         assert model.steps.program == (backend != "torch")
+
+
+def error_of(directory: Path, truth: Any, tp: int, backend: str) -> float:
+    """Return the error of a token's logits, relative to the largest of the truth."""
+    with torch.no_grad():
+        wanted = truth(IDS).logits[:, -1:]
+    options: dict[str, Any] = {"tp": tp, "simulate": True, "backend": backend}
+    with tpcompile.compile(str(directory), **options) as model:
+        past = model(IDS[:, :-1], use_cache=True).past_key_values
+        step = model(IDS[:, -1:], past_key_values=past, use_cache=True)
+        assert model.steps.program == (backend != "torch")
+        return relative_error(step.logits, wanted)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, stage_logits
 from tests.stages import graph_after
+from tpcompile.backends.native import functions as native_functions
 from tpcompile.backends.torch_tp import Router, emit_sources, functions, load_rank, run_simulated
 from tpcompile.backends.torch_tp.matrix import as_matrix, experts, linear
 from tpcompile.comm import SimulatedGroup
@@ -160,6 +161,11 @@ def test_every_function_that_source_calls_is_a_reference() -> None:
     named["sigmoid"] = torch.sigmoid
     for name in functions.__all__:
         assert getattr(functions, name) is named[name]
+
+
+def test_the_native_backend_has_the_same_functions() -> None:
+    for name in functions.__all__:
+        assert callable(getattr(native_functions, name))
 
 
 def test_a_parameter_of_the_wrong_shape_is_refused() -> None:

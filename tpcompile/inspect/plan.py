@@ -231,8 +231,8 @@ def _expert_plans(mixtures: list[dict[str, Any]], tp: int) -> Iterator[ExpertPla
     if tp == 1 or not mixtures:
         return
     gate_up, down = [value_type(mixtures[0][name]) for name in ("gate_up", "down")]
-    (count, _, features), chosen = down.shape, value_type(mixtures[0]["ids"]).shape[-1]
-    assert isinstance(count, int) and isinstance(features, int) and isinstance(chosen, int)
+    count, features = down.extent(0), down.extent(2)
+    chosen = value_type(mixtures[0]["ids"]).extent(-1)
     whole = sum(local_bytes(kind.placed(REPLICATE), 0) for kind in (gate_up, down))
     layout, grain = down.layout_of(0), down.stored.grain
     own = "ep" if isinstance(layout, Layout) and layout.axis == EXPERT_AXIS else "tp"

@@ -52,6 +52,11 @@ PARTIAL = Partial()
 DISJOINT = Partial(disjoint=True)
 
 
+def _known(extent: Dim) -> int:
+    assert isinstance(extent, int)
+    return extent
+
+
 @dataclass(frozen=True)
 class ValueType:
     """Global shape, dtype, placement across the ranks, and the role if the value has one.
@@ -108,13 +113,19 @@ class ValueType:
                 shape[self.placement.dim] = f"{layout.symbol}/{layout.ranks}"
         return tuple(shape)
 
+    def extent(self, dim: int) -> int:
+        """Return the extent of a dimension that is not symbolic."""
+        return _known(self.shape[dim])
+
+    def local_extent(self, rank: int, dim: int) -> int:
+        """Return the extent of a rank's part along a dimension that is not symbolic."""
+        return _known(self.local_shape(rank)[dim])
+
     def columns(self, rank: int) -> Interval:
         """Return the columns of rows that a rank holds, which are one run of the whole ones."""
         layout = self.layout_of(-1)
         first = layout.intervals(rank)[0][0] if isinstance(layout, Layout) else 0
-        columns = self.local_shape(rank)[-1]
-        assert isinstance(columns, int)
-        return first, first + columns
+        return first, first + self.local_extent(rank, -1)
 
     def refusal(self) -> str | None:
         """Return why the type is invalid, or None."""

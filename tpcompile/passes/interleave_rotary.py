@@ -149,8 +149,7 @@ def _parameters(sides: dict[fx.Node, _Side]) -> dict[fx.Node, int]:
 
 def _interleaved(parameter: Parameter, width: int) -> Parameter:
     """Interleave the two halves of each head, with the same heads on each rank."""
-    rows = parameter.type.shape[0]
-    assert isinstance(rows, int)
+    rows = parameter.type.extent(0)
     view = (rows // width, 2, width // 2)
     whole = Permute(parameter.whole, 0, view, (0, 2, 1))
     kind = parameter.type.in_role(Interleaved(((rows, width),)))

@@ -100,9 +100,7 @@ def _common(kinds: list[ValueType], nodes: list[fx.Node]) -> ValueType:
 
 def _tails(node: fx.Node, layers: int) -> ValueType:
     x, weight = (value_type(arguments_of(node)[name]) for name in ("x", "weight"))
-    taps, channels = weight.shape[2], x.shape[-1]
-    assert isinstance(taps, int)
-    kind = ValueType((layers, "K", taps - 1, channels), x.dtype, role=StatesOf())
+    kind = ValueType((layers, "K", weight.extent(2) - 1, x.shape[-1]), x.dtype, role=StatesOf())
     layout = x.layout_of(-1)
     return kind if layout is None else kind.sharded(TAIL_CHANNELS, layout)
 

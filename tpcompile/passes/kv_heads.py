@@ -40,8 +40,7 @@ class KvHeads:
         for block in blocks:
             _check_queries_split(block)
         for block in blocks:
-            width = value_type(block.attention).shape[-1]
-            assert isinstance(width, int)
+            width = value_type(block.attention).extent(-1)
             layout = plan.heads_of(block.attention).keys.with_grain(width)
             report.matches += split_rows(block.key, layout) + split_rows(block.value, layout)
         return report

@@ -11,7 +11,14 @@ from tpcompile.dtypes import EXPERTS
 from tpcompile.errors import ShardingError, UsageError, did_you_mean
 from tpcompile.ir.info import info_of, model_of
 from tpcompile.ir.layout import Layout
-from tpcompile.ir.meta import origin_of, parameter_of, parameters, set_parameter, value_type
+from tpcompile.ir.meta import (
+    operand,
+    origin_of,
+    parameter_of,
+    parameters,
+    set_parameter,
+    value_type,
+)
 from tpcompile.ir.ops import arguments_of
 from tpcompile.ir.plan import (
     LINEAR_HEADS,
@@ -99,7 +106,7 @@ class PlanSharding:
         ffn = {
             mlp.activated.name: plan_axis(
                 "ffn",
-                _features(mlp.activated),
+                value_type(mlp.activated).extent(-1),
                 tp,
                 self.ffn_grain or None,
                 least=value_type(weight_of(mlp.down)).stored.grain,
@@ -114,8 +121,7 @@ class PlanSharding:
                     hint="Put plan-sharding after raise-swiglu and raise-attention",
                 )
         head_of(gm.graph)
-        rows = value_type(embedding_of(gm.graph).args[0]).shape[0]  # type: ignore[arg-type]
-        assert isinstance(rows, int)
+        rows = value_type(operand(embedding_of(gm.graph))).extent(0)
         info.plan = Plan(tp, heads, ffn, plan_axis("vocab", rows, tp, self.vocab_grain or None))
         for node in parameters(gm.graph):
             whole = parameter_of(node)
@@ -125,24 +131,21 @@ class PlanSharding:
 
 
 def _heads(attention: fx.Node, tp: int) -> HeadPlan:
-    queries, keys = (value_type(operand).shape[-2] for operand in attention.args[:2])  # type: ignore[arg-type]
-    assert isinstance(queries, int) and isinstance(keys, int)
+    queries, keys = (value_type(operand(attention, place)).extent(-2) for place in (0, 1))
     return plan_heads(queries, keys, tp)
 
 
 def _linear_heads(rule: fx.Node, tp: int) -> HeadPlan:
     given = arguments_of(rule)
-    values, keys = (value_type(given[name]).shape[-2] for name in "vk")
-    assert isinstance(values, int) and isinstance(keys, int)
+    values, keys = (value_type(given[name]).extent(-2) for name in "vk")
     return plan_heads(values, keys, tp, LINEAR_HEADS)
 
 
 def _experts(node: fx.Node, tp: int, how: str) -> Layout:
     given = arguments_of(node)
     down = value_type(given["down"])
-    count, _, features = down.shape
-    chosen = value_type(given["ids"]).shape[-1]
-    assert isinstance(count, int) and isinstance(features, int) and isinstance(chosen, int)
+    count, features = down.extent(0), down.extent(2)
+    chosen = value_type(given["ids"]).extent(-1)
     plans = expert_plans(count, features, chosen, tp, down.stored.grain)
     if not plans or (how != "auto" and how not in plans):
         raise ShardingError(
@@ -153,9 +156,3 @@ def _experts(node: fx.Node, tp: int, how: str) -> Layout:
             "that fits",
         )
     return choose_experts(plans, how)
-
-
-def _features(node: fx.Node) -> int:
-    extent = value_type(node).shape[-1]
-    assert isinstance(extent, int)
-    return extent

@@ -58,9 +58,7 @@ class ShardLinears:
             return report
         for block in attention_blocks(gm.graph):
             heads = plan.heads_of(block.attention).queries
-            width = value_type(block.attention).shape[-1]
-            assert isinstance(width, int)
-            layout = heads.with_grain(width)
+            layout = heads.with_grain(value_type(block.attention).extent(-1))
             for projection in filter(None, (block.query, block.gate)):
                 report.matches += split_rows(projection, layout)
             report.matches += split_columns(block.output, layout)

@@ -91,8 +91,7 @@ def _split(gm: fx.GraphModule, split: fx.Node) -> None:
     )
     for node in (linear, made, heads):
         check(len(node.users) == 1, node, "another node reads the whole heads")
-    width, items = value_type(made).shape[-1], list(split.users)
-    assert isinstance(width, int)
+    width, items = value_type(made).extent(-1), list(split.users)
     first = 0
     for place, size in enumerate(given["split_sizes"]):
         own = [item for item in items if item.args[1] == place]

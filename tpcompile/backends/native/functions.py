@@ -15,7 +15,7 @@ from tpcompile.backends.native.many import takes
 from tpcompile.backends.native.mixtures import DecodedExperts
 from tpcompile.backends.native.prompts import FewBits
 from tpcompile.backends.torch_tp import functions as torchs
-from tpcompile.backends.torch_tp.functions import (
+from tpcompile.backends.torch_tp.functions import (  # noqa: F401 - modules call them from here
     Router,
     as_matrix,
     attention,
@@ -29,37 +29,9 @@ from tpcompile.ir.layout import Interval
 from tpcompile.ir.ops import EXPERTS, SPECS, elementwise, norm
 from tpcompile.ir.ops import delta as linear_attention
 from tpcompile.ir.ops.groups import heads_read, runs_of
-from tpcompile.ir.ops.pointwise import gelu, sigmoid, silu, softplus
+from tpcompile.ir.ops.pointwise import gelu, sigmoid, silu, softplus  # noqa: F401 - as above
 
-__all__ = [
-    "DecodedExperts",
-    "Router",
-    "add_rms_norm",
-    "argmax",
-    "as_matrix",
-    "attention",
-    "causal_conv",
-    "decoded",
-    "decoded_rows",
-    "delta_decay",
-    "experts",
-    "gated_delta_rule",
-    "gated_rms_norm",
-    "gelu",
-    "linear",
-    "local_argmax",
-    "paged_attention",
-    "resumed_conv",
-    "resumed_delta_rule",
-    "rms_norm",
-    "rope",
-    "sigmoid",
-    "sigmoid_gate",
-    "silu",
-    "softplus",
-    "swiglu",
-    "vocab_embedding",
-]
+__all__ = torchs.__all__
 
 
 def decoded(

@@ -18,6 +18,7 @@ from tpcompile.backends.triton.shapes import power_of_two
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.format import Format
+from tpcompile.ir.ops.activation import Activation
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.delta import DeltaStep
 from tpcompile.vm.groups.embed import Embed
@@ -30,7 +31,7 @@ from tpcompile.vm.groups.reduce import AllReduce
 from tpcompile.vm.groups.rows import NormRows
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.fields import rules_of
-from tpcompile.vm.program.instruction import NONE
+from tpcompile.vm.program.instruction import NONE, StepInstruction
 from tpcompile.vm.program.rules import Chosen, Held
 
 Constant = bool | int | float | torch.dtype
@@ -149,6 +150,11 @@ def _tokens(program: Program, one: PartialAttention) -> int:
     return max(1, _MOST_KEYS // power_of_two(one.at.width))
 
 
+def _always(value: Constant) -> Source:
+    """Return a constant that is the same in every branch."""
+    return lambda program, one: value
+
+
 _Operands = Mapping[str, str | Source]
 
 _PRODUCT: _Operands = {
@@ -169,6 +175,9 @@ _OF_NORMED: _Operands = {"DTYPE": "normed.x", "FORMAT": "format"}
 _OF_X: _Operands = {"DTYPE": "x", "FORMAT": "format"}
 _EMBED: _Operands = {
     "BATCH": "batch",
+    "TILES": _always(1),
+    "ROWS": _always(1),
+    "COLUMNS": _always(256),
     "WIDTH": _table_width,
     "DTYPE": _table_dtype,
     "OUT": "out",
@@ -228,7 +237,7 @@ _ARGMAX: _Operands = {
     "MOST_STOPS": "most_stops",
     "STOPS": _padded("most_stops"),
 }
-_TILES: Mapping[type, tuple[str, _Operands]] = {
+_TILES: Mapping[type[StepInstruction], tuple[str, _Operands]] = {
     Embed: ("embed", _EMBED),
     NormQkvRopeAppend: ("qkv", _QKV),
     NormQkvRows: ("qkv", _QKV),
@@ -240,7 +249,10 @@ _TILES: Mapping[type, tuple[str, _Operands]] = {
         "reduce",
         {**_same_names("batch", "ranks", "slots", "bias", "residual"), "DTYPE": "out"},
     ),
-    NormGateUpSwiglu: ("mlp", _GATE_UP),
+    NormGateUpSwiglu: (
+        "mlp",
+        {**_GATE_UP, "SIDES": _always(2), "ACTIVATION": _always(Activation.SILU)},
+    ),
     NormUpActivation: ("mlp", {**_GATE_UP, **_same_names("sides", "activation")}),
     NormRows: ("rows", _LINEAR),
     DeltaStep: ("delta", _DELTA),
@@ -253,6 +265,8 @@ _TILES: Mapping[type, tuple[str, _Operands]] = {
 }
 """For each instruction, the module of its tile body, and the source of each constant that the body
 takes: a shared operand, or a function of the program and the instruction."""
+CONSTANTS = {kind.name: tuple(operands) for kind, (_, operands) in _TILES.items()}
+"""The names of the constants of each instruction's tile body."""
 
 
 def constant_text(value: Constant) -> str:

@@ -17,7 +17,6 @@ from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 TILES = "tpcompile.backends.triton.tiles"
-_ARGUMENTS = "words, buffers, own"
 
 _HEAD = '''\
 """A decode step of {name} as one kernel: a worker per program, and a branch per shape."""
@@ -139,7 +138,7 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
     for one in program.instructions:
         branch = branch_of(program, one)
         taken.append(numbers.setdefault(branch, len(numbers)))
-    modules = sorted({"head", "sync", *(branch.module for branch in numbers)})
+    modules = sorted({"head", "shape", "sync", *(branch.module for branch in numbers)})
     head = _HEAD.format(name=program.name, tiles=tiles, modules=", ".join(modules))
     lines = [line for branch, number in numbers.items() for line in _branch(branch, number)]
     ends = "".join(
@@ -194,9 +193,8 @@ def _branch(branch: Branch, number: int) -> list[str]:
         line += constant + ", "
     return [
         f"    {'el' if number else ''}if branch == {number}:",
-        f"        {branch.module}.{branch.name}(",
-        f"            {_ARGUMENTS},",
+        f"        {branch.module}.{branch.name}(words, buffers, own, shape.{branch.name}(",
         *lines,
         line.rstrip(),
-        "        )",
+        "        ))",
     ]

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from tpcompile.backends.executor import EXECUTORS
 from tpcompile.backends.reference.orders import shuffled
 from tpcompile.compare.comparison import Comparison
 from tpcompile.compare.program.case import Batch, Case, prepare
-from tpcompile.ir.scheme import Scheme
 from tpcompile.passes import Pass
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.schedule.scheduled import scheduled
@@ -30,31 +26,16 @@ def compare_program(
     workers: int = 4,
     lowering: str = "heads",
     backend: str = "reference",
-    dtype: torch.dtype | None = None,
-    scheme: Scheme | None = None,
-    rounds: bool = False,
-    random_weights: int | None = None,
-    adapter: str | Path | None = None,
-    tolerance: float | None = None,
+    **options: Any,
 ) -> Comparison:
-    """Decode some steps on prefilled caches with all three sides.
+    """Decode some steps on prefilled caches with all three sides; `options` are for `prepare`.
 
     Eager fills its own caches. The program starts with copies of the torch module's. It runs on
     the reference machine, and on `backend` if that is another executor.
     """
     kind = EXECUTORS[backend]
     kind.prepare()
-    case = prepare(
-        model,
-        passes,
-        batch,
-        dtype=dtype,
-        scheme=scheme,
-        rounds=rounds,
-        random_weights=random_weights,
-        adapter=adapter,
-        tolerance=tolerance,
-    )
+    case = prepare(model, passes, batch, **options)
     plan = plan_for(case, workers, lowering)
     made = scheduled(case.graph, target_of("cpu", workers), plan)
     compared = case.against(made.proved, shuffled(batch.seed), kind)

@@ -225,9 +225,7 @@ def _parts(linear: fx.Node) -> Iterator[Spot]:
         return
     stop = 0
     for item in sorted(split.users, key=_place):
-        extent = value_type(item).shape[-1]
-        assert isinstance(extent, int)
-        start, stop = stop, stop + extent
+        start, stop = stop, stop + value_type(item).extent(-1)
         yield Spot(_module(item), columns=(start, stop))
 
 

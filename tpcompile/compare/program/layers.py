@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -142,10 +143,10 @@ class DeltaLayer(Layer):
             tail = self._group("tail", self.conv, batch * self.kept)
             yield replace(tail, lengths=(self.kept,) * batch)
         if name == "beta":
-            key, value = value_type(arguments_of(self.nodes["delta_rule"])["states"]).shape[-2:]
-            assert isinstance(key, int) and isinstance(value, int)
+            states = value_type(arguments_of(self.nodes["delta_rule"])["states"])
             heads = self._group("decay", self.nodes["decay"], batch)
-            yield replace(_wide_heads(heads, key * value), name="state")
+            wide = _wide_heads(heads, states.extent(-2) * states.extent(-1))
+            yield replace(wide, name="state")
 
 
 def attention_layer(number: int, node: fx.Node) -> AttentionLayer:
@@ -238,10 +239,7 @@ def group_of(
 ) -> Group:
     """Return the group of a value, with its heads or other units side by side in the columns."""
     kind = value_type(node)
-    columns = 1
-    for extent in kind.shape[1:]:
-        assert isinstance(extent, int)
-        columns *= extent
+    columns = math.prod(kind.extent(dim) for dim in range(1, kind.dims))
     layout = kind.layout_of(1) if kind.dims > 1 else None
     if isinstance(layout, Layout):
         layout = layout.with_grain(columns // layout.units)
@@ -261,6 +259,4 @@ def _wide_heads(group: Group, width: int) -> Group:
 
 
 def _extent(node: fx.Node, dim: int) -> int:
-    extent = value_type(node).shape[dim]
-    assert isinstance(extent, int)
-    return extent
+    return value_type(node).extent(dim)

@@ -11,32 +11,23 @@ from tpcompile.ir.ops.collectives import (
     REDISTRIBUTE,
     REDUCE_SCATTER,
 )
-from tpcompile.ir.ops.decode import (
-    ADD_RESIDUAL,
-    ALL_REDUCE_RESIDUAL,
+from tpcompile.ir.ops.decode import CACHE_OPS, CACHE_WRITERS, DECODE_OPS, STATE_OPS
+from tpcompile.ir.ops.decode.attention import (
     ATTENTION_REDUCE,
-    CACHE_OPS,
-    CACHE_WRITERS,
     CACHED_ATTENTION,
-    DECODE_OPS,
-    DELTA_STEP,
-    DELTA_STEP_APART,
-    DELTA_STEPS,
-    EXPERT_TERMS,
     GATED_ATTENTION_REDUCE,
-    LINEAR_RESIDUAL,
-    NORM_EXPERTS,
+    PARTIAL_ATTENTION,
+)
+from tpcompile.ir.ops.decode.delta_step import DELTA_STEP, DELTA_STEP_APART, DELTA_STEPS
+from tpcompile.ir.ops.decode.experts import ADD_RESIDUAL, EXPERT_TERMS, NORM_EXPERTS, SHARED_EXPERT
+from tpcompile.ir.ops.decode.norm_linear import (
     NORM_GATE_UP_SWIGLU,
     NORM_LINEAR,
     NORM_MLPS,
     NORM_MLPS_APART,
-    NORM_Q_K_V_ROPE_APPEND,
-    NORM_QKV_ROPE_APPEND,
-    PARTIAL_ATTENTION,
-    QKV_OPS,
-    SHARED_EXPERT,
-    STATE_OPS,
 )
+from tpcompile.ir.ops.decode.norm_qkv import NORM_Q_K_V_ROPE_APPEND, NORM_QKV_ROPE_APPEND, QKV_OPS
+from tpcompile.ir.ops.decode.residual import ALL_REDUCE_RESIDUAL, LINEAR_RESIDUAL
 from tpcompile.ir.ops.delta import CAUSAL_CONV, DELTA_DECAY, GATED_DELTA_RULE
 from tpcompile.ir.ops.elementwise import ACTIVATIONS, ELEMENTWISE, SIGMOID_GATE, SWIGLU
 from tpcompile.ir.ops.embedding import EMBEDDING, EMBEDDINGS, VOCAB_EMBEDDING

@@ -148,8 +148,7 @@ def attention_rule(
         starts,
         "starts of int64 on every rank",
     )
-    heads, shared = q.shape[-2], k.shape[-2]
-    assert isinstance(heads, int) and isinstance(shared, int)
+    heads, shared = q.extent(-2), k.extent(-2)
     require(
         heads % shared == 0,
         "attention",
@@ -175,8 +174,7 @@ def attention_localize(
     result: ValueType, rank: int, q: ValueType, k: ValueType, **_: Any
 ) -> dict[str, Any]:
     """Return the KV head that each query head of the rank reads, unless groups are even."""
-    assert isinstance(k.shape[-2], int)
-    return local_map("kv_heads", q.layout_of(-2), k.layout_of(-2), k.shape[-2], rank)
+    return local_map("kv_heads", q.layout_of(-2), k.layout_of(-2), k.extent(-2), rank)
 
 
 def attention_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:

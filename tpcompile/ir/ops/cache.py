@@ -44,8 +44,7 @@ def check_cache(cache: ValueType, layer: int, block: int) -> None:
         cache,
         f"rows of {cache.dtype}, or {', '.join(map(str, KV_FORMATS.values()))}",
     )
-    layers = cache.shape[0]
-    assert isinstance(layers, int)
+    layers = cache.extent(0)
     require(0 <= layer < layers, "kv-cache", f"layer {layer}", f"one of {layers} layers")
     require(block > 0, "kv-cache", f"block={block}", "a block of one token or more")
 

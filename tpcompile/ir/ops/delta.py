@@ -246,8 +246,7 @@ def delta_rule_type(
     require(decay.dtype == torch.float32, rule, decay, "a decay in fp32")
     require(beta.dtype in (v.dtype, torch.float32), rule, beta, f"a share in {v.dtype} or fp32")
     check_starts(starts, rule)
-    heads, shared = v.shape[-2], k.shape[-2]
-    assert isinstance(heads, int) and isinstance(shared, int)
+    heads, shared = v.extent(-2), k.extent(-2)
     require(
         heads % shared == 0,
         rule,
@@ -270,16 +269,13 @@ def check_starts(starts: ValueType, rule: str) -> None:
 def delta_localize(
     result: ValueType, rank: int, k: ValueType, v: ValueType, **_: Any
 ) -> dict[str, Any]:
-    assert isinstance(k.shape[-2], int)
-    return local_map("k_heads", v.layout_of(-2), k.layout_of(-2), k.shape[-2], rank)
+    return local_map("k_heads", v.layout_of(-2), k.layout_of(-2), k.extent(-2), rank)
 
 
 def delta_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
     """Return the cost of a step of one token, which reads and writes the state once."""
     streamed = streaming_cost(result, operands, rank)
-    width = operands[0].shape[-1]
-    assert isinstance(width, int)
-    state = numel(result.local_shape(rank)) * width
+    state = numel(result.local_shape(rank)) * operands[0].extent(-1)
     return Cost(flops=7 * state, memory_bytes=streamed.memory_bytes + 8 * state)
 
 

@@ -200,8 +200,7 @@ def _localize(result: ValueType, rank: int, gate_up: ValueType, **_: Any) -> dic
 def _experts_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
     """Return the cost of the experts that a token is expected to choose on a rank."""
     x, _, ids, *weights = operands
-    count, whole = ids.shape[-1], weights[0].shape[0]
-    assert isinstance(count, int) and isinstance(whole, int)
+    count, whole = ids.extent(-1), weights[0].extent(0)
     elements = sum(numel(kind.local_shape(rank)) for kind in weights)
     read = sum(local_bytes(kind, rank) for kind in weights)
     moved = sum(local_bytes(kind, rank) for kind in (result, x))

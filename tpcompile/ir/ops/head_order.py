@@ -39,8 +39,6 @@ def roles_of_parts(
 
 def is_interleaved(heads: ValueType) -> bool:
     """Return whether `heads[…, width]` are interleaved, and refuse any other role."""
-    width = heads.shape[-1]
-    assert isinstance(width, int)
-    known = heads.role in (None, one_head(width))
+    known = heads.role in (None, one_head(heads.extent(-1)))
     require(known, "head-order", heads, "heads in the model's order, or interleaved")
     return heads.role is not None

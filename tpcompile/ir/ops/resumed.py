@@ -89,14 +89,13 @@ def _sequences(
 
 def check_states(states: ValueType, layer: int, shape: tuple[Any, ...], dtype: torch.dtype) -> None:
     """Refuse a value that is not states of this shape and dtype, with this layer."""
-    layers = states.shape[0]
     require(
         states.role == StatesOf() and states.shape[2:] == shape and states.dtype == dtype,
         "states",
         states,
         f"states [layers, states, {', '.join(map(str, shape))}] of {dtype}",
     )
-    assert isinstance(layers, int)
+    layers = states.extent(0)
     require(0 <= layer < layers, "states", f"layer {layer}", f"one of {layers} layers")
 
 
@@ -129,9 +128,7 @@ def _conv_rule(
 ) -> ValueType:
     check_roles(x, weight, bias, starts, lengths, read, write)
     result = conv_rule(x, weight, bias, starts, layer)
-    taps = weight.shape[2]
-    assert isinstance(taps, int)
-    check_states(tails, layer, (taps - 1, x.shape[-1]), x.dtype)
+    check_states(tails, layer, (weight.extent(2) - 1, x.shape[-1]), x.dtype)
     layout = x.layout_of(-1)
     wanted = REPLICATE if layout is None else Shard(TAIL_CHANNELS, layout)
     require(tails.placement == wanted, "states", f"{tails} for {x}", "the rank's own channels")

@@ -82,8 +82,7 @@ def rope_rule(x: ValueType, cos: ValueType, sin: ValueType, interleaved: bool = 
         f"{x} with {cos}",
         "x[T, heads, width] with tables [T, width]",
     )
-    width, rotated = x.shape[2], cos.shape[1]
-    assert isinstance(width, int) and isinstance(rotated, int)
+    width, rotated = x.extent(2), cos.extent(1)
     pairs = rotated % 2 == 0
     require(pairs, "rope", x, "heads of an even width, since they are rotated in pairs")
     fits = rotated == width or (rotated < width and not interleaved)

@@ -38,9 +38,7 @@ def routers_of(graph: fx.Graph) -> Iterator[RouterShape]:
     for node in graph.nodes:
         if node.target is TOP_EXPERTS:
             logits = value_type(operand(node))
-            extent = logits.shape[-1]
-            assert isinstance(extent, int)
-            yield RouterShape(extent, arguments_of(node)["count"], logits.dtype)
+            yield RouterShape(logits.extent(-1), arguments_of(node)["count"], logits.dtype)
 
 
 def run_routed(module: nn.Module, inputs: Mapping[str, Any], routing: Routing) -> torch.Tensor:

@@ -103,8 +103,6 @@ def embedding(to: Building, node: fx.Node, kind: type[Embed] = Embed, **more_ope
         out = residual_buffer(to, node, None)
     to.put(node, out)
     for rank in range(to.ranks):
-        rows = table.local_shape(rank)[0]
-        assert isinstance(rows, int)
         at = operands_of(kind)(
             rank=rank,
             layer=NONE,
@@ -113,7 +111,7 @@ def embedding(to: Building, node: fx.Node, kind: type[Embed] = Embed, **more_ope
             out=out + rank,
             batch=to.plan.batch,
             first=to.bound(node, rank).get("first_row", 0),
-            rows=rows,
+            rows=table.local_extent(rank, 0),
             format=table.stored,
             summed=summed,
             **more_operands,

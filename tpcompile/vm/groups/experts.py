@@ -28,7 +28,7 @@ from tpcompile.ir.ops import (
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.experts import chosen
 from tpcompile.vm.groups.arithmetic import exp, leaf_products, leaves_of, sigmoid, swiglu, total
-from tpcompile.vm.groups.normed import Normed, linear, normed
+from tpcompile.vm.groups.normed import NormedOperands, linear, normed
 from tpcompile.vm.groups.reduce import sum_terms
 from tpcompile.vm.groups.residual import Site, terms_buffer
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
@@ -148,12 +148,9 @@ class MixtureInstruction(WeightInstruction):
 
 
 @dataclass(frozen=True)
-class ExpertsOperands:
+class ExpertsOperands(NormedOperands):
     """Gate and up of the experts of a rank: `extent` rows of gate, then of up, for each."""
 
-    rank: Annotated[int, rules.RANK]
-    layer: Annotated[int, rules.LABEL]
-    normed: Normed
     ids: Annotated[int, rules.scratch("normed.batch", "chosen", dtype=rules.I32).reads()]
     weight: Annotated[int, rules.weight("held*2*extent", "normed.width").reads()]
     out: Annotated[int, rules.scratch("normed.batch", "chosen", "extent").writes(":", ":", "rows")]
@@ -164,11 +161,6 @@ class ExpertsOperands:
     """The number of the rank's first expert among all of them."""
     experts: Annotated[int, rules.COUNT]
     format: Annotated[Format, rules.FormatOf("weight")]
-
-    @property
-    def batch(self) -> int:
-        """The number of sequences."""
-        return self.normed.batch
 
 
 @instruction

@@ -12,7 +12,7 @@ from torch import fx
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ALL_GATHER, ARGMAX, NORM_LINEAR
-from tpcompile.vm.groups.normed import Normed, linear, normed
+from tpcompile.vm.groups.normed import NormedOperands, linear, normed
 from tpcompile.vm.groups.rows import ROWS_READERS, norm_rows
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.handlers import lowers, read_by
@@ -31,12 +31,9 @@ from tpcompile.vm.program.meaning import Made, Values
 
 
 @dataclass(frozen=True)
-class HeadOperands:
+class HeadOperands(NormedOperands):
     """The vocabulary rows of a rank, which begin with the row of token `first`."""
 
-    rank: Annotated[int, rules.RANK]
-    layer: Annotated[int, rules.LABEL]
-    normed: Normed
     weight: Annotated[int, rules.weight("vocabulary", "normed.width").reads("rows")]
     bias: Annotated[int, rules.maybe(rules.weight("vocabulary").reads("rows"))]
     logits: Annotated[
@@ -50,11 +47,6 @@ class HeadOperands:
     ids: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.I32).writes(":", "slot")]
     first: Annotated[int, rules.Number(0, "2147483647 - vocabulary")]
     format: Annotated[Format, rules.FormatOf("weight")]
-
-    @property
-    def batch(self) -> int:
-        """The number of sequences."""
-        return self.normed.batch
 
 
 @instruction

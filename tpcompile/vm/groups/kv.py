@@ -20,8 +20,7 @@ def cache_of(to: Building, node: fx.Node, block: int) -> int:
     slots = to.plan.batch * to.plan.most_blocks(block) * block
     regions, storages = [], []
     for rank in range(to.ranks):
-        layers, _, _, heads, width = kind.local_shape(rank)
-        assert isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int)
+        layers, heads, width = (kind.local_extent(rank, dim) for dim in (0, 3, 4))
         regions.append((layers, 2, to.plan.batch, heads, 2))
         storages.append((layers, 2, slots, heads, width))
     dtype = kind.stored.values.dtype.torch

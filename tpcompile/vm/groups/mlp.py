@@ -17,7 +17,7 @@ from torch import fx
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, NORM_MLPS, NORM_MLPS_APART, SWIGLU, Activation
 from tpcompile.vm.groups.arithmetic import activated, swiglu
-from tpcompile.vm.groups.normed import Normed, linear, normed
+from tpcompile.vm.groups.normed import NormedOperands, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import Format, rules
@@ -29,22 +29,14 @@ from tpcompile.vm.program.meaning import Made, Values
 
 
 @dataclass(frozen=True)
-class GateUpOperands:
+class GateUpOperands(NormedOperands):
     """The operands of gate and up; the weight has `ffn` rows of gate, then `ffn` rows of up."""
 
-    rank: Annotated[int, rules.RANK]
-    layer: Annotated[int, rules.LABEL]
-    normed: Normed
     weight: Annotated[int, rules.weight("2*ffn", "normed.width").reads("rows").reads("up", turn=1)]
     bias: Annotated[int, rules.maybe(rules.weight("2*ffn").reads("rows").reads("up", turn=1))]
     out: Annotated[int, rules.scratch("normed.batch", "ffn").writes(":", "rows")]
     ffn: Annotated[int, rules.COUNT]
     format: Annotated[Format, rules.FormatOf("weight")]
-
-    @property
-    def batch(self) -> int:
-        """The number of sequences."""
-        return self.normed.batch
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,20 @@ class Normed:
         return op(*self.operands(values), *linear, self.zero_centered)
 
 
+@dataclass(frozen=True)
+class NormedOperands:
+    """Base class of the operands of instructions that norm the residual."""
+
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    normed: Normed
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self.normed.batch
+
+
 def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range) -> torch.Tensor:
     """Apply some rows of a linear to the normed residual, rounded once."""
     return with_bias(memory, bias, rows, products(x, memory[weight], rows)).to(x.dtype)

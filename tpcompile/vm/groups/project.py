@@ -186,8 +186,7 @@ def _columns(to: Building, at: ProjectOperands) -> list[Range]:
 def _terms_operands(
     to: Building, node: fx.Node, rank: int, x: fx.Node, weight: fx.Node, out: int
 ) -> ProjectOperands:
-    width = value_type(weight).local_shape(rank)[1]
-    assert isinstance(width, int)
+    width = value_type(weight).local_extent(rank, 1)
     return ProjectOperands(
         rank=rank,
         layer=layer_of(node),

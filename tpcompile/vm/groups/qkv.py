@@ -140,8 +140,7 @@ def _sources(to: Building, node: fx.Node, rank: int) -> dict[Part, _Source]:
         else:
             name = part.name.lower()
             weight, bias = bound[f"{name}_weight"], bound[f"{name}_bias"]
-            rows = value_type(weight).local_shape(rank)[0]
-            assert isinstance(rows, int)
+            rows = value_type(weight).local_extent(rank, 0)
             found[part] = _Source(name, weight, bias, 0, rows // width)
     return found
 

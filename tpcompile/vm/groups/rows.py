@@ -17,7 +17,7 @@ from tpcompile.ir.ops import (
     TOP_EXPERTS,
     arguments_of,
 )
-from tpcompile.vm.groups.normed import Normed, linear, normed
+from tpcompile.vm.groups.normed import NormedOperands, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.program import Format, rules
 from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
@@ -52,23 +52,15 @@ class Wanted(IntEnum):
 
 
 @dataclass(frozen=True)
-class RowsOperands:
+class RowsOperands(NormedOperands):
     """A linear of the normed residual."""
 
-    rank: Annotated[int, rules.RANK]
-    layer: Annotated[int, rules.LABEL]
-    normed: Normed
     weight: Annotated[int, rules.weight("width", "normed.width").reads("rows")]
     bias: Annotated[int, rules.maybe(rules.weight("width").reads("rows"))]
     out: Annotated[int, rules.scratch("normed.batch", "width").writes(":", "rows")]
     width: Annotated[int, rules.COUNT]
     format: Annotated[Format, rules.FormatOf("weight")]
     wanted: Wanted
-
-    @property
-    def batch(self) -> int:
-        """The number of sequences."""
-        return self.normed.batch
 
 
 @instruction

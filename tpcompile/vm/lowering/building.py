@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -89,14 +90,10 @@ class Building:
     def local_columns(self, node: fx.Node) -> list[int]:
         """Return the width of a value on each rank, with heads side by side."""
         kind = value_type(node)
-        widths = []
-        for rank in range(self.ranks):
-            width = 1
-            for extent in kind.local_shape(rank)[1:]:
-                assert isinstance(extent, int)
-                width *= extent
-            widths.append(width)
-        return widths
+        dims = range(1, kind.dims)
+        return [
+            math.prod(kind.local_extent(rank, dim) for dim in dims) for rank in range(self.ranks)
+        ]
 
     def put(self, node: fx.Node, number: int) -> None:
         """Record rank 0's buffer of a value. The next numbers are its buffers on other ranks."""
@@ -140,9 +137,7 @@ class Building:
 
 def width_of(node: fx.Node) -> int:
     """Return the last dimension of a value."""
-    width = value_type(node).shape[-1]
-    assert isinstance(width, int)
-    return width
+    return value_type(node).extent(-1)
 
 
 def layer_of(node: fx.Node) -> int:

@@ -17,46 +17,17 @@ _LINEAR = tl.constexpr(20.0)
 
 
 @triton.jit
-def delta_step(
-    words,
-    buffers,
-    own,
-    KEY: tl.constexpr,
-    PLACES: tl.constexpr,
-    VALUE: tl.constexpr,
-    LANES: tl.constexpr,
-    TAPS: tl.constexpr,
-    EPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+def delta_step(words, buffers, own, SHAPE):
     """Compute the value heads of a sequence that read one key head."""
     sequence = tl.load(words + abi.DELTA_STEP_SEQUENCE)
     lengths = start_of(buffers, tl.load(words + abi.DELTA_STEP_LENGTHS), tl.int32)
     length = tl.load(lengths + sequence)
     if length > 0:
-        _step(
-            words, buffers, own, sequence, length > 1,
-            KEY, PLACES, VALUE, LANES, TAPS, EPS, BIAS, DTYPE,
-        )  # fmt: skip
+        _step(words, buffers, own, sequence, length > 1, SHAPE)
 
 
 @triton.jit
-def _step(
-    words,
-    buffers,
-    own,
-    sequence,
-    resumes,
-    KEY: tl.constexpr,
-    PLACES: tl.constexpr,
-    VALUE: tl.constexpr,
-    LANES: tl.constexpr,
-    TAPS: tl.constexpr,
-    EPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+def _step(words, buffers, own, sequence, resumes, SHAPE):
     """Compute the heads of a sequence, which `resumes` from a state unless it is new.
 
     The state of a new sequence is zero, whatever is in memory. Query, key and value pass through
@@ -64,61 +35,56 @@ def _step(
     """
     old, new = _states_of(words, buffers, sequence)
     number = tl.load(words + abi.DELTA_STEP_PROJECTED)
-    inputs = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
+    inputs = start_of(buffers, number, SHAPE.DTYPE) + sequence * stride_of(buffers, number, 0)
     number = tl.load(words + abi.DELTA_STEP_Z)
-    gates = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
+    gates = start_of(buffers, number, SHAPE.DTYPE) + sequence * stride_of(buffers, number, 0)
     gates += tl.load(words + abi.DELTA_STEP_FIRST_Z)
     number = tl.load(words + abi.DELTA_STEP_OUT)
-    out = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
-    norm = start_of(buffers, tl.load(words + abi.DELTA_STEP_NORM), DTYPE)
+    out = start_of(buffers, number, SHAPE.DTYPE) + sequence * stride_of(buffers, number, 0)
+    norm = start_of(buffers, tl.load(words + abi.DELTA_STEP_NORM), SHAPE.DTYPE)
     number = tl.load(words + abi.DELTA_STEP_STATES)
     states = start_of(buffers, number, tl.float32)
     states += tl.load(words + abi.DELTA_STEP_LAYER) * stride_of(buffers, number, 0)
     each = stride_of(buffers, number, 1)
 
-    keys = tl.arange(0, PLACES)
-    lanes = tl.arange(0, LANES)
-    inside = lanes < VALUE
-    first = tl.load(words + abi.DELTA_STEP_K_HEAD) * KEY
-    q = _convolved(
-        words, buffers, inputs, old, new, resumes, first + keys, keys < KEY, TAPS, BIAS, DTYPE
-    )
+    keys = tl.arange(0, SHAPE.PLACES)
+    lanes = tl.arange(0, SHAPE.LANES)
+    inside = lanes < SHAPE.VALUE
+    first = tl.load(words + abi.DELTA_STEP_K_HEAD) * SHAPE.KEY
+    q = _convolved(words, buffers, inputs, old, new, resumes, first + keys, keys < SHAPE.KEY, SHAPE)
     first += tl.load(words + abi.DELTA_STEP_FIRST_K)
-    k = _convolved(
-        words, buffers, inputs, old, new, resumes, first + keys, keys < KEY, TAPS, BIAS, DTYPE
-    )
-    tl.store(own + keys, _normalized(q) * KEY**-0.5)
-    tl.store(own + PLACES + keys, _normalized(k))
+    k = _convolved(words, buffers, inputs, old, new, resumes, first + keys, keys < SHAPE.KEY, SHAPE)
+    tl.store(own + keys, _normalized(q) * SHAPE.KEY**-0.5)
+    tl.store(own + SHAPE.PLACES + keys, _normalized(k))
     tl.debug_barrier()
     first = tl.load(words + abi.DELTA_STEP_HEADS)
     last = tl.load(words + abi.DELTA_STEP_HEADS + 1)
     for head in range(first, last):
-        whole = (keys < KEY)[:, None] & inside[None, :]
-        places = keys[:, None] * VALUE + lanes[None, :]
-        source = _state_at(states + old * each, head, KEY, VALUE)
+        whole = (keys < SHAPE.KEY)[:, None] & inside[None, :]
+        places = keys[:, None] * SHAPE.VALUE + lanes[None, :]
+        source = _state_at(states + old * each, head, SHAPE)
         state = tl.load(source + places, mask=whole & resumes, other=0.0)
-        column = head * VALUE + lanes
-        v = _convolved(
-            words, buffers, inputs, old, new, resumes,
-            tl.load(words + abi.DELTA_STEP_FIRST_V) + column, inside, TAPS, BIAS, DTYPE,
-        )  # fmt: skip
-        tl.store(own + 2 * PLACES + lanes, v)
+        column = head * SHAPE.VALUE + lanes
+        first_v = tl.load(words + abi.DELTA_STEP_FIRST_V)
+        v = _convolved(words, buffers, inputs, old, new, resumes, first_v + column, inside, SHAPE)
+        tl.store(own + 2 * SHAPE.PLACES + lanes, v)
         tl.debug_barrier()
-        v = tl.load(own + 2 * PLACES + lanes)
-        decay, share = _gates_of(words, buffers, sequence, head, DTYPE)
+        v = tl.load(own + 2 * SHAPE.PLACES + lanes)
+        decay, share = _gates_of(words, buffers, sequence, head, SHAPE)
         state *= decay
-        k = tl.load(own + PLACES + keys)
+        k = tl.load(own + SHAPE.PLACES + keys)
         delta = (v - tl.sum(state * k[:, None], 0)) * share
         state += k[:, None] * delta[None, :]
         tl.debug_barrier()  # after all threads have loaded: the new state may replace the old one
-        tl.store(_state_at(states + new * each, head, KEY, VALUE) + places, state, mask=whole)
+        tl.store(_state_at(states + new * each, head, SHAPE) + places, state, mask=whole)
         q = tl.load(own + keys)
-        mixed = as_rounded(tl.sum(state * q[:, None], 0), DTYPE)
-        inverse = 1.0 / tl.sqrt(tl.sum(mixed * mixed, 0) / VALUE + EPS)
+        mixed = as_rounded(tl.sum(state * q[:, None], 0), SHAPE.DTYPE)
+        inverse = 1.0 / tl.sqrt(tl.sum(mixed * mixed, 0) / SHAPE.VALUE + SHAPE.EPS)
         scale = tl.load(norm + lanes, mask=inside, other=0.0).to(tl.float32)
         z = tl.load(gates + column, mask=inside, other=0.0).to(tl.float32)
-        found = scaled(mixed, inverse, scale, False, DTYPE) * activated(z, abi.ACTIVATION_SILU)
-        tl.store(out + column, rounded(found, DTYPE), mask=inside)
+        found = scaled(mixed, inverse, scale, False, SHAPE.DTYPE)
+        found *= activated(z, abi.ACTIVATION_SILU)
+        tl.store(out + column, rounded(found, SHAPE.DTYPE), mask=inside)
 
 
 @triton.jit
@@ -135,51 +101,40 @@ def _states_of(words, buffers, sequence):
 
 
 @triton.jit
-def _state_at(states, head, KEY: tl.constexpr, VALUE: tl.constexpr):
+def _state_at(states, head, SHAPE):
     """Return the address of a head's state, among those of a layer and a sequence."""
-    at = states + head * (KEY * VALUE)
-    if VALUE % 4 == 0:  # then so are all strides, which lets a load have 16 bytes
+    at = states + head * (SHAPE.KEY * SHAPE.VALUE)
+    if SHAPE.VALUE % 4 == 0:  # then so are all strides, which lets a load have 16 bytes
         at = tl.multiple_of(at, 16)
     return at
 
 
 @triton.jit
-def _convolved(
-    words,
-    buffers,
-    inputs,
-    old,
-    new,
-    resumes,
-    channels,
-    inside,
-    TAPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+def _convolved(words, buffers, inputs, old, new, resumes, channels, inside, SHAPE):
     """Convolve some channels, and store their new tail, which may replace the old one."""
     number = tl.load(words + abi.DELTA_STEP_TAILS)
-    tails = start_of(buffers, number, DTYPE)
+    tails = start_of(buffers, number, SHAPE.DTYPE)
     tails += tl.load(words + abi.DELTA_STEP_LAYER) * stride_of(buffers, number, 0)
     each = stride_of(buffers, number, 1)
     row = stride_of(buffers, number, 2)
     taken = ()
-    for tap in tl.static_range(TAPS - 1):
+    for tap in tl.static_range(SHAPE.TAPS - 1):
         at = tails + old * each + tap * row + channels
         taken = taken + (tl.load(at, mask=inside & resumes, other=0.0),)
     taken = taken + (tl.load(inputs + channels, mask=inside, other=0.0),)
     tl.debug_barrier()  # several threads may have loaded the same channel
-    weight = start_of(buffers, tl.load(words + abi.DELTA_STEP_WEIGHT), DTYPE) + channels * TAPS
+    weight = start_of(buffers, tl.load(words + abi.DELTA_STEP_WEIGHT), SHAPE.DTYPE)
+    weight += channels * SHAPE.TAPS
     found = tl.zeros(channels.shape, tl.float32)
-    for tap in tl.static_range(TAPS):
+    for tap in tl.static_range(SHAPE.TAPS):
         scale = tl.load(weight + tap, mask=inside, other=0.0).to(tl.float32)
         found += taken[tap].to(tl.float32) * scale
         if tap > 0:
             tl.store(tails + new * each + (tap - 1) * row + channels, taken[tap], mask=inside)
-    if BIAS:
-        bias = start_of(buffers, tl.load(words + abi.DELTA_STEP_BIAS), DTYPE)
+    if SHAPE.BIAS:
+        bias = start_of(buffers, tl.load(words + abi.DELTA_STEP_BIAS), SHAPE.DTYPE)
         found += tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
-    return as_rounded(activated(found, abi.ACTIVATION_SILU), DTYPE)
+    return as_rounded(activated(found, abi.ACTIVATION_SILU), SHAPE.DTYPE)
 
 
 @triton.jit
@@ -189,12 +144,12 @@ def _normalized(head):
 
 
 @triton.jit
-def _gates_of(words, buffers, sequence, head, DTYPE: tl.constexpr):
+def _gates_of(words, buffers, sequence, head, SHAPE):
     """Return the factor by which a head's state decays, and the share of the token's update."""
     number = tl.load(words + abi.DELTA_STEP_GATES)
-    gates = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0) + head
-    offset = start_of(buffers, tl.load(words + abi.DELTA_STEP_OFFSET), DTYPE) + head
-    rate = start_of(buffers, tl.load(words + abi.DELTA_STEP_RATE), DTYPE) + head
+    gates = start_of(buffers, number, SHAPE.DTYPE) + sequence * stride_of(buffers, number, 0) + head
+    offset = start_of(buffers, tl.load(words + abi.DELTA_STEP_OFFSET), SHAPE.DTYPE) + head
+    rate = start_of(buffers, tl.load(words + abi.DELTA_STEP_RATE), SHAPE.DTYPE) + head
     changed = tl.load(gates + tl.load(words + abi.DELTA_STEP_V_HEADS)).to(tl.float32)
     changed = _softplus(changed + tl.load(offset).to(tl.float32))
     decay = tl.exp(-tl.exp(tl.load(rate).to(tl.float32)) * changed)

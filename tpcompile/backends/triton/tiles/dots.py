@@ -27,119 +27,90 @@ _CHUNK = tl.constexpr(512)
 
 
 @triton.jit
-def inverse_rms(
-    x, begin, BATCH: tl.constexpr, SEQUENCES: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr
-):
+def inverse_rms(x, begin, SHAPE):
     """Return one over the root of the mean square of rows of `x[BATCH, WIDTH]`.
 
     It norms groups of sequences, so that the order of additions is that of every batch. Some groups
     are loaded at a time.
     """
-    found = tl.zeros([SEQUENCES], tl.float32)
-    together: tl.constexpr = min(SEQUENCES // GROUP, _TOGETHER)
-    for first in range(0, tl.minimum(SEQUENCES, BATCH - begin), together * GROUP):
+    found = tl.zeros([SHAPE.SEQUENCES], tl.float32)
+    together: tl.constexpr = min(SHAPE.SEQUENCES // GROUP, _TOGETHER)
+    for first in range(0, tl.minimum(SHAPE.SEQUENCES, SHAPE.BATCH - begin), together * GROUP):
         sums = ()
         for group in tl.static_range(together):
-            sums = sums + (_squares(x, begin + first + group * GROUP, BATCH, WIDTH),)
+            sums = sums + (_squares(x, begin + first + group * GROUP, SHAPE),)
         for group in tl.static_range(together):
-            inverse = 1.0 / tl.sqrt(tl.sum(sums[group], 1) / WIDTH + EPS)
+            inverse = 1.0 / tl.sqrt(tl.sum(sums[group], 1) / SHAPE.WIDTH + SHAPE.EPS)
             sequences = first + group * GROUP + tl.arange(0, GROUP)
-            own = tl.arange(0, SEQUENCES)[:, None] == sequences[None, :]
+            own = tl.arange(0, SHAPE.SEQUENCES)[:, None] == sequences[None, :]
             found += tl.sum(tl.where(own, inverse[None, :], 0.0), 1)
     return found
 
 
 @triton.jit
-def _squares(x, first, BATCH: tl.constexpr, WIDTH: tl.constexpr):
+def _squares(x, first, SHAPE):
     """Return sums of the squares of a group of sequences, whose columns are in turn."""
     sequences = first + tl.arange(0, GROUP)
     squares = tl.zeros([GROUP, _CHUNK], tl.float32)
-    for start in tl.static_range(0, WIDTH, _CHUNK):
+    for start in tl.static_range(0, SHAPE.WIDTH, _CHUNK):
         columns = start + tl.arange(0, _CHUNK)
-        inside = (sequences < BATCH)[:, None] & (columns < WIDTH)[None, :]
-        places = sequences[:, None] * WIDTH + columns[None, :]
+        inside = (sequences < SHAPE.BATCH)[:, None] & (columns < SHAPE.WIDTH)[None, :]
+        places = sequences[:, None] * SHAPE.WIDTH + columns[None, :]
         values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
         squares += values * values
     return squares
 
 
 @triton.jit
-def count_of(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr):
-    """Return the number of tiles of so many rows and columns."""
-    return (rows + ROWS - 1) // ROWS * chunks_of(width, COLUMNS, SEQUENCES)
+def count_of(rows, width, SHAPE):
+    """Return how often tiles are loaded together, for so many rows and columns."""
+    together: tl.constexpr = SHAPE.TILES * SHAPE.ROWS
+    return (rows + together - 1) // together * chunks_of(width, SHAPE)
 
 
 @triton.jit
-def no_sums(ROWS: tl.constexpr, SEQUENCES: tl.constexpr, COUNT: tl.constexpr):
+def no_sums(COUNT: tl.constexpr, SHAPE):
     """Return the sums of so many tiles before their first columns.
 
     A tile has sums for all slices, or two: of one slice, and of all slices before it.
     """
     found = ()
-    if at_once(SEQUENCES):
+    if at_once(SHAPE.SEQUENCES):
         for _ in tl.static_range(COUNT):
-            found = found + (tl.zeros([SLICES, ROWS, SEQUENCES], tl.float32),)
+            found = found + (tl.zeros([SLICES, SHAPE.ROWS, SHAPE.SEQUENCES], tl.float32),)
     else:
         for _ in tl.static_range(2 * COUNT):
-            found = found + (tl.zeros([ROWS, SEQUENCES], tl.float32),)
+            found = found + (tl.zeros([SHAPE.ROWS, SHAPE.SEQUENCES], tl.float32),)
     return found
 
 
 @triton.jit
-def plus_products(
-    sums,
-    tiles,
-    x,
-    begin,
-    norm,
-    inverse,
-    place,
-    width,
-    STRIDE: tl.constexpr,
-    NORMED: tl.constexpr,
-    ZERO_CENTERED: tl.constexpr,
-    BATCH: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    DTYPE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+def plus_products(sums, tiles, x, begin, norm, inverse, place, width, NORMED: tl.constexpr, SHAPE):
     """Add the products of tiles of weights with values of `x[BATCH, width]` to their sums.
 
     The tiles have the same columns.
     """
-    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
+    sequences = begin + tl.arange(0, SHAPE.SEQUENCES)[None, :]
+    there = sequences < SHAPE.BATCH
     return plus_gathered(
-        sums, tiles, x, sequences, sequences < BATCH, norm, inverse, place, width,
-        STRIDE, NORMED, ZERO_CENTERED, DTYPE, COLUMNS,
-    )  # fmt: skip
+        sums, tiles, x, sequences, there, norm, inverse, place, width, NORMED, SHAPE
+    )
 
 
 @triton.jit
 def plus_gathered(
-    sums,
-    tiles,
-    x,
-    sequences,
-    there,
-    norm,
-    inverse,
-    place,
-    width,
-    STRIDE: tl.constexpr,
-    NORMED: tl.constexpr,
-    ZERO_CENTERED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    sums, tiles, x, sequences, there, norm, inverse, place, width, NORMED: tl.constexpr, SHAPE
 ):
     """Add the products with values of some rows of `x`, of which those not `there` are 0."""
-    columns, here = columns_of(place, width, 1, COLUMNS)
+    columns, here = columns_of(place, width, 1, SHAPE.COLUMNS)
     columns = tl.expand_dims(columns, len(columns.shape))
     here = tl.expand_dims(here, len(here.shape))
-    values = tl.load(x + sequences * STRIDE + columns, mask=here & there, other=0.0)
+    values = tl.load(x + sequences * SHAPE.WIDTH + columns, mask=here & there, other=0.0)
     if NORMED:
         scale = tl.load(norm + columns, mask=here, other=0.0).to(tl.float32)
-        values = scaled(values.to(tl.float32), inverse[None, :], scale, ZERO_CENTERED, DTYPE)
-        values = values.to(DTYPE)
+        values, inverse = values.to(tl.float32), inverse[None, :]
+        values = scaled(values, inverse, scale, SHAPE.ZERO_CENTERED, SHAPE.DTYPE)
+        values = values.to(SHAPE.DTYPE)
     steps = (values,)
     if len(tiles[0]) > 1:
         steps = parts_of(values, len(values.shape) - 2, values.shape[-2] // STEP)
@@ -258,8 +229,8 @@ def total(sums, TILE: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def with_bias(sums, bias, inside, BIAS: tl.constexpr):
+def with_bias(sums, bias, inside, SHAPE):
     """Add the bias of the rows, if there is one; `bias` has a place for each of them."""
-    if BIAS:
+    if SHAPE.BIAS:
         sums += tl.load(bias, mask=inside, other=0.0).to(tl.float32)
     return sums

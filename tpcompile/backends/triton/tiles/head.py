@@ -15,31 +15,15 @@ _NOWHERE = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def norm_lm_head(
-    words,
-    buffers,
-    own,
-    BATCH: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EPS: tl.constexpr,
-    ZERO_CENTERED: tl.constexpr,
-    BIAS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+def norm_lm_head(words, buffers, own, SHAPE):
     """Compute the logits of some rows, and the best of them: the first one if several are equal."""
-    x = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_NORMED_X), DTYPE)
-    norm = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_NORMED_WEIGHT), DTYPE)
+    x = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_NORMED_X), SHAPE.DTYPE)
+    norm = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_NORMED_WEIGHT), SHAPE.DTYPE)
     bias = norm
-    if BIAS:
-        bias = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_BIAS), DTYPE)
+    if SHAPE.BIAS:
+        bias = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_BIAS), SHAPE.DTYPE)
     number = tl.load(words + abi.NORM_LM_HEAD_LOGITS)
-    logits = start_of(buffers, number, DTYPE)
+    logits = start_of(buffers, number, SHAPE.DTYPE)
     stride = stride_of(buffers, number, 0)
     number = tl.load(words + abi.NORM_LM_HEAD_BEST)
     slot = tl.load(words + abi.NORM_LM_HEAD_SLOT)
@@ -50,31 +34,28 @@ def norm_lm_head(
     last = tl.load(words + abi.NORM_LM_HEAD_ROWS + 1)
     rows = last - first
     number = tl.load(words + abi.NORM_LM_HEAD_WEIGHT)
-    weight = rows_of(buffers, number, first, 0, WIDTH, DTYPE, FORMAT)
+    weight = rows_of(buffers, number, first, 0, SHAPE)
     logits += first
     bias += first
-    for begin in range(0, BATCH, SEQUENCES):
-        store_rows(
-            x, norm, weight, bias, logits, stride, rows, begin, BATCH, SEQUENCES, TILES,
-            ROWS, COLUMNS, STAGES, WIDTH, EPS, ZERO_CENTERED, BIAS, DTYPE, FORMAT,
-        )  # fmt: skip
+    for begin in range(0, SHAPE.BATCH, SHAPE.SEQUENCES):
+        store_rows(x, norm, weight, bias, logits, stride, rows, begin, SHAPE)
         tl.debug_barrier()
-        sequences = begin + tl.arange(0, SEQUENCES)
-        top, token = _best(logits, stride, rows, sequences, BATCH, SEQUENCES)
+        sequences = begin + tl.arange(0, SHAPE.SEQUENCES)
+        top, token = _best(logits, stride, rows, sequences, SHAPE)
         token += first + tl.load(words + abi.NORM_LM_HEAD_FIRST)
-        tl.store(best + sequences * slots, top, mask=sequences < BATCH)
-        tl.store(ids + sequences * slots, token, mask=sequences < BATCH)
+        tl.store(best + sequences * slots, top, mask=sequences < SHAPE.BATCH)
+        tl.store(ids + sequences * slots, token, mask=sequences < SHAPE.BATCH)
 
 
 @triton.jit
-def _best(logits, stride, rows, sequences, BATCH: tl.constexpr, SEQUENCES: tl.constexpr):
+def _best(logits, stride, rows, sequences, SHAPE):
     """Return the highest logit of each sequence, and its row: of equal logits, the first."""
-    columns: tl.constexpr = _VALUES // SEQUENCES
-    top = tl.full([SEQUENCES], float("-inf"), tl.float32)
-    token = tl.full([SEQUENCES], _NOWHERE, tl.int32)
+    columns: tl.constexpr = _VALUES // SHAPE.SEQUENCES
+    top = tl.full([SHAPE.SEQUENCES], float("-inf"), tl.float32)
+    token = tl.full([SHAPE.SEQUENCES], _NOWHERE, tl.int32)
     for begin in range(0, rows, columns):
         places = begin + tl.arange(0, columns)[None, :]
-        inside = (places < rows) & (sequences < BATCH)[:, None]
+        inside = (places < rows) & (sequences < SHAPE.BATCH)[:, None]
         at = logits + sequences[:, None] * stride + places
         found = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32)
         highest = tl.max(found, 1)
@@ -86,17 +67,7 @@ def _best(logits, stride, rows, sequences, BATCH: tl.constexpr, SEQUENCES: tl.co
 
 
 @triton.jit
-def argmax(
-    words,
-    buffers,
-    own,
-    BATCH: tl.constexpr,
-    RANKS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    PLACES: tl.constexpr,
-    MOST_STOPS: tl.constexpr,
-    STOPS: tl.constexpr,
-):
+def argmax(words, buffers, own, SHAPE):
     """Choose the next token of each sequence, which is the next input unless the sequence ended."""
     best = tl.load(words + abi.ARGMAX_BEST)
     ids = tl.load(words + abi.ARGMAX_IDS)
@@ -108,27 +79,27 @@ def argmax(
     clock = start_of(buffers, tl.load(words + abi.ARGMAX_CLOCK), tl.int32)
     history = start_of(buffers, tl.load(words + abi.ARGMAX_HISTORY), tl.int32)
     step = tl.load(clock)
-    places = tl.arange(0, PLACES)
-    ends = tl.arange(0, STOPS)
-    for sequence in range(BATCH):
+    places = tl.arange(0, SHAPE.PLACES)
+    ends = tl.arange(0, SHAPE.STOPS)
+    for sequence in range(SHAPE.BATCH):
         top = float("-inf")
         token = _NOWHERE
-        for rank in range(RANKS):
-            at = sequence * SLOTS + places
+        for rank in range(SHAPE.RANKS):
+            at = sequence * SHAPE.SLOTS + places
             own_best = start_of(buffers, best + rank, tl.float32)
             own_ids = start_of(buffers, ids + rank, tl.int32)
-            values = tl.load(own_best + at, mask=places < SLOTS, other=float("-inf"))
+            values = tl.load(own_best + at, mask=places < SHAPE.SLOTS, other=float("-inf"))
             highest = tl.max(values, 0)
-            slot = tl.min(tl.where(values == highest, places, PLACES - 1), 0)
-            found = tl.load(own_ids + sequence * SLOTS + slot)
+            slot = tl.min(tl.where(values == highest, places, SHAPE.PLACES - 1), 0)
+            found = tl.load(own_ids + sequence * SHAPE.SLOTS + slot)
             better = (highest > top) | (token == _NOWHERE)
             token = tl.where(better, found, token)
             top = tl.where(better, highest, top)
         length = tl.load(lengths + sequence)
         ended = (tl.load(finished + sequence) != 0) | (length == 0)
-        stop = tl.load(stops + ends, mask=ends < MOST_STOPS, other=abi.NONE)
+        stop = tl.load(stops + ends, mask=ends < SHAPE.MOST_STOPS, other=abi.NONE)
         stopped = tl.max((stop == token).to(tl.int32), 0) != 0
-        tl.store(history + step * BATCH + sequence, tl.where(ended, abi.NONE, token))
+        tl.store(history + step * SHAPE.BATCH + sequence, tl.where(ended, abi.NONE, token))
         tl.store(finished + sequence, 1, mask=stopped & (ended == 0))
         goes_on = (ended == 0) & (stopped == 0)
         tl.store(tokens + sequence, token, mask=goes_on)

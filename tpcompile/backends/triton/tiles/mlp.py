@@ -28,127 +28,60 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def norm_gate_up_swiglu(
-    words,
-    buffers,
-    own,
-    BATCH: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EPS: tl.constexpr,
-    ZERO_CENTERED: tl.constexpr,
-    FFN: tl.constexpr,
-    BIAS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+def norm_gate_up_swiglu(words, buffers, own, SHAPE):
     """Compute silu(gate) · up for some rows."""
-    activated_rows(
-        *(words, buffers, abi.NORM_GATE_UP_SWIGLU_ROWS, BATCH, SEQUENCES, TILES),
-        *(ROWS, COLUMNS, STAGES),
-        *(WIDTH, EPS, ZERO_CENTERED, FFN, BIAS, 2, abi.ACTIVATION_SILU, DTYPE, FORMAT),
-    )
+    activated_rows(words, buffers, abi.NORM_GATE_UP_SWIGLU_ROWS, SHAPE)
 
 
 @triton.jit
-def norm_up_activation(
-    words,
-    buffers,
-    own,
-    BATCH: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EPS: tl.constexpr,
-    ZERO_CENTERED: tl.constexpr,
-    FFN: tl.constexpr,
-    BIAS: tl.constexpr,
-    SIDES: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+def norm_up_activation(words, buffers, own, SHAPE):
     """Compute act(gate) · up for some rows, or act(up)."""
-    activated_rows(
-        *(words, buffers, abi.NORM_UP_ACTIVATION_ROWS, BATCH, SEQUENCES, TILES),
-        *(ROWS, COLUMNS, STAGES),
-        *(WIDTH, EPS, ZERO_CENTERED, FFN, BIAS, SIDES, ACTIVATION, DTYPE, FORMAT),
-    )
+    activated_rows(words, buffers, abi.NORM_UP_ACTIVATION_ROWS, SHAPE)
 
 
 @triton.jit
-def activated_rows(
-    words,
-    buffers,
-    OWN: tl.constexpr,
-    BATCH: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EPS: tl.constexpr,
-    ZERO_CENTERED: tl.constexpr,
-    FFN: tl.constexpr,
-    BIAS: tl.constexpr,
-    SIDES: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+def activated_rows(words, buffers, OWN: tl.constexpr, SHAPE):
     """Compute some rows; `OWN` is the word of their range, after shared operands of one layout."""
-    x = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_NORMED_X), DTYPE)
-    norm = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_NORMED_WEIGHT), DTYPE)
+    x = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_NORMED_X), SHAPE.DTYPE)
+    norm = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_NORMED_WEIGHT), SHAPE.DTYPE)
     bias = norm
-    if BIAS:
-        bias = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_BIAS), DTYPE)
+    if SHAPE.BIAS:
+        bias = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_BIAS), SHAPE.DTYPE)
     number = tl.load(words + abi.NORM_GATE_UP_SWIGLU_OUT)
-    out = start_of(buffers, number, DTYPE)
+    out = start_of(buffers, number, SHAPE.DTYPE)
     stride = stride_of(buffers, number, 0)
     first = tl.load(words + OWN)
     last = tl.load(words + OWN + 1)
     rows = last - first
     number = tl.load(words + abi.NORM_GATE_UP_SWIGLU_WEIGHT)
-    gate = rows_of(buffers, number, first, 0, WIDTH, DTYPE, FORMAT)
-    up = rows_of(buffers, number, FFN + first, 0, WIDTH, DTYPE, FORMAT)
+    gate = rows_of(buffers, number, first, 0, SHAPE)
+    up = rows_of(buffers, number, SHAPE.FFN + first, 0, SHAPE)
     bias += first
-    for begin in range(0, BATCH, SEQUENCES):
-        inverse = inverse_rms(x, begin, BATCH, SEQUENCES, WIDTH, EPS)
-        sums = no_sums(ROWS, SEQUENCES, TILES * SIDES)
-        count = count_of(rows, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
-        for tile in tl.range(0, count, num_stages=STAGES):
-            row, place, is_last = place_of(tile, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
-            tiles = tiles_of(
-                gate, row, rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
-            )
-            if SIDES == 2:
-                tiles += tiles_of(
-                    up, row, rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
-                )
+    for begin in range(0, SHAPE.BATCH, SHAPE.SEQUENCES):
+        inverse = inverse_rms(x, begin, SHAPE)
+        sums = no_sums(SHAPE.TILES * SHAPE.SIDES, SHAPE)
+        count = count_of(rows, SHAPE.WIDTH, SHAPE)
+        for tile in tl.range(0, count, num_stages=SHAPE.STAGES):
+            row, place, is_last = place_of(tile, SHAPE.WIDTH, SHAPE)
+            tiles = tiles_of(gate, row, rows, place, SHAPE.WIDTH, SHAPE)
+            if SHAPE.SIDES == 2:
+                tiles += tiles_of(up, row, rows, place, SHAPE.WIDTH, SHAPE)
             sums = plus_products(
-                sums, tiles, x, begin, norm, inverse, place, WIDTH,
-                WIDTH, True, ZERO_CENTERED, BATCH, SEQUENCES, DTYPE, COLUMNS,
-            )  # fmt: skip
+                sums, tiles, x, begin, norm, inverse, place, SHAPE.WIDTH, True, SHAPE
+            )
             if is_last:
-                for part in tl.static_range(TILES):
-                    sequences = begin + tl.arange(0, SEQUENCES)[None, :]
-                    places = row + part * ROWS + tl.arange(0, ROWS)[:, None]
+                for part in tl.static_range(SHAPE.TILES):
+                    sequences = begin + tl.arange(0, SHAPE.SEQUENCES)[None, :]
+                    places = row + part * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)[:, None]
                     inside = places < rows
-                    found = total(sums, part, SIDES * TILES)
-                    found = as_rounded(with_bias(found, bias + places, inside, BIAS), DTYPE)
-                    found = as_rounded(activated(found, ACTIVATION), DTYPE)
-                    if SIDES == 2:
-                        u = total(sums, TILES + part, SIDES * TILES)
-                        found *= as_rounded(with_bias(u, bias + FFN + places, inside, BIAS), DTYPE)
+                    found = total(sums, part, SHAPE.SIDES * SHAPE.TILES)
+                    found = as_rounded(with_bias(found, bias + places, inside, SHAPE), SHAPE.DTYPE)
+                    found = as_rounded(activated(found, SHAPE.ACTIVATION), SHAPE.DTYPE)
+                    if SHAPE.SIDES == 2:
+                        u = total(sums, SHAPE.TILES + part, SHAPE.SIDES * SHAPE.TILES)
+                        u = with_bias(u, bias + SHAPE.FFN + places, inside, SHAPE)
+                        found *= as_rounded(u, SHAPE.DTYPE)
                     at = sequences * stride + first + places
-                    inside = inside & (sequences < BATCH)
-                    tl.store(out + at, rounded(found, DTYPE), mask=inside)
-                sums = no_sums(ROWS, SEQUENCES, TILES * SIDES)
+                    inside = inside & (sequences < SHAPE.BATCH)
+                    tl.store(out + at, rounded(found, SHAPE.DTYPE), mask=inside)
+                sums = no_sums(SHAPE.TILES * SHAPE.SIDES, SHAPE)

@@ -11,40 +11,30 @@ _COLUMNS = tl.constexpr(256)
 
 
 @triton.jit
-def all_reduce(
-    words,
-    buffers,
-    own,
-    BATCH: tl.constexpr,
-    RANKS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+def all_reduce(words, buffers, own, SHAPE):
     """Add the terms of all ranks in order, the bias and the residual, for some columns."""
     terms = tl.load(words + abi.ALL_REDUCE_TERMS)
     stride = stride_of(buffers, terms, 0)
     number = tl.load(words + abi.ALL_REDUCE_OUT)
-    out = start_of(buffers, number, DTYPE)
+    out = start_of(buffers, number, SHAPE.DTYPE)
     out_stride = stride_of(buffers, number, 0)
     first = tl.load(words + abi.ALL_REDUCE_COLUMNS)
     last = tl.load(words + abi.ALL_REDUCE_COLUMNS + 1)
-    for sequence in range(BATCH):
+    for sequence in range(SHAPE.BATCH):
         for start in range(first, last, _COLUMNS):
             columns = start + tl.arange(0, _COLUMNS)
             inside = columns < last
             found = tl.zeros([_COLUMNS], tl.float32)
-            for rank in range(RANKS):
+            for rank in range(SHAPE.RANKS):
                 own_terms = start_of(buffers, terms + rank, tl.float32)
-                for slot in range(SLOTS):
-                    at = (slot * BATCH + sequence) * stride
+                for slot in range(SHAPE.SLOTS):
+                    at = (slot * SHAPE.BATCH + sequence) * stride
                     found += tl.load(own_terms + at + columns, mask=inside, other=0.0)
-            if BIAS:
-                bias = start_of(buffers, tl.load(words + abi.ALL_REDUCE_BIAS), DTYPE)
+            if SHAPE.BIAS:
+                bias = start_of(buffers, tl.load(words + abi.ALL_REDUCE_BIAS), SHAPE.DTYPE)
                 found += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
             at = sequence * out_stride + columns
-            if RESIDUAL:
-                residual = start_of(buffers, tl.load(words + abi.ALL_REDUCE_RESIDUAL), DTYPE)
+            if SHAPE.RESIDUAL:
+                residual = start_of(buffers, tl.load(words + abi.ALL_REDUCE_RESIDUAL), SHAPE.DTYPE)
                 found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out + at, rounded(found, DTYPE), mask=inside)
+            tl.store(out + at, rounded(found, SHAPE.DTYPE), mask=inside)

@@ -15,31 +15,24 @@ _TAKEN = tl.constexpr(-(2**63))
 
 
 @triton.jit
-def top_experts(
-    words,
-    buffers,
-    own,
-    EXPERTS: tl.constexpr,
-    PLACES: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    CHOICES: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+def top_experts(words, buffers, own, SHAPE):
     """Choose the experts of a sequence: of equal logits, that of the lower number comes first."""
     sequence = tl.load(words + abi.TOP_EXPERTS_SEQUENCE)
-    logits = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_LOGITS), DTYPE) + sequence * EXPERTS
-    scores = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_SCORES), DTYPE) + sequence * CHOSEN
-    ids = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_IDS), tl.int32) + sequence * CHOSEN
+    logits = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_LOGITS), SHAPE.DTYPE)
+    logits += sequence * SHAPE.EXPERTS
+    scores = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_SCORES), SHAPE.DTYPE)
+    scores += sequence * SHAPE.CHOSEN
+    ids = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_IDS), tl.int32)
+    ids += sequence * SHAPE.CHOSEN
     lengths = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_LENGTHS), tl.int32)
-    experts = tl.arange(0, PLACES)
-    inside = experts < EXPERTS
+    experts = tl.arange(0, SHAPE.PLACES)
+    inside = experts < SHAPE.EXPERTS
     values = tl.load(logits + experts, mask=inside, other=float("-inf")).to(tl.float32)
     keys = _order_of(values).to(tl.int64) << _LOW | (_LAST - experts)
     keys = tl.where(inside, keys, _TAKEN)
-    places = tl.arange(0, CHOICES)
-    chosen = tl.zeros([CHOICES], tl.int64)
-    for place in range(CHOSEN):
+    places = tl.arange(0, SHAPE.CHOICES)
+    chosen = tl.zeros([SHAPE.CHOICES], tl.int64)
+    for place in range(SHAPE.CHOSEN):
         best = tl.max(keys, 0)
         chosen = tl.where(places == place, best, chosen)
         keys = tl.where(keys == best, _TAKEN, keys)
@@ -47,12 +40,12 @@ def top_experts(
     tops = _logit_of((chosen >> _LOW).to(tl.int32))
     highest = tl.sum(tl.where(places == 0, tops, 0.0), 0)
     all_shares = tl.sum(tl.where(inside, tl.exp(values - highest), 0.0), 0)
-    shares = tl.where(places < CHOSEN, tl.exp(tops - highest) / all_shares, 0.0)
-    if NORMALIZED:
+    shares = tl.where(places < SHAPE.CHOSEN, tl.exp(tops - highest) / all_shares, 0.0)
+    if SHAPE.NORMALIZED:
         shares = shares / tl.sum(shares, 0)
-    tl.store(scores + places, rounded(shares, DTYPE), mask=places < CHOSEN)
+    tl.store(scores + places, rounded(shares, SHAPE.DTYPE), mask=places < SHAPE.CHOSEN)
     numbers = tl.where(tl.load(lengths + sequence) == 0, abi.NONE, numbers)
-    tl.store(ids + places, numbers, mask=places < CHOSEN)
+    tl.store(ids + places, numbers, mask=places < SHAPE.CHOSEN)
 
 
 @triton.jit

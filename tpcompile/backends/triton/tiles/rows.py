@@ -11,87 +11,44 @@ from .weights import place_of, rows_of, tiles_of
 
 
 @triton.jit
-def norm_rows(
-    words,
-    buffers,
-    own,
-    BATCH: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EPS: tl.constexpr,
-    ZERO_CENTERED: tl.constexpr,
-    BIAS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+def norm_rows(words, buffers, own, SHAPE):
     """Compute some rows of a linear, for linear attention or for gates of attention."""
-    x = start_of(buffers, tl.load(words + abi.NORM_ROWS_NORMED_X), DTYPE)
-    norm = start_of(buffers, tl.load(words + abi.NORM_ROWS_NORMED_WEIGHT), DTYPE)
+    x = start_of(buffers, tl.load(words + abi.NORM_ROWS_NORMED_X), SHAPE.DTYPE)
+    norm = start_of(buffers, tl.load(words + abi.NORM_ROWS_NORMED_WEIGHT), SHAPE.DTYPE)
     first = tl.load(words + abi.NORM_ROWS_ROWS)
     rows = tl.load(words + abi.NORM_ROWS_ROWS + 1) - first
     bias = norm
-    if BIAS:
-        bias = start_of(buffers, tl.load(words + abi.NORM_ROWS_BIAS), DTYPE) + first
+    if SHAPE.BIAS:
+        bias = start_of(buffers, tl.load(words + abi.NORM_ROWS_BIAS), SHAPE.DTYPE) + first
     number = tl.load(words + abi.NORM_ROWS_OUT)
-    out = start_of(buffers, number, DTYPE) + first
+    out = start_of(buffers, number, SHAPE.DTYPE) + first
     stride = stride_of(buffers, number, 0)
     number = tl.load(words + abi.NORM_ROWS_WEIGHT)
-    weight = rows_of(buffers, number, first, 0, WIDTH, DTYPE, FORMAT)
-    for begin in range(0, BATCH, SEQUENCES):
-        store_rows(
-            x, norm, weight, bias, out, stride, rows, begin, BATCH, SEQUENCES, TILES,
-            ROWS, COLUMNS, STAGES, WIDTH, EPS, ZERO_CENTERED, BIAS, DTYPE, FORMAT,
-        )  # fmt: skip
+    weight = rows_of(buffers, number, first, 0, SHAPE)
+    for begin in range(0, SHAPE.BATCH, SHAPE.SEQUENCES):
+        store_rows(x, norm, weight, bias, out, stride, rows, begin, SHAPE)
 
 
 @triton.jit
-def store_rows(
-    x,
-    norm,
-    weight,
-    bias,
-    out,
-    stride,
-    rows,
-    begin,
-    BATCH: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EPS: tl.constexpr,
-    ZERO_CENTERED: tl.constexpr,
-    BIAS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+def store_rows(x, norm, weight, bias, out, stride, rows, begin, SHAPE):
     """Store rows of a linear at `out[BATCH, stride]`, for the SEQUENCES from `begin` on.
 
     `weight`, `bias` and `out` begin with the first of the rows.
     """
-    inverse = inverse_rms(x, begin, BATCH, SEQUENCES, WIDTH, EPS)
-    sums = no_sums(ROWS, SEQUENCES, TILES)
-    count = count_of(rows, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
-    for tile in tl.range(0, count, num_stages=STAGES):
-        row, place, is_last = place_of(tile, WIDTH, TILES * ROWS, COLUMNS, SEQUENCES)
-        tiles = tiles_of(
-            weight, row, rows, place, WIDTH, WIDTH, TILES, ROWS, COLUMNS, DTYPE, FORMAT
-        )
-        sums = plus_products(
-            sums, tiles, x, begin, norm, inverse, place, WIDTH,
-            WIDTH, True, ZERO_CENTERED, BATCH, SEQUENCES, DTYPE, COLUMNS,
-        )  # fmt: skip
+    inverse = inverse_rms(x, begin, SHAPE)
+    sums = no_sums(SHAPE.TILES, SHAPE)
+    count = count_of(rows, SHAPE.WIDTH, SHAPE)
+    for tile in tl.range(0, count, num_stages=SHAPE.STAGES):
+        row, place, is_last = place_of(tile, SHAPE.WIDTH, SHAPE)
+        tiles = tiles_of(weight, row, rows, place, SHAPE.WIDTH, SHAPE)
+        sums = plus_products(sums, tiles, x, begin, norm, inverse, place, SHAPE.WIDTH, True, SHAPE)
         if is_last:
-            for part in tl.static_range(TILES):
-                sequences = begin + tl.arange(0, SEQUENCES)[None, :]
-                places = row + part * ROWS + tl.arange(0, ROWS)[:, None]
-                found = with_bias(total(sums, part, TILES), bias + places, places < rows, BIAS)
-                inside = (places < rows) & (sequences < BATCH)
-                tl.store(out + sequences * stride + places, rounded(found, DTYPE), mask=inside)
-            sums = no_sums(ROWS, SEQUENCES, TILES)
+            for part in tl.static_range(SHAPE.TILES):
+                sequences = begin + tl.arange(0, SHAPE.SEQUENCES)[None, :]
+                places = row + part * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)[:, None]
+                found = total(sums, part, SHAPE.TILES)
+                found = with_bias(found, bias + places, places < rows, SHAPE)
+                inside = (places < rows) & (sequences < SHAPE.BATCH)
+                at = out + sequences * stride + places
+                tl.store(at, rounded(found, SHAPE.DTYPE), mask=inside)
+            sums = no_sums(SHAPE.TILES, SHAPE)

@@ -60,38 +60,30 @@ def _group(number):
 
 
 @triton.jit
-def rows_of(
-    buffers,
-    number,
-    row,
-    column,
-    WIDTH: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+def rows_of(buffers, number, row, column, SHAPE):
     """Return what tiles of a weight need that begin with a row and a column.
 
     This is the address of its values; of formats with scales also the scales per row, the distance
     of the column from the start of a group, and the addresses of scales and offsets as numbers.
     """
     row = tl.cast(row, tl.int64)
-    if _is_plain(FORMAT):
-        found = (start_of(buffers, number, DTYPE) + row * WIDTH + column,)
+    if _is_plain(SHAPE.FORMAT):
+        found = (start_of(buffers, number, SHAPE.DTYPE) + row * SHAPE.WIDTH + column,)
     else:
-        if _kind(FORMAT) == abi.KIND_INT4:
-            values = start_of(buffers, number, tl.int16) + row * _each(WIDTH, FORMAT)
+        if _kind(SHAPE.FORMAT) == abi.KIND_INT4:
+            values = start_of(buffers, number, tl.int16) + row * _each(SHAPE.WIDTH, SHAPE.FORMAT)
             values += column // _NIBBLES
-        elif _kind(FORMAT) == abi.KIND_INT8:
-            values = start_of(buffers, number, tl.int8) + row * WIDTH + column
+        elif _kind(SHAPE.FORMAT) == abi.KIND_INT8:
+            values = start_of(buffers, number, tl.int8) + row * SHAPE.WIDTH + column
         else:
-            tl.static_assert(_kind(FORMAT) == abi.KIND_FP8)
-            values = start_of(buffers, number, tl.uint8) + row * WIDTH + column
+            tl.static_assert(_kind(SHAPE.FORMAT) == abi.KIND_FP8)
+            values = start_of(buffers, number, tl.uint8) + row * SHAPE.WIDTH + column
         groups, before = 1, 0
-        if _group(FORMAT):
+        if _group(SHAPE.FORMAT):
             before = tl.load(buffers + number * abi.BUFFER_COLUMNS + abi.BUFFER_FIRST)
-            before = (before % _group(FORMAT)).to(tl.int32)
-            groups = (before + WIDTH + _group(FORMAT) - 1) // _group(FORMAT)
-        size: tl.constexpr = 4 if _scales_of(FORMAT) == abi.SCALES_F32 else 2
+            before = (before % _group(SHAPE.FORMAT)).to(tl.int32)
+            groups = (before + SHAPE.WIDTH + _group(SHAPE.FORMAT) - 1) // _group(SHAPE.FORMAT)
+        size: tl.constexpr = 4 if _scales_of(SHAPE.FORMAT) == abi.SCALES_F32 else 2
         scales = address_of(buffers, number, abi.BUFFER_SCALES) + row * groups * size
         offsets = address_of(buffers, number, abi.BUFFER_OFFSETS) + row * groups
         found = (values, groups, before + column, scales, offsets)
@@ -99,74 +91,50 @@ def rows_of(
 
 
 @triton.jit
-def tiles_of(
-    weight,
-    row,
-    rows,
-    place,
-    width,
-    STRIDE: tl.constexpr,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+def tiles_of(weight, row, rows, place, width, SHAPE):
     """Load tiles of `weight[rows, width]` that have the same columns, and rows one after another.
 
     A tile is `[ROWS, COLUMNS]`, or `[slices, ROWS, columns of a slice]`. With scales, it also has
     one for each run of 16 columns.
     """
     found = ()
-    own = tl.arange(0, ROWS)[:, None]
-    for tile in tl.static_range(TILES):
-        first = row + tile * ROWS
+    own = tl.arange(0, SHAPE.ROWS)[:, None]
+    for tile in tl.static_range(SHAPE.TILES):
+        first = row + tile * SHAPE.ROWS
         inside = own < rows - first
         first = tl.cast(first, tl.int64)
-        if _is_plain(FORMAT):
-            columns, here = columns_of(place, width, 1, COLUMNS)
-            at = weight[0] + first * STRIDE + (own * STRIDE + _of_rows(columns))
+        if _is_plain(SHAPE.FORMAT):
+            columns, here = columns_of(place, width, 1, SHAPE.COLUMNS)
+            at = weight[0] + first * SHAPE.WIDTH + (own * SHAPE.WIDTH + _of_rows(columns))
             loaded = (tl.load(at, mask=inside & _of_rows(here), other=0.0),)
         else:
-            loaded = _scaled_tile(
-                weight, first, own, inside, place, width, STRIDE, COLUMNS, DTYPE, FORMAT
-            )
+            loaded = _scaled_tile(weight, first, own, inside, place, width, SHAPE)
         found = found + (loaded,)
     return found
 
 
 @triton.jit
-def _scaled_tile(
-    weight,
-    first,
-    own,
-    inside,
-    place,
-    width,
-    STRIDE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+def _scaled_tile(weight, first, own, inside, place, width, SHAPE):
     """Load a tile of few bits, and the scales of its runs of 16 columns."""
     values, groups, before, scales, offsets = weight
-    packed: tl.constexpr = _NIBBLES if _kind(FORMAT) == abi.KIND_INT4 else 1
-    each: tl.constexpr = _each(STRIDE, FORMAT)
+    packed: tl.constexpr = _NIBBLES if _kind(SHAPE.FORMAT) == abi.KIND_INT4 else 1
+    each: tl.constexpr = _each(SHAPE.WIDTH, SHAPE.FORMAT)
     loads = (place[0] // packed, place[1] // packed)
-    columns, here = columns_of(loads, tl.cdiv(width, packed), 1, COLUMNS // packed)
+    columns, here = columns_of(loads, tl.cdiv(width, packed), 1, SHAPE.COLUMNS // packed)
     at = values + first * each + (own * each + _of_rows(columns))
-    numbers = _numbers(tl.load(at, mask=inside & _of_rows(here), other=0), DTYPE, FORMAT)
-    runs, here = columns_of(place, width, STEP, COLUMNS)
+    stored = tl.load(at, mask=inside & _of_rows(here), other=0)
+    numbers = _numbers(stored, SHAPE.DTYPE, SHAPE.FORMAT)
+    runs, here = columns_of(place, width, STEP, SHAPE.COLUMNS)
     here = inside & _of_rows(here)
     group = own * groups
-    if _group(FORMAT):
-        group += _of_rows((before + runs) // _group(FORMAT))
+    if _group(SHAPE.FORMAT):
+        group += _of_rows((before + runs) // _group(SHAPE.FORMAT))
     group += first * groups
-    if _has_offsets(FORMAT):
+    if _has_offsets(SHAPE.FORMAT):
         less = _word_at(offsets + group, here) << 24 >> 24
         numbers -= by_column(less).to(tl.float32).to(numbers.dtype)
     # The interpreter converts only fp32 to bf16.
-    return numbers.to(DTYPE), _scale_at(scales, group, here, FORMAT)
+    return numbers.to(SHAPE.DTYPE), _scale_at(scales, group, here, SHAPE.FORMAT)
 
 
 @triton.constexpr_function
@@ -272,43 +240,38 @@ def _word_at(address, inside):
 
 
 @triton.jit
-def place_of(
-    tile,
-    width,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-):
-    """Return the first row and the place of the columns of a tile, and if it is the last of its
-    rows.
+def place_of(tile, width, SHAPE):
+    """Return the first row and the place of the columns of tiles that are loaded together, and if
+    they are the last of their rows.
 
     The place is where the columns begin, where their slice ends, and whether they are the last of
     it. Tiles are in the order of rows, then of columns. One loop over all tiles can load the next
     ones while it multiplies.
     """
     extent = slice_of(width)
-    chunks = chunks_of(width, COLUMNS, SEQUENCES)
+    chunks = chunks_of(width, SHAPE)
     chunk = tile % chunks
-    if at_once(SEQUENCES):
+    if at_once(SHAPE.SEQUENCES):
         begin = extent * tl.arange(0, SLICES)
-        within = chunk * (COLUMNS // SLICES)
+        within = chunk * (SHAPE.COLUMNS // SLICES)
         closes = False
     else:
-        each = (extent + COLUMNS - 1) // COLUMNS
+        each = (extent + SHAPE.COLUMNS - 1) // SHAPE.COLUMNS
         begin = chunk // each * extent
-        within = chunk % each * COLUMNS
+        within = chunk % each * SHAPE.COLUMNS
         closes = chunk % each == each - 1
-    return tile // chunks * ROWS, (begin + within, begin + extent, closes), chunk == chunks - 1
+    row = tile // chunks * (SHAPE.TILES * SHAPE.ROWS)
+    return row, (begin + within, begin + extent, closes), chunk == chunks - 1
 
 
 @triton.jit
-def chunks_of(width, COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr):
+def chunks_of(width, SHAPE):
     """Return the number of tiles in which the columns of rows are."""
     extent = slice_of(width)
-    if at_once(SEQUENCES):
-        found = (extent * SLICES + COLUMNS - 1) // COLUMNS
+    if at_once(SHAPE.SEQUENCES):
+        found = (extent * SLICES + SHAPE.COLUMNS - 1) // SHAPE.COLUMNS
     else:
-        found = (width + extent - 1) // extent * ((extent + COLUMNS - 1) // COLUMNS)
+        found = (width + extent - 1) // extent * ((extent + SHAPE.COLUMNS - 1) // SHAPE.COLUMNS)
     return found
 
 

@@ -14,15 +14,10 @@ from tpcompile.ir.ops.decode.attention import (
     merge_spans,
     span_of,
 )
-from tpcompile.ir.ops.decode.delta_step import DELTA_STEP, DELTA_STEP_APART, DELTA_STEPS
-from tpcompile.ir.ops.decode.experts import ADD_RESIDUAL, EXPERT_TERMS, NORM_EXPERTS, SHARED_EXPERT
-from tpcompile.ir.ops.decode.norm_linear import (
-    NORM_GATE_UP_SWIGLU,
-    NORM_LINEAR,
-    NORM_MLPS,
-    NORM_MLPS_APART,
-)
-from tpcompile.ir.ops.decode.norm_qkv import NORM_Q_K_V_ROPE_APPEND, NORM_QKV_ROPE_APPEND, QKV_OPS
+from tpcompile.ir.ops.decode.delta_step import DELTA_STEPS
+from tpcompile.ir.ops.decode.experts import ADD_RESIDUAL, EXPERT_TERMS
+from tpcompile.ir.ops.decode.norm_linear import NORM_LINEAR, NORM_MLPS, NORM_MLPS_APART
+from tpcompile.ir.ops.decode.norm_qkv import QKV_OPS
 from tpcompile.ir.ops.decode.residual import ALL_REDUCE_RESIDUAL, LINEAR_RESIDUAL
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
 from tpcompile.ir.ops.resumed import RESUMED_CONV, RESUMED_DELTA_RULE
@@ -55,29 +50,9 @@ DECODE_OPS = (
 """The ops that occur only in decode graphs."""
 
 __all__ = [
-    "ADD_RESIDUAL",
-    "ALL_REDUCE_RESIDUAL",
-    "ATTENTION_REDUCE",
-    "CACHED_ATTENTION",
     "CACHE_OPS",
     "CACHE_WRITERS",
     "DECODE_OPS",
-    "DELTA_STEP",
-    "DELTA_STEPS",
-    "DELTA_STEP_APART",
-    "EXPERT_TERMS",
-    "GATED_ATTENTION_REDUCE",
-    "LINEAR_RESIDUAL",
-    "NORM_EXPERTS",
-    "NORM_GATE_UP_SWIGLU",
-    "NORM_LINEAR",
-    "NORM_MLPS",
-    "NORM_MLPS_APART",
-    "NORM_QKV_ROPE_APPEND",
-    "NORM_Q_K_V_ROPE_APPEND",
-    "PARTIAL_ATTENTION",
-    "QKV_OPS",
-    "SHARED_EXPERT",
     "STATE_OPS",
     "merge",
     "merge_spans",

@@ -59,9 +59,7 @@ def _halves(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def check_gate_up(weight: ValueType, **_: Any) -> None:
     """Refuse a weight whose rows are not as many of gate as of up."""
-    both = weight.shape[0]
-    assert isinstance(both, int)
-    require(both % 2 == 0, "gate-up", weight, "as many rows of gate as of up")
+    require(weight.extent(0) % 2 == 0, "gate-up", weight, "as many rows of gate as of up")
 
 
 def _norm_mlp(activation: Activation, gated: bool) -> Any:
