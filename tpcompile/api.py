@@ -120,7 +120,7 @@ def compile(
     "int8:row". `head` is what the head gets: "int8" (default), "int4" or "keep". A tied head is
     untied, unless it is kept; the embedding stays as it is.
 
-    With `activations="int8"`, linears with weights in 8 or 4 bits round their inputs to int8, with
+    With `activations="int8"`, linears with weights in 8 to 4 bits round their inputs to int8, with
     a scale per token and block of columns, which is faster on some CPUs and less exact. Other
     linears, and "16", leave them in the model's dtype.
 

@@ -15,7 +15,7 @@ INTEGERS = ("int8", "int4")
 HEADS = (*INTEGERS, "keep")
 """What the head can be quantized to; `keep` leaves it as it is."""
 ACTIVATIONS = ("16", "int8")
-"""The dtypes of inputs of linears with weights in 8 or 4 bits; "16" is that of the model."""
+"""The dtypes of inputs of linears with weights in 8 to 4 bits; "16" is that of the model."""
 KV = ("int8",)
 """What the KV cache can store instead of the model's dtype."""
 EXPERTS = ("auto", "tp", "ep")

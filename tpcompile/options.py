@@ -142,7 +142,7 @@ def scheme_of(weights: str | None, head: str | None = None) -> Scheme | None:
 
 
 def rounds_inputs(activations: str) -> bool:
-    """Return whether linears with weights in 8 or 4 bits round their inputs to int8."""
+    """Return whether linears with weights in 8 to 4 bits round their inputs to int8."""
     if activations not in ACTIVATIONS:
         raise UsageError(
             f"activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}",

@@ -78,7 +78,7 @@ def _captured(
     if stored in GgufKind.__members__:
         made.quantization_config = {"quant_method": "gguf", "kinds": _kinds(made, stored)}
         made.tie_word_embeddings = False
-        return captured_once(made, dtype=dtype)
+        return captured_once(made, dtype=dtype, rounds=stored != weights)
     if stored is not None and stored.removesuffix(APART) in FLOATS8:
         made.quantization_config = {
             "quant_method": "fp8",

@@ -263,7 +263,7 @@ def add_quantization_arguments(parser: Parser, *, required: bool = False) -> Non
         metavar="A",
         type=choice(*ACTIVATIONS),
         default=ACTIVATIONS[0],
-        help="what linears with weights in 8 or 4 bits round their inputs to: int8, with a scale "
+        help="what linears with weights in 8 to 4 bits round their inputs to: int8, with a scale "
         "per token and block of columns, or 16, the model's dtype; default: 16",
     )
 

@@ -29,7 +29,11 @@ pytestmark = pytest.mark.usefixtures("verified_once")
 PATHS = paths()
 FEW_BITS = ("int8:row", "int8:32", "int8:64", "int8:128", "int8:256")
 FEWER_BITS = ("int4:32", "int4:64", "int4:128", "int4:row")
-ROUNDING = tuple(f"{one}{ROUNDS}" for one in ("int8:row", "int8:32", "int4:64", "int4:row"))
+ROUNDING_KINDS = tuple(f"{one}{ROUNDS}" for one in ("Q5_1", "Q4_K", "Q5_K", "Q6_K"))
+ROUNDING = (
+    *(f"{one}{ROUNDS}" for one in ("int8:row", "int8:32", "int4:64", "int4:row")),
+    *ROUNDING_KINDS,
+)
 EXACT, ROUNDED = 1e-5, 2**-16
 """The error of sums in fp32, and that of values in 16 bits, of the largest one in a block."""
 
@@ -76,7 +80,8 @@ def test_terms_are_exact(few_bits: str, dtype: torch.dtype, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "few_bits", ["int8:64", "int4:128", "int4:32", *KINDS, "int8:64:a8", "int4:64:a8"]
+    "few_bits",
+    ["int8:64", "int4:128", "int4:32", *KINDS, "int8:64:a8", "int4:64:a8", *ROUNDING_KINDS],
 )
 def test_bits_do_not_depend_on_the_path(few_bits: str) -> None:
     """Sums of blocks are exact. Only paths without fused products round more."""
@@ -150,7 +155,8 @@ def test_steps_are_the_reference_s(few_bits: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "few_bits", ["int8:row", "int4:32", *KINDS, *FLOATS8, "int8:64:a8", "int4:row:a8"]
+    "few_bits",
+    ["int8:row", "int4:32", *KINDS, *FLOATS8, "int8:64:a8", "int4:row:a8", "Q5_K:a8", "Q6_K:a8"],
 )
 def test_bits_do_not_depend_on_batch_workers_and_ranks(few_bits: str, path: str) -> None:
     def steps(tp: int = 1, batch: int = 1, **options: Any) -> torch.Tensor:
@@ -167,14 +173,14 @@ def test_bits_do_not_depend_on_batch_workers_and_ranks(few_bits: str, path: str)
 
 @pytest.mark.parametrize("path", PATHS)
 def test_formats_with_kernels(path: str) -> None:
-    """Others have groups of sizes that no file has, or round activations."""
+    """Others have groups of sizes that no file has."""
     bf16 = Format.of(torch.bfloat16)
     words = {
         **dict.fromkeys(("int8:row:bf16", "int4:32:f16", "int4:64:f16min", "int5:32:f16"), True),
         **dict.fromkeys(("int4:32:supermin", "int5:32:supermin", "int6:16:super"), True),
         **dict.fromkeys(("int4:48:bf16", "int5:64:f16", "int6:32:super", "int6:32:f16"), False),
         **dict.fromkeys(("int4:64:super", "int4:16:super", "int4:128:supermin"), False),
-        **dict.fromkeys(("int4:32:supermin:a8", "int5:32:f16:a8", "int4:32:f16min:a8"), False),
+        **dict.fromkeys(("int4:32:supermin:a8", "int5:32:f16:a8", "int6:16:super:a8"), True),
     }
     found = {
         word: has_kernel(path, NormLmHead.opcode, bf16, Format.parsed(word), bf16, bf16)
@@ -195,6 +201,7 @@ def test_groups_without_kernels_are_refused() -> None:
     [
         *product(("int8:64", "int4:32", *KINDS, "int4:64:a8", "int8:32", "int4:128"), (512,)),
         *product(("int4:32", "int4:64", "int4:64:a8", "Q4_0", "int4:128"), (448,)),
+        *product(("Q5_1:a8", "Q6_K:a8"), (512, 448)),
     ],
 )
 def test_sums_do_not_depend_on_the_batch(few_bits: str, columns: int, path: str) -> None:

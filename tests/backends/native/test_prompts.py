@@ -375,6 +375,8 @@ def test_products_with_weights_of_few_bits(tokens: int, bits: int, cut: Cut, rou
         *("int4:32:f16min", "int5:32:f16", "int5:32:f16min", "int5:64:bf16:offsets"),
         *("int4:32:supermin", "int5:32:supermin", "int6:16:super", "int6:row:f32"),
         *("fp8:128:f32", "fp8:32:bf16", "fp8:row:f32"),
+        *("int4:32:supermin:a8", "int5:32:f16min:a8", "int5:64:bf16:offsets:a8"),
+        *("int6:16:super:a8", "int6:row:f32:a8"),
     ],
 )
 def test_products_with_weights_of_blocks(word: str, first: int, tokens: int) -> None:

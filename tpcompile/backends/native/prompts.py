@@ -74,7 +74,7 @@ def takes_product(
         stored = weight.format
         if stored.columns % _LANES:
             return False
-        if stored.rounds and (stored.columns % stored.block or not stored.basic):
+        if stored.rounds and stored.columns % stored.block:
             return False
         return all(part.is_contiguous() for part in weight.parts)
     return takes(weight) and weight.is_contiguous() and _multiplies()

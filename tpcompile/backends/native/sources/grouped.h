@@ -379,12 +379,12 @@ TPC_INLINE void by_block(const Grouped& weight, const Run& run) {
 
 template <class A, class Run>
 TPC_INLINE void by_form(const Grouped& weight, const Run& run) {
-  if constexpr (!std::is_same_v<A, Bytes>) {
-    if (weight.bits() == 5) return by_block<A, 5>(weight, run);
-    if (weight.bits() == 6) return by_block<A, 6>(weight, run);
+  switch (weight.bits()) {
+    case 4: return by_block<A, 4>(weight, run);
+    case 5: return by_block<A, 5>(weight, run);
+    case 6: return by_block<A, 6>(weight, run);
+    default: return by_block<A, 8>(weight, run);
   }
-  if (weight.bits() == 4) by_block<A, 4>(weight, run);
-  else by_block<A, 8>(weight, run);
 }
 
 template <class A>

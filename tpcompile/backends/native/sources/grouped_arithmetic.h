@@ -101,25 +101,28 @@ constexpr int64_t kOfPart = kColumns<kBits> / kParts<A, kBits>;
 typedef uint8_t Quarter __attribute__((vector_size(kRegister)));
 typedef uint8_t Half __attribute__((vector_size(2 * kRegister)));
 
-template <int kBits>
+template <class A, int kBits>
 TPC_INLINE ShortRegister load_high(const char* from) {
-  if constexpr (kHigh<kBits> == 0) {
-    return ShortRegister{};
-  } else if constexpr (kHigh<kBits> == 2) {
-    return (ShortRegister)__builtin_convertvector(load_bytes<Half>(from), WordRegister);
-  } else {
+  ShortRegister found{};
+  if constexpr (kHigh<kBits> == 2) {
+    found = (ShortRegister)__builtin_convertvector(load_bytes<Half>(from), WordRegister);
+  } else if constexpr (kHigh<kBits> == 1) {
     const auto pairs = __builtin_convertvector(load_bytes<Quarter>(from), IntRegister);
-    return (ShortRegister)((pairs | pairs << 12) & 0x000f000f);
+    found = (ShortRegister)((pairs | pairs << 12) & 0x000f000f);
   }
+  // Parts of bytes have the first and third column of a lane, then the second and fourth.
+  if constexpr (std::is_same_v<A, Bytes>) found |= found << (8 - 2 * kHigh<kBits>);
+  return found;
 }
 
 // A part with the bits that are apart.
-template <int kBits>
+template <class A, int kBits>
 TPC_INLINE ShortRegister with_high(ShortRegister found, ShortRegister high, int number) {
   if constexpr (kHigh<kBits> == 0) {
     return found;
   } else {
-    constexpr int16_t kPlaces = ((1 << kHigh<kBits>) - 1) << 4;
+    constexpr int16_t kOne = ((1 << kHigh<kBits>) - 1) << 4;
+    constexpr int16_t kPlaces = std::is_same_v<A, Bytes> ? kOne | kOne << 8 : kOne;
     const int up = 4 - kHigh<kBits> * number;
     const auto moved = up >= 0 ? high << up : (ShortRegister)((WordRegister)high >> -up);
     return found | (moved & kPlaces);

@@ -211,7 +211,7 @@ class PanelRows {
 
   // Store the parts of a load of all rows.
   TPC_INLINE void hold(int64_t load, int64_t place) {
-    if constexpr (kLowBits == 4 && !std::is_same_v<A, Bytes>) {
+    if constexpr (kLowBits == 4) {
       if (weight_.bits() == 5) return hold_bits<5>(load, place);
       if (weight_.bits() == 6) return hold_bits<6>(load, place);
     }
@@ -244,13 +244,13 @@ class PanelRows {
       for (int own = 0; own < kRegisters; ++own) {
         constexpr int64_t kBytes = 4 * kRegister;
         auto loaded = load_shorts(from + own * kBytes);
-        auto more = load_high<kBits>(high + own * kBytes * kHigh<kBits> / 4);
+        auto more = load_high<A, kBits>(high + own * kBytes * kHigh<kBits> / 4);
         keep(loaded);
         if constexpr (kHigh<kBits> != 0) keep(more);
 #pragma GCC unroll 4
         for (int part = 0; part < kHere; ++part) {
           const auto found =
-              with_high<kBits>(A::template part<kLow<kBits>>(loaded, part), more, part);
+              with_high<A, kBits>(A::template part<kLow<kBits>>(loaded, part), more, part);
           std::memcpy(to + part * kLanes + own * kRegister, &found, sizeof found);
         }
       }

@@ -16,13 +16,13 @@ struct Blocks {
     for (int load = sum * kLoads; load < (sum + 1) * kLoads; ++load) {
       if (own == 0) __builtin_prefetch(ahead + load * kLoad, 0, 2);
       const int64_t place = load * kLoad + own * 4 * kRegister;
-      auto loaded = load_shorts(from + place), more = load_high<kBits>(high + place * kHigh<kBits> / 4);
+      auto loaded = load_shorts(from + place), more = load_high<A, kBits>(high + place * kHigh<kBits> / 4);
       keep(loaded);
       if constexpr (kHigh<kBits> != 0) keep(more);
 #pragma GCC unroll 4
       for (int part = 0; part < kParts<A, kBits>; ++part) {
         const auto weight =
-            with_high<kBits>(A::template part<kLow<kBits>>(loaded, part), more, part);
+            with_high<A, kBits>(A::template part<kLow<kBits>>(loaded, part), more, part);
         const auto* values = x + load * kColumns<kBits> + kOfPart<A, kBits> * part;
         if constexpr (std::is_same_v<A, Wide>)
           total = Wide::add(total, weight, values + own * kRegister);

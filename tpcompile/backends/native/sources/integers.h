@@ -107,7 +107,7 @@ constexpr bool kSignedBytes = true;
 
 // What is added to integers of so many bits for `multiply_bytes`.
 template <int kBits>
-constexpr int32_t kRaisedBytes = kBits == 4 ? 8 : kSignedBytes ? 0 : 128;
+constexpr int32_t kRaisedBytes = kBits == 8 && kSignedBytes ? 0 : 1 << (kBits - 1);
 
 // Return every second lane: those of `a`, then those of `b`.
 template <int kOdd>

@@ -68,9 +68,6 @@ const Choice kPaths[] = {
 // Whether kernels read weights of a format with several components: see `grouped_dots`.
 bool has_groups(int64_t format) {
   const int64_t columns = group_of(format), bits = bits_of(format);
-  if ((bits == 5 || bits == 6 || has_supers(format) || has_minima(format)) &&
-      format & kRoundsValues)
-    return false;
   const bool floats = kind_of(format) == TPC_KIND_FP8;
   if (!scales_of(format) && (floats || kind_of(format) == TPC_KIND_INT8)) return false;
   if (floats) return columns % 32 == 0;

@@ -95,6 +95,17 @@ struct Group {
   }
 };
 
+// The group of a row with this number, which has this column of the rank.
+TPC_INLINE Group group_at(const Linear& a, int64_t row, int64_t group, int64_t column) {
+  const int64_t super = (a.first + column) / tpc::kSuper - a.first / tpc::kSuper;
+  return Group(a, row * a.groups + group, row * a.supers + super);
+}
+
+// The columns before a row that share a byte of highest bits with it, or a word of 32 bits.
+TPC_INLINE int64_t columns_before(const Linear& a) {
+  return a.high ? a.first % (32 / (tpc::bits_of(a.format) - 4)) : 0;
+}
+
 #if defined(__AVX512BF16__)
 // Look up 32 columns at a time among the 16 values of a group. Return the first column that is left.
 TPC_INLINE int64_t look_up(const char* row, int64_t at, int64_t end, const Group& group,
@@ -165,18 +176,17 @@ void hold_row(const Linear& a, int64_t row, Packed* held) {
   const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
   const int bits = tpc::bits_of(a.format);
   const int64_t each = tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX;
-  const int64_t supers = row * a.supers - a.first / tpc::kSuper;
-  const int64_t before = a.high ? a.first % (32 / (bits - 4)) : 0;
+  const int64_t before = columns_before(a);
   const char* high = static_cast<const char*>(a.high) + row * a.high_bytes;
   const auto run = tpc::kind_of(a.format) == TPC_KIND_FP8 ? hold_floats
                    : bits == 4   ? hold_group<4>
                    : bits == 5 ? hold_group<5>
                    : bits == 6 ? hold_group<6>
                                : hold_group<8>;
-  int64_t group = row * a.groups, left = each - a.first % each;
+  int64_t group = 0, left = each - a.first % each;
   for (int64_t at = 0, end; at < a.columns; at = end, left = each, ++group) {
     end = left < a.columns - at ? at + left : a.columns;
-    run(from, high, before, at, end, Group(a, group, supers + (a.first + at) / tpc::kSuper), held);
+    run(from, high, before, at, end, group_at(a, row, group, at), held);
   }
 }
 

@@ -101,11 +101,13 @@ void pack_rounded(const void* arguments, int64_t first, int64_t last, Scratch& s
   }
 }
 
-// Some rows of a weight, `stride` words apart: raised integers, and the scales of each block.
+// Some rows of a weight, `stride` words apart: raised integers, and what those of each block become.
 struct HeldRows {
   const Word* integers;
   int64_t stride;
-  const float *scales, *offsets;  // offsets are null for none
+  const Group* groups;
+  int32_t raised;
+  bool has_offsets, has_least;  // whether those of groups are not all 0
 };
 
 // Some tokens, `width` apart.
@@ -117,7 +119,7 @@ struct RoundedPanel {
 };
 
 // Multiply 6 rows with 16·kVectors tokens.
-template <int kBits, int kVectors>
+template <bool kSigned, int kVectors>
 TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
                                  const ColumnBlocks& blocks, float* out) {
   constexpr int kCount = kVectors * kRegisters;
@@ -129,7 +131,7 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
     for (int v = 0; v < kCount; ++v) {
       const auto sums = load_bytes<IntRegister>(x.sums + block * x.width + kRegister * v);
 #pragma GCC unroll 6
-      for (int64_t row = 0; row < kRows; ++row) totals[row][v] = sums * -kRaisedBytes<kBits>;
+      for (int64_t row = 0; row < kRows; ++row) totals[row][v] = sums * -rows.raised;
     }
     for (int64_t word = blocks.begin(block) / kWord; word < end; ++word) {
       ShortRegister tokens[kCount];
@@ -141,38 +143,37 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
         const auto own = everywhere<1>(rows.integers + row * rows.stride + word);
 #pragma GCC unroll 8
         for (int v = 0; v < kCount; ++v)
-          totals[row][v] =
-              multiply_bytes<kBits == 8 && kSignedBytes>(totals[row][v], own, tokens[v]);
+          totals[row][v] = multiply_bytes<kSigned>(totals[row][v], own, tokens[v]);
       }
     }
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) {
-      const Register factors = load_register(x.factors + block * x.width + kRegister * v);
+      const int64_t place = block * x.width + kRegister * v;
+      const Register factors = load_register(x.factors + place);
+      const auto sums =
+          __builtin_convertvector(load_bytes<IntRegister>(x.sums + place), Register);
 #pragma GCC unroll 6
       for (int64_t row = 0; row < kRows; ++row) {
+        const Group& group = rows.groups[row * count + block];
         Register found = __builtin_convertvector(totals[row][v], Register);
-        if (rows.offsets) {
-          const auto sums = load_bytes<IntRegister>(x.sums + block * x.width + kRegister * v);
-          found -= __builtin_convertvector(sums, Register) * rows.offsets[row * count + block];
-        }
+        if (rows.has_offsets) found -= sums * group.offset;
         float* to = out + row * kPanel + kRegister * v;
         const Register before = block ? load_register(to) : Register{};
-        const Register scale = Register{} + rows.scales[row * count + block];
-        found = multiply_add(before, found * factors, scale);
+        found = multiply_add(before, found * factors, Register{} + group.scale);
+        if (rows.has_least) found = multiply_add(found, sums * factors, Register{} + group.least);
         std::memcpy(to, &found, sizeof found);
       }
     }
   }
 }
 
-template <int kBits, int kVectors>
+template <bool kSigned, int kVectors>
 void multiply_rounded_panel(HeldRows rows, int64_t count, const RoundedPanel& x,
                             const ColumnBlocks& blocks, float* out) {
   for (int64_t row = 0; row < count; row += kRows) {
-    multiply_rounded<kBits, kVectors>(rows, x, blocks, out + row * kPanel);
+    multiply_rounded<kSigned, kVectors>(rows, x, blocks, out + row * kPanel);
     rows.integers += kRows * rows.stride;
-    rows.scales += kRows * blocks.count();
-    if (rows.offsets) rows.offsets += kRows * blocks.count();
+    rows.groups += kRows * blocks.count();
   }
 }
 
@@ -180,42 +181,43 @@ void multiply_rounded_panel(HeldRows rows, int64_t count, const RoundedPanel& x,
 template <int kBits>
 void hold_raised(const Linear& a, int64_t row, Word* held) {
   const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
-  const __m128i raised = _mm_set1_epi8(static_cast<char>(kBits == 4 ? 0 : kRaisedBytes<kBits>));
+  const char* high = static_cast<const char*>(a.high) + row * a.high_bytes;
+  const int64_t before = columns_before(a);
+  const __m128i raised = _mm_set1_epi8(static_cast<char>(kRaisedBytes<kBits>));
   for (int64_t at = 0; at < a.columns; at += kLanes) {
-    const __m128i found = _mm_add_epi8(bytes_at<kBits>(from, at), raised);
+    const __m128i found = _mm_add_epi8(integers_at<kBits>(from, high, at, before), raised);
     std::memcpy(held + at / kWord, &found, sizeof found);
   }
 }
 
 template <int kBits>
 void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& scratch) {
-  constexpr decltype(&multiply_rounded_panel<kBits, 1>) kWidths[] = {
-      multiply_rounded_panel<kBits, 1>, multiply_rounded_panel<kBits, 2>,
-      multiply_rounded_panel<kBits, 3>, multiply_rounded_panel<kBits, 4>};
+  constexpr bool kSigned = kBits == 8 && kSignedBytes;
+  constexpr decltype(&multiply_rounded_panel<kSigned, 1>) kWidths[] = {
+      multiply_rounded_panel<kSigned, 1>, multiply_rounded_panel<kSigned, 2>,
+      multiply_rounded_panel<kSigned, 3>, multiply_rounded_panel<kSigned, 4>};
   const ColumnBlocks blocks(a);
   const int64_t words = words_of(a), stride = words + kLanes, count = blocks.count();
   float* sums = scratch.take<float>(kItemRows * kPanel);
   Word* held = scratch.take<Word>(kItemRows * stride);
-  float *scales = scratch.take<float>(kItemRows * count), *offsets = nullptr;
-  if (a.offsets) offsets = scratch.take<float>(kItemRows * count);
+  Group* groups = scratch.take<Group>(kItemRows * count);
+  const HeldRows rows{held,   stride, groups, kRaisedBytes<kBits>, a.offsets || a.minima,
+                      a.minima != nullptr};
   for (int64_t number = first; number < last; ++number) {
     const Item item = item_of(a, number);
     for (int64_t own = 0; own < item.rows; ++own)
       hold_raised<kBits>(a, item.row + own, held + own * stride);
-    for (int64_t block = 0; block < count; ++block) {
-      const int64_t group = item.row * a.groups + blocks.group(block);
-      for (int64_t own = 0; own < item.rows; ++own) {
-        scales[own * count + block] = scale_at(a, group + own * a.groups);
-        if (offsets) offsets[own * count + block] = a.offsets[group + own * a.groups];
-      }
-    }
+    for (int64_t block = 0; block < count; ++block)
+      for (int64_t own = 0; own < item.rows; ++own)
+        groups[own * count + block] =
+            group_at(a, item.row + own, blocks.group(block), blocks.begin(block));
     for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
       const int64_t width = panel_width(item.end - begin);
       const RoundedPanel x{static_cast<const Word*>(a.packed) + begin * words,
                            a.factors + begin * count, a.sums + begin * count, width};
       fetch_next(a, number, item, begin);
       // Rows after the last one are multiplied too, with what was there before.
-      kWidths[width / kLanes - 1]({held, stride, scales, offsets}, item.rows, x, blocks, sums);
+      kWidths[width / kLanes - 1](rows, item.rows, x, blocks, sums);
       put_panel(a, item, begin, sums);
     }
   }
@@ -223,8 +225,12 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
 
 void linear_rounded(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
   const auto& a = *static_cast<const Linear*>(arguments);
-  const bool four_bits = tpc::kind_of(a.format) == TPC_KIND_INT4;
-  (four_bits ? linear_rounded_of<4> : linear_rounded_of<8>)(a, first, last, scratch);
+  switch (tpc::bits_of(a.format)) {
+    case 4: return linear_rounded_of<4>(a, first, last, scratch);
+    case 5: return linear_rounded_of<5>(a, first, last, scratch);
+    case 6: return linear_rounded_of<6>(a, first, last, scratch);
+    default: return linear_rounded_of<8>(a, first, last, scratch);
+  }
 }
 
 }  // namespace
