@@ -37,7 +37,7 @@ def line(reader: Reader, truth: Truth) -> None:
 
 def placement(reader: Reader, truth: Truth) -> None:
     """Read how values are placed."""
-    for name in ("l0_o_proj", "l0_input_normed", "l1_swiglu", "l0_q_k_v_proj"):
+    for name in ("embedding", "l0_o_proj", "l0_input_normed", "l1_swiglu", "l0_q_k_v_proj"):
         placed = value_type(truth.nodes[name]).placement
         reader.go(view="ranks", c=0, node=name)
         text = reader.text("#details")
@@ -46,7 +46,7 @@ def placement(reader: Reader, truth: Truth) -> None:
         elif isinstance(placed, Replicate):
             assert "Replicate: every rank holds the whole value" in text
         else:
-            assert "Partial(sum): each rank holds a term" in text
+            assert f"{placed}: each rank holds a term" in text
 
 
 def recipe(reader: Reader, truth: Truth) -> None:

@@ -104,6 +104,7 @@ def test_details_are_those_of_the_nodes(model: str) -> None:
 def _check_type(kind: ValueType, row: dict[str, Any], ranks: int) -> None:
     local = [list(kind.local_shape(rank)) for rank in range(ranks)]
     assert row["place"]["kind"] == type(kind.placement).__name__
+    assert row["place"]["text"] == str(kind.placement)
     if isinstance(kind.placement, Shard) and "parts" in row["place"]:
         assert row["place"]["dim"] == kind.placement.dim
         held = [sum(stop - start for start, stop in own) for own in row["place"]["parts"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoConfig
 from tests.captures import captured_once
 from tests.ir.values.evaluation import Numbers
 from tests.models import Pair, batch, pair_of, preset_pair, relative_error, stage_logits
+from tests.passes.graphs import GraphBuilder
 from tpcompile.ir.meta import operand, parameter_of, parameters
 from tpcompile.ir.ops import (
     ATTENTION,
@@ -105,6 +107,13 @@ def _weight_of_another_layer(gm: fx.GraphModule) -> None:
     first.meta["parameter"] = parameter_of(second)
 
 
+def _weight_of_another_dtype(gm: fx.GraphModule) -> None:
+    node, *_ = _weights(gm, "o_proj_weight")
+    known = parameter_of(node)
+    other = replace(known.type, dtype=torch.float16)
+    node.meta["parameter"] = replace(known, type=other)
+
+
 def _layers_swapped(gm: fx.GraphModule) -> None:
     """Exchange all parameters of two layers, so that each layer alone is a right one."""
     for node in list(parameters(gm.graph)):
@@ -129,6 +138,7 @@ def _cache_of_another_layer(gm: fx.GraphModule) -> None:
 
 _EDITS = (
     _weight_of_another_layer,
+    _weight_of_another_dtype,
     _layers_swapped,
     _norm_of_one_layer,
     _rotation_of_one_layer,
@@ -149,6 +159,17 @@ def test_a_graph_that_is_read_again_is_read_where_it_has_changed(
     again = shared.of(gm, _REWRITES)
     assert differs(right, again) is not None
     assert differs(again, shared.of(clone(gm), _REWRITES)) is None  # all nodes of a clone are new
+
+
+def test_calls_with_arguments_of_other_names_differ() -> None:
+    made = GraphBuilder()
+    heads = made.heads(made.input("x", "T", 16), 8)
+    cos, sin = made.tables(8)
+    right = made.call(ROPE, heads, cos=cos, sin=sin)
+    wrong = made.call(ROPE, heads, sin=cos, cos=sin)
+    gm = made.done(made.call(torch.ops.aten.sub.Tensor, right, wrong))
+    values = Expressions().of(gm).nodes
+    assert values[right].body is not values[wrong].body
 
 
 def test_a_reading_that_fails_leaves_nothing_behind() -> None:

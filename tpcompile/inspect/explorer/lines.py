@@ -122,15 +122,17 @@ def _op(node: fx.Node) -> str:
 
 
 def _placed(kind: AnyType | None) -> dict[str, Any]:
-    """Return the placement of a value: its kind, and the axis and dimension of a shard."""
+    """Return the placement of a value: its kind and text, and the axis and dimension of a shard."""
     if isinstance(kind, SymbolType) or kind is None:
-        return {"kind": "none"}
+        return {"kind": "none", "text": ""}
     if isinstance(kind, tuple):
-        return {"kind": "several"}
-    if not isinstance(kind.placement, Shard):
-        return {"kind": type(kind.placement).__name__}
-    layout = kind.placement.layout
-    found: dict[str, Any] = {"kind": "Shard", "dim": kind.placement.dim, "axis": str(layout)}
+        return {"kind": "several", "text": "several"}
+    placement = kind.placement
+    found: dict[str, Any] = {"kind": type(placement).__name__, "text": str(placement)}
+    if not isinstance(placement, Shard):
+        return found
+    layout = placement.layout
+    found |= {"dim": placement.dim, "axis": str(layout)}
     if isinstance(layout, Layout | FusedLayout):
         found["parts"] = [layout.intervals(rank) for rank in range(layout.ranks)]
     return found

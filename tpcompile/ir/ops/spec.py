@@ -83,6 +83,8 @@ class OpSpec:
                 f"at most {len(self.argument_names)} arguments allowed, got {len(args)}"
             )
         positional = dict(zip(self.argument_names, args, strict=False))
+        if len(positional) == len(self.argument_names) and not kwargs:
+            return positional
         for name in kwargs:
             if name in positional:
                 raise TypeError(f"the argument {name} is given twice")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from itertools import repeat
 from typing import Any
@@ -38,8 +39,8 @@ class Change:
         names = (*by, *(name for index in by.values() for name in names_of(index)))
         self._local = bool(shift) or any(kind == BOUND for kind, _ in names)
         self._keys = None if any(kind == BOUND for kind, _ in by) else frozenset(by)
-        self._done: dict[int, dict[Term, Term]] = {}
-        self._moved: dict[int, dict[tuple[Index, ...], tuple[Index, ...]]] = {}
+        self._done: dict[int, dict[Term, Term]] = defaultdict(dict)
+        self._moved: dict[int, dict[tuple[Index, ...], tuple[Index, ...]]] = defaultdict(dict)
         self._deep: dict[int, dict[Name, Index]] = {0: by}
 
     def under(self, depth: int) -> dict[Name, Index]:
@@ -55,11 +56,11 @@ class Change:
 
     def done(self, depth: int) -> dict[Term, Term]:
         """Return the terms that have been replaced at a depth, if that matters."""
-        return self._done.setdefault(depth if self._local else 0, {})
+        return self._done[depth if self._local else 0]
 
     def moved(self, depth: int) -> dict[tuple[Index, ...], tuple[Index, ...]]:
         """Return the indices that have been replaced at a depth, if that matters."""
-        return self._moved.setdefault(depth if self._local else 0, {})
+        return self._moved[depth if self._local else 0]
 
     def touches(self, term: Term, depth: int) -> bool:
         """Return whether the replacement can change a term."""

@@ -22,6 +22,7 @@ from tpcompile.ir.values.value import OpaqueError, Value, own_indices
 
 _NONE: frozenset[Rewrite] = frozenset()
 _CALLS = ("call_function", "call_module", "call_method")
+_SEQUENCES = (list, tuple)
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,11 @@ def called_values(values: GraphValues, until: fx.Node | None = None) -> dict[str
 
 
 class _Call(NamedTuple):
-    """A call, its value, and what its rule asked and did."""
+    """A call, and what its rule asked and did."""
 
     target: Any
     args: Any
     kwargs: Any
-    value: Any
     events: list[Event]
 
     def is_same(self, node: fx.Node, changed: set[fx.Node]) -> bool:
@@ -65,7 +65,7 @@ class _Call(NamedTuple):
             and self.kwargs is node.kwargs
             and self.target is node.target
             and node.op in _CALLS
-            and not (changed and changed.intersection(node.all_input_nodes))
+            and (not changed or changed.isdisjoint(node.all_input_nodes))
         )
 
 
@@ -76,10 +76,12 @@ class Expressions:
     terms: Terms = field(default_factory=Terms)
     _calls: dict[Any, list[tuple[Any, list[Event]]]] = field(default_factory=dict)
     """The values of each call, with what its rule asked and did."""
-    _last: dict[fx.Node, _Call] = field(default_factory=dict)
-    """The calls of the graph that was read last."""
+    _last: dict[fx.Node, Any] = field(default_factory=dict)
+    """The values of the graph that was read last."""
+    _last_calls: dict[fx.Node, _Call] = field(default_factory=dict)
+    """The calls of that graph."""
     _inputs: dict[Any, Value] = field(default_factory=dict)
-    _parameters: dict[int, tuple[Any, Value]] = field(default_factory=dict)
+    _parameters: dict[Any, tuple[Any, Value]] = field(default_factory=dict)
 
     def of(self, gm: fx.GraphModule, rewrites: frozenset[Rewrite] = _NONE) -> GraphValues:
         """Return the values of a graph whose nodes have types, under these rewrites."""
@@ -89,23 +91,23 @@ class Expressions:
         changed: set[fx.Node] = set()
         outputs: tuple[Value, ...] = ()
         for node in gm.graph.nodes:
-            last = self._last.get(node)
-            if last is not None and last.is_same(node, changed):
+            call = self._last_calls.get(node)
+            if call is not None and call.is_same(node, changed):
                 scope.events = []
-                if not last.events or scope.replay(last.events):
-                    calls[node], values[node] = last, last.value
+                if not call.events or scope.replay(call.events):
+                    calls[node], values[node] = call, self._last[node]
                     continue
             if node.op == "output":
                 results = _arguments(node.args[0], values)
                 outputs = results if isinstance(results, tuple) else (results,)
                 continue
             scope.events = []
-            value = self._value(scope, node, values)
-            if last is None or value is not last.value:
+            values[node] = value = self._value(scope, node, values)
+            if self._last.get(node, value) is not value:
                 changed.add(node)
-            values[node] = value
-            calls[node] = _Call(node.target, node.args, node.kwargs, value, scope.events)
-        self._last = calls
+            if node.op in _CALLS:
+                calls[node] = _Call(node.target, node.args, node.kwargs, scope.events)
+        self._last, self._last_calls = values, calls
         names = {node: name for node in values if (name := captured_value(node)) is not None}
         return GraphValues(values, names, outputs, scope.states, frozenset(scope.left_out))
 
@@ -140,7 +142,7 @@ class Expressions:
 
     def rewrites_at(self, node: fx.Node) -> tuple[Rewrite, ...]:
         """Return the rewrites that the value of a call uses, as it was read last."""
-        events = self._last[node].events if node in self._last else []
+        events = self._last_calls[node].events if node in self._last_calls else []
         return tuple(dict.fromkeys(e.what for e in events if e.kind == "allows" and e.answer))
 
     def _value(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
@@ -156,7 +158,7 @@ class Expressions:
         spec = spec_of(node)
         if spec is None:
             raise UnprovedError(f"{op_name(node)} is no op of the dialect", node)
-        return self._once(scope, spec, spec.bind(args, kwargs), node)
+        return self._once(scope, spec, args, kwargs, node)
 
     def input(self, name: str, kind: ValueType) -> Value:
         """Return an input of a graph, of which nothing is known but its name and type."""
@@ -170,10 +172,11 @@ class Expressions:
     def parameter(self, node: fx.Node) -> Value:
         """Return the value of a parameter."""
         parameter = parameter_of(node)
-        known = self._parameters.get(id(parameter))
+        key = id(parameter.whole), parameter.type.dtype
+        known = self._parameters.get(key)
         if known is None:
             value = parameter_value(self.terms, parameter.whole, parameter.type.dtype)
-            known = self._parameters[id(parameter)] = parameter, value
+            known = self._parameters[key] = parameter.whole, value
         return known[1]
 
     def _interpret(self, scope: Scope, target: Any, args: tuple[Any, ...]) -> Any:
@@ -182,16 +185,23 @@ class Expressions:
             if target.value is None:
                 raise OpaqueError("a function without a rule")
             return target.value(scope, *args)
-        spec = SPECS[target]
-        return self._once(scope, spec, spec.bind(args, {}), None)
+        return self._once(scope, SPECS[target], args, {}, None)
 
-    def _once(self, scope: Scope, spec: OpSpec, bound: dict[str, Any], node: fx.Node | None) -> Any:
+    def _once(
+        self,
+        scope: Scope,
+        spec: OpSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        node: fx.Node | None,
+    ) -> Any:
         """Return the value of a call, which is that of the last one with the same operands."""
-        key: Any = (spec.target, *map(_keyed, bound.values()))
+        key: Any = (spec.target, *map(_keyed, args), *kwargs, *map(_keyed, kwargs.values()))
         known = self._calls.setdefault(key, [])
         for result, events in known:
             if not events or scope.replay(events):
                 return result
+        bound = spec.bind(args, kwargs)
         outer, scope.events = scope.events, []
         try:
             if spec.value is None:
@@ -236,15 +246,15 @@ class UnprovedError(Exception):
 def _arguments(arg: Any, values: dict[fx.Node, Any]) -> Any:
     if isinstance(arg, fx.Node):
         return values[arg]
-    if isinstance(arg, list | tuple):
-        return tuple(_arguments(item, values) for item in arg)
+    if isinstance(arg, _SEQUENCES):
+        return tuple([_arguments(item, values) for item in arg])
     return arg
 
 
 def _keyed(arg: Any) -> Any:
     """Return a key of an argument; 1, 1.0 and True differ."""
     if isinstance(arg, Value):
-        return arg
+        return arg.body, arg.shape, arg.dtype, arg.interleaved
     if isinstance(arg, tuple):
         return tuple(map(_keyed, arg))
     return type(arg), arg

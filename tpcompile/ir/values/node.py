@@ -79,17 +79,19 @@ def free_of(
     if kind in ("whole", "call"):
         return _NOTHING
     binders = len(head[1]) if kind == "over" else int(kind == "picked")
-    inner = [arg.free for arg in args]
+    inner = {arg.free for arg in args}
     if binders:
-        inner = [
+        inner = {
             frozenset(
                 (k, n - binders if k == BOUND else n)
                 for k, n in names
                 if k != BOUND or n >= binders
             )
             for names in inner
-        ]
-    own = {name for index in indices for name in names_of(index)}
+        }
+    own = [name for index in indices for name in names_of(index)]
     if kind == "cases":
-        own.add(head[0])
-    return frozenset(own.union(*inner)) if own or any(inner) else _NOTHING
+        own.append(head[0])
+    if not own and len(inner) == 1:
+        return inner.pop()
+    return _NOTHING.union(own, *inner)

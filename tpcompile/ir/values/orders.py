@@ -18,6 +18,12 @@ class Orders:
 
     def of(self, term: Term) -> Index | None:
         """Return the inverse of the first reordering of what a term binds, or None."""
+        if OWN in term.free and (term, 0) not in self._known:
+            self._find(term)
+        return self._known.get((term, 0))
+
+    def _find(self, term: Term) -> None:
+        """Find the reorderings of a term and of its parts."""
         stack = [(term, 0)]  # terms are as deep as a model
         while stack:
             current, level = stack[-1]
@@ -43,7 +49,6 @@ class Orders:
             ]
             self._known[current, level] = next(filter(None, orders), None)
             stack.pop()
-        return self._known[term, 0]
 
 
 def reordering(index: Index, name: Name) -> Index | None:

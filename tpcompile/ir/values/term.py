@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class Terms:
             assert operand.dtype is not None
             return self.cast(self.element(head, [operand], operand.dtype), dtype)
         if head in COMMUTATIVE:
-            operands.sort(key=_number_of)
+            operands.sort(key=_NUMBER)
         if head == "mul":
             for one, other in (operands, operands[::-1]):
                 if one.kind == "const" and one.head == 1 and other.dtype == dtype:
@@ -297,7 +298,4 @@ _NESTED = 100
 _IN_ANY_ORDER = ("mean", "sum", "linear")
 _ROUNDED_ONCE = ("add", "sub", "mul", "div")
 """Ops that torch computes in fp32 for operands of 16 bits, too, and then rounds."""
-
-
-def _number_of(term: Term) -> int:
-    return term.number
+_NUMBER = attrgetter("number")

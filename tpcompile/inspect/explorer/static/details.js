@@ -52,10 +52,10 @@ function valueList(names, c, pass) {
 }
 
 function placementWords(line) {
-  const { kind, dim, axis } = line.place;
-  if (kind === "Replicate") return "Replicate: every rank holds the whole value.";
-  if (kind === "Partial") return "Partial(sum): each rank holds a term; the value is their sum.";
-  if (kind === "Shard") return `Shard(${dim}, ${axis}): each rank holds its part of dimension ${dim}, the axis ${axis}.`;
+  const { kind, text, dim, axis } = line.place;
+  if (kind === "Replicate") return `${text}: every rank holds the whole value.`;
+  if (kind === "Partial") return `${text}: each rank holds a term; the value is their sum.`;
+  if (kind === "Shard") return `${text}: each rank holds its part of dimension ${dim}, the axis ${axis}.`;
   return kind === "several" ? "Several tensors." : "";
 }
 
@@ -105,9 +105,7 @@ function stepWords(step) {
 
 function placeChange(step) {
   if (!step.was || !step.line) return "";
-  const words = (place) => place.kind === "Shard" ? `Shard(${place.dim}, ${place.axis})`
-    : place.kind === "Partial" ? "Partial(sum)" : place.kind;
-  const [old, now] = [words(step.was.line.place), words(step.line.place)];
+  const [old, now] = [step.was.line.place.text || "none", step.line.place.text || "none"];
   return old === now ? "" : `; ${old} became ${now}`;
 }
 
@@ -120,9 +118,7 @@ function ruleWords(stage, found) {
   const [rule, file, number] = line.rule;
   const operands = Stages.operands(found).map((name) => Stages.find(stage, name)).filter(Boolean);
   const words = operands.map((one) => {
-    const { kind, dim, axis } = one.line.place;
-    const place = kind === "Shard" ? `Shard(${dim}, ${axis})` : kind === "Partial" ? "Partial(sum)" : kind;
-    return [element("code", {}, `%${Stages.filled(one.line.name, one.layer)}`), ` ${place}, `];
+    return [element("code", {}, `%${Stages.filled(one.line.name, one.layer)}`), ` ${one.line.place.text || "none"}, `];
   });
   return element("p", {}, "The rule ", element("code", {}, rule), ` of ${line.op} (${file}:${number}) infers the type from `,
     words, "and nothing else.");

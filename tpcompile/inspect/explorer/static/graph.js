@@ -90,11 +90,7 @@ function frames({ sections, nodes }, graph) {
 }
 
 function nodeLabel(name, line) {
-  return [`%${name}`.slice(0, 34), `${line.op} ${placeShort(line.place)}`];
-}
-
-function placeShort({ kind, dim, axis }) {
-  return kind === "Shard" ? `Shard(${dim}, ${axis})` : kind === "Partial" ? "Partial(sum)" : kind === "none" ? "" : kind;
+  return [`%${name}`.slice(0, 34), `${line.op} ${line.place.text}`];
 }
 
 function drawing(stage, weights) {

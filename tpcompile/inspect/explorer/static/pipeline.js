@@ -283,6 +283,7 @@ const WORDS = [
   ["Replicate", "Every rank holds the whole value."],
   ["Shard(d, axis)", "Each rank holds its part of dimension d, along a logical axis."],
   ["Partial(sum)", "Each rank holds a term; the value is their sum."],
+  ["Partial(disjoint)", "Each rank holds a term; at most one term of each element is not zero."],
   ["6:2|2|1|1", "An extent of 6, of which four ranks hold 2, 2, 1 and 1. The parts add up to more if ranks hold copies."],
   ["T, S, R, N, B, C, K", "Extents that are known only at run time: tokens, starts of sequences, rows of logits, sequences, blocks, slots of the cache, states of linear attention."],
   ["a ++ b", "A parameter made of the tensors a and b, one after the other."],
