@@ -124,7 +124,7 @@ def test_regions_without_the_new_tokens_of_other_rows_are_refused(
     def own(one: PartialAttention) -> tuple[Region, ...]:
         last = one.span.stop == one.at.spans
         return tuple(
-            Region(number, (*box[:2], (one.sequence, one.sequence + 1), *box[3:]))
+            Region(number, (*box[:2], one.sequences, *box[3:]))
             if number == one.at.cache
             else Region(number, box)
             for number, box in true(one)
