@@ -13,14 +13,14 @@ constexpr int kMostTogether = 8;
 #if defined(__AVX512F__)
 constexpr int64_t kFewestInGroups[] = {2, 2}, kMostInGroups[] = {12, 12};
 #else
-constexpr int64_t kFewestInGroups[] = {3, 2}, kMostInGroups[] = {4, 8};
+constexpr int64_t kFewestInGroups[] = {4, 2}, kMostInGroups[] = {4, 8};
 #endif
 
 // The bytes of a register.
 constexpr int64_t kWide = 4 * kRegister;
 
-// A turn is as many blocks as a register has lanes. A block has as many words as these are registers:
-// those that are transposed together, and the adjacent lanes that a block then has.
+// A turn is one block for each lane of a register; its loads are as many registers as a block has
+// words. Some are transposed together, and a block then has so many adjacent lanes.
 template <int kBits, int kLoads, int kBlocks>
 struct Transposed {
   static constexpr int kWords = kLanes * kLoads / kBlocks;
