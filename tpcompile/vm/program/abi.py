@@ -35,7 +35,7 @@ from tpcompile.vm.program.instruction import Range, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.weight import Weight
 
-VERSION = 7
+VERSION = 6
 """Incremented whenever a word, a column or a number changes its meaning."""
 
 

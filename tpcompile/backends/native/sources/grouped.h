@@ -394,7 +394,7 @@ template <class A>
     constexpr int kBits = decltype(bits)::value, kLoads = decltype(loads)::value;
     constexpr int kBlocks = decltype(blocks)::value;
     int64_t done = 0;
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
     if constexpr (!std::is_same_v<A, Wide> && kHigh<kBits> == 0)
       done = dots_together<A, kBits, kLoads, kBlocks>(weight, rows, x, out, out_stride, scratch);
 #endif
