@@ -185,7 +185,8 @@ def test_a_copied_cache_goes_on_from_the_same_state(eager: Any, compiled: Any) -
         assert relative_error(found, expected) < TOLERANCE
 
 
-def test_chunks_of_64_have_the_bits_of_the_prompt(compiled: Any) -> None:
+def test_chunks_of_64_continue_the_prompt(compiled: Any) -> None:
+    """The ops keep its bits. In fp32 torch's linears may not: they add by the number of tokens."""
     prompt = ids(2, 200)
     whole = compiled(prompt, use_cache=True).logits
     cache, parts = None, []
@@ -193,7 +194,7 @@ def test_chunks_of_64_have_the_bits_of_the_prompt(compiled: Any) -> None:
         found = compiled(part, past_key_values=cache, use_cache=True)
         cache = found.past_key_values
         parts.append(found.logits)
-    assert relative_error(torch.cat(parts, 1), whole) < 1e-6
+    assert relative_error(torch.cat(parts, 1), whole) < TOLERANCE
 
 
 def test_a_step_that_fails_on_the_ranks_can_be_repeated(
