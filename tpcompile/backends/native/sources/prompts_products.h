@@ -101,7 +101,7 @@ TPC_INLINE Group group_at(const Linear& a, int64_t row, int64_t group, int64_t c
   return Group(a, row * a.groups + group, row * a.supers + super);
 }
 
-// The columns before a row that share a byte of highest bits with it, or a word of 32 bits.
+// The columns before a row whose highest bits are in the same 32 bits as those of its first column.
 TPC_INLINE int64_t columns_before(const Linear& a) {
   return a.high ? a.first % (32 / (tpc::bits_of(a.format) - 4)) : 0;
 }

@@ -201,8 +201,8 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
   float* sums = scratch.take<float>(kItemRows * kPanel);
   Word* held = scratch.take<Word>(kItemRows * stride);
   Group* groups = scratch.take<Group>(kItemRows * count);
-  const HeldRows rows{held,   stride, groups, kRaisedBytes<kBits>, a.offsets || a.minima,
-                      a.minima != nullptr};
+  const bool has_least = a.minima != nullptr, has_offsets = has_least || a.offsets != nullptr;
+  const HeldRows rows{held, stride, groups, kRaisedBytes<kBits>, has_offsets, has_least};
   for (int64_t number = first; number < last; ++number) {
     const Item item = item_of(a, number);
     for (int64_t own = 0; own < item.rows; ++own)
