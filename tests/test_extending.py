@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
 from tests import scripts
+from tpcompile.backends.native import build
 from tpcompile.errors import UnsupportedError
 
 ROOT = Path(__file__).parents[1]
@@ -185,6 +186,20 @@ def test_text_with_its_ops_is_read_back(run: Run, granite: Path, tmp_path: Path)
     text = (tmp_path / "graph.txt").read_text()
     assert printed.out == text
     assert "tpc.scaled_embedding(" in text
+
+
+_LIBRARY = """
+from tpcompile import plugins
+from tpcompile.backends.native import build
+plugins.load_plugins()
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
+assert "scaled_embed" in INSTRUCTIONS
+sys.stdout.write(build.sources().key("c++"))
+"""
+
+
+def test_kernels_are_not_built_again_for_its_instruction(python: Python) -> None:
+    assert python(_LIBRARY) == build.sources().key("c++")
 
 
 def test_the_model_is_refused_without_the_plugin(granite: Path) -> None:

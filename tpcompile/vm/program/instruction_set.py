@@ -17,6 +17,8 @@ from tpcompile.vm.program.instruction import (
     words_of,
 )
 
+_LAST_OWN_OPCODE = 255
+"""Instructions of other packages use opcodes above it."""
 _SNAKE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _Kind = TypeVar("_Kind", bound=type[StepInstruction])
 
@@ -33,6 +35,10 @@ class InstructionSet(Registry[type[StepInstruction]]):
 
     def __iter__(self) -> Iterator[str]:
         return (self.by_opcode[opcode].name for opcode in sorted(self.by_opcode))
+
+    def own(self) -> list[type[StepInstruction]]:
+        """Return the instructions of this package, which alone may have kernels in C++."""
+        return [kind for kind in self.values() if kind.opcode <= _LAST_OWN_OPCODE]
 
     def add(self, name: str, entry: type[StepInstruction]) -> None:
         if not _SNAKE.fullmatch(name):
