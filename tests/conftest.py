@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.thinned import left_out
+from tpcompile.cores import cores
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -22,6 +25,12 @@ def pytest_configure() -> None:
     """Restore Ctrl-C, which background jobs and their children otherwise ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one and a half processes for each core: many tests wait for other processes."""
+    return 3 * cores() // 2
 
 
 def pytest_unconfigure() -> None:
@@ -39,6 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reasons = {}
     if not config.getoption("--slow"):
         reasons["slow"] = "takes minutes; run with --slow"
+        for item in left_out(items):
+            item.add_marker(pytest.mark.skip(reason="one of many cases; run with --slow"))
     if not torch.cuda.is_available():
         reasons["gpu"] = "needs a GPU, and torch finds none"
     for item in items:

@@ -1,0 +1,79 @@
+"""Tests with many cases that take long, of which some run by default, and all with --slow.
+
+The cases of such a test are combinations of the same few things, such as models, dtypes and vector
+paths. One in so many runs: enough for each of these things to occur with several others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+ONE_IN: dict[str, int] = {
+    "tests/backends/native/test_grouped.py::test_bits_do_not_depend_on_batch_workers_and_ranks": 3,
+    "tests/backends/native/test_grouped.py::test_bits_do_not_depend_on_the_path": 2,
+    "tests/backends/native/test_grouped.py::test_embeddings_are_the_reference_s": 3,
+    "tests/backends/native/test_grouped.py::test_steps_are_the_reference_s": 2,
+    "tests/backends/native/test_grouped.py::test_sums_do_not_depend_on_the_batch": 3,
+    "tests/backends/native/test_grouped.py::test_terms_are_exact": 3,
+    "tests/backends/native/test_native.py::test_bits_do_not_depend_on_the_schedule": 2,
+    "tests/backends/native/test_native.py::test_steps_are_eager_s": 2,
+    "tests/backends/native/test_rows.py::test_rows_have_the_bits_of_steps": 2,
+    "tests/backends/reference/test_machine.py::test_a_cache_in_int8": 3,
+    "tests/backends/reference/test_machine.py::test_a_weight_each": 2,
+    "tests/backends/reference/test_machine.py::test_bits_do_not_depend_on_the_schedule": 2,
+    "tests/backends/reference/test_machine.py::test_bits_with_an_adversary": 2,
+    "tests/backends/reference/test_machine.py::test_every_way": 3,
+    "tests/backends/reference/test_machine.py::test_experts": 3,
+    "tests/backends/reference/test_machine.py::test_heads_of_every_preset": 3,
+    "tests/backends/reference/test_machine.py::test_heads_on_several_ranks": 3,
+    "tests/backends/reference/test_machine.py::test_one_sequence": 3,
+    "tests/backends/test_executor.py::test_values_are_the_reference_machine_s": 2,
+    "tests/compare/program/test_experts.py::test_mistakes_are_named_at_their_group": 2,
+    "tests/compare/program/test_wrong_rest.py::test_a_mistake_is_found_where_it_is": 2,
+    "tests/demo/test_model.py::test_native_tokens_of_few_bits_equal_those_of_transformers": 2,
+    "tests/frontend/test_every_class.py::test_equal_or_refused_by_name": 3,
+    "tests/frontend/test_masks.py::test_windows_as_in_eager": 3,
+    "tests/gguf/test_models.py::test_logits": 3,
+    "tests/passes/test_greedy_head.py::test_numbers": 2,
+    "tests/runtime/ranks/test_real_ranks.py::test_bf16": 2,
+    "tests/runtime/ranks/test_real_ranks.py::test_fp32": 2,
+    "tests/runtime/test_activations.py::test_logits_are_eager_s_for_any_tp": 2,
+    "tests/runtime/test_adapter.py::test_every_family_and_dtype": 2,
+    "tests/runtime/test_adapter.py::test_numbers_are_those_of_merge_and_unload": 3,
+    "tests/runtime/test_compressed_apart.py::test_comparison_of_a_program_of_several_formats": 2,
+    "tests/runtime/test_compressed_apart.py::test_fused_weights_of_several_formats": 3,
+    "tests/runtime/test_damaged.py::test_one_fault": 2,
+    "tests/runtime/test_guessed.py::test_guesses_from_the_prompt": 3,
+    "tests/serving/test_continuations.py::test_an_error_ends_one_request": 2,
+    "tests/serving/test_engine.py::test_random_mixes_with_states": 2,
+    "tests/test_hybrids.py::test_any_configuration_at_any_tp": 3,
+    "tests/test_hybrids.py::test_programs_continue_prompts_of_qwen3_next": 2,
+    "tests/test_mixtures.py::test_any_configuration_at_any_tp_with_any_plan": 2,
+    "tests/test_mutants.py::test_each_kind_is_noticed": 2,
+    "tests/vm/groups/test_instructions.py::test_lowering_makes_it_and_what_it_touches_is_there": 2,
+    "tests/vm/groups/test_meaning.py::test_meanings_give_what_instructions_store": 2,
+    "tests/vm/proof/test_computes.py::test_programs_compute_their_graph": 2,
+    "tests/vm/proof/test_expected.py::test_lowered_buffers_fit_the_graph": 2,
+    "tests/vm/schedule/test_layers.py::test_a_model_gives_the_same_program_with_copies": 2,
+    "tests/vm/test_mutants.py::test_a_wrong_bias_is_refused_or_does_no_harm": 2,
+    "tests/vm/test_mutants.py::test_one_wrong_word_is_refused_or_does_no_harm": 2,
+    "tests/vm/test_mutants.py::test_the_verifier_says_what_the_adversary_says": 3,
+    "tests/vm/test_mutants.py::test_what_is_accepted_comes_right": 2,
+}
+"""The functions, and how many of their cases there are for each one that runs."""
+_GOLDEN = 0.6180339887498949
+"""The golden ratio. Its multiples are spread evenly and follow no period of the parameters."""
+
+
+def left_out(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the cases that do not run. The first case of each function runs."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        if function in ONE_IN and item.get_closest_marker("slow") is None:
+            number, seen[function] = seen[function], seen[function] + 1
+            if number * _GOLDEN % 1 >= 1 / ONE_IN[function]:
+                yield item
