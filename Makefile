@@ -37,7 +37,7 @@ demo: $(READY) build/demo
 build/demo: | $(READY)
 	$(VENV)/bin/tpcompile make-demo build/demo
 
-# Each process gets half of the tests in their order, so that shared fixtures are made once.
+# Each process gets a part of the tests in their order, so that shared fixtures are made once.
 test: check
 	$(PYTHON) -m pytest -n auto --dist worksteal
 
