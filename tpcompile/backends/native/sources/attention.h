@@ -90,8 +90,8 @@ inline void attend(const T* queries, int64_t heads, int64_t width, const Side<C>
       // The last keys prefetch the first values.
       const C* ahead = token + rows < count ? own + rows * keys.stride
                                             : first_value + (token + rows - count) * keys.stride;
-      row_dots(own, reinterpret_cast<const char*>(ahead), q, heads, width, scores + token, stride,
-               sums);
+      row_dots<8>(own, reinterpret_cast<const char*>(ahead), q, heads, width, scores + token,
+                  stride, sums);
       if constexpr (kIsScaled<C>) scales[token] = scale_of(own, width);
     }
   });

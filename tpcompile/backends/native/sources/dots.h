@@ -101,19 +101,19 @@ TPC_INLINE void with_count(int64_t count, const Run& run) {
   if constexpr (kMost > 1) with_count<kMost - 1>(count, run);
 }
 
-// Call `run` with runs of at most eight of so many sequences: a constant, and the first one.
-template <class Run>
-TPC_INLINE void in_eights(int64_t batch, const Run& run) {
+// Call `run` with runs of at most `kMost` of so many sequences: a constant, and the first one.
+template <int kMost, class Run>
+TPC_INLINE void in_runs(int64_t batch, const Run& run) {
   int64_t first = 0;
-  for (; batch - first >= 8; first += 8) run(std::integral_constant<int, 8>(), first);
-  with_count<7>(batch - first, [&](auto count) TPC_ALWAYS { run(count, first); });
+  for (; batch - first >= kMost; first += kMost) run(std::integral_constant<int, kMost>(), first);
+  with_count<kMost - 1>(batch - first, [&](auto count) TPC_ALWAYS { run(count, first); });
 }
 
-// Multiply one row by all sequences, eight at a time. The row stays in the nearest cache.
-template <class F>
+// Multiply one row by all sequences, `kMost` at a time. The row stays in the nearest cache.
+template <int kMost, class F>
 inline void row_dots(typename F::Weights::Row row, const char* ahead, Sequences<F> x,
                      int64_t batch, int64_t columns, float* out, int64_t out_stride, Sums& sums) {
-  in_eights(batch, [&](auto count, int64_t b) {
+  in_runs<kMost>(batch, [&](auto count, int64_t b) {
     row_dots<F, decltype(count)::value>(row, ahead, x.first + b * x.stride, x.stride, columns,
                                         out + b * out_stride, out_stride, sums);
   });
@@ -227,7 +227,12 @@ inline const void* const* packed_runs(const T* x, int64_t stride, int64_t batch,
 #include "grouped.h"
 
 // The least number of sequences whose values are packed, and the most that are multiplied at a time.
-constexpr int64_t kFewestPacked = 3, kTogether = 8;
+constexpr int kFewestPacked = 3;
+#if defined(TPC_PANELS)
+constexpr int kTogether = kFewest - 1;
+#else
+constexpr int kTogether = 8;
+#endif
 // The rows of a block, and those whose leaves are multiplied one after the other, so that the values
 // of a leaf stay in the nearest cache.
 constexpr int kBlock = 2, kPanel = 8;
@@ -343,7 +348,7 @@ TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t lef
   for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
     const int64_t width = each + (leaf < longer);
     for (int64_t row = 0; row < rows; row += kRows)
-      in_eights(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
+      in_runs<kTogether>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
         const void* values = x.packed[b / kTogether * x.leaves + leaf];
         *to++ = block_dots<F, kRows, decltype(count)::value>(
             weight.from(row, first), static_cast<const typename F::Value*>(values), width,
@@ -398,15 +403,16 @@ inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, floa
     const char* ahead = ahead_of(weight.address(row), stride, far, rows - row, scratch.next_weights);
     if (row + 1 < rows) ahead -= back;
     if (x.leaves == 1) {
-      row_dots(weight.row(row), ahead, x.values, x.batch, x.columns, out + row, out_stride, sums);
+      row_dots<kFewestPacked - 1>(weight.row(row), ahead, x.values, x.batch, x.columns, out + row,
+                                  out_stride, sums);
       continue;
     }
     int64_t first = 0;
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
       const int64_t width = each + (leaf < longer);
-      row_dots(weight.from(row, first).row(0), ahead + F::Weights::bytes(first),
-               Sequences<F>{x.values.first + first, x.values.stride}, x.batch, width,
-               terms + leaf * x.batch, 1, sums);
+      row_dots<kFewestPacked - 1>(weight.from(row, first).row(0), ahead + F::Weights::bytes(first),
+                                  Sequences<F>{x.values.first + first, x.values.stride}, x.batch,
+                                  width, terms + leaf * x.batch, 1, sums);
       first += width;
     }
     sums.flush();

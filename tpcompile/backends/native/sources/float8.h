@@ -111,6 +111,9 @@ struct Form<bf16, Float8> : Form<bf16, Plain<bf16>> {
 };
 #endif
 
+template <class T>
+constexpr bool kWidens<T, Float8> = std::is_same_v<typename Form<T, Float8>::Value, float>;
+
 // The columns of a group in most checkpoints.
 constexpr int64_t kUsualGroup = 128;
 
@@ -180,7 +183,7 @@ template <class F>
     weight.fetch_scales(row + far);
     for (int64_t number = 0; number < x.leaves; ++number) {
       const Leaf& leaf = leaves[number];
-      in_eights(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
+      in_runs<8>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
         float* to = split ? terms + number * x.batch + b : out + row + b * out_stride;
         scaled_dots<F, decltype(count)::value>(leaf.weight, row, ahead + leaf.first,
                                                x.values.first + leaf.first + b * x.values.stride,

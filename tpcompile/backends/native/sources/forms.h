@@ -59,6 +59,10 @@ struct Form<bf16, Plain<bf16>> {
 };
 #endif
 
+// Whether a form widens values to fp32 first, so that it is that of values in fp32.
+template <class T, class W>
+constexpr bool kWidens = false;
+
 // The types of a kernel: of values, of the weight, of norms and biases, and of the cache.
 template <class V, class W, class N, class C>
 struct Types {
@@ -66,7 +70,7 @@ struct Types {
   using Weight = W;
   using Vector = N;
   using Cache = C;
-  using Product = Form<V, W>;
+  using Product = std::conditional_t<kWidens<V, W>, Form<f32, W>, Form<V, W>>;
   using Score = Form<V, Plain<C>>;  // of queries and keys
 };
 

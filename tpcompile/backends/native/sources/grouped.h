@@ -122,8 +122,8 @@ class Grouped {
   template <class Run>
   int64_t steady_rows(int64_t rows, const Run& run) const {
     const int64_t group = group_of(run.block), start = offset(run.start);
-    const bool others = super_scales_ || minima_ || offsets_ || scale_type_ == TPC_DTYPE_F32;
-    if (others || group_ > kMostBlock || group < 0) return 0;
+    const bool others = high_ || super_scales_ || minima_ || offsets_;
+    if (others || scale_type_ == TPC_DTYPE_F32 || group_ > kMostBlock || group < 0) return 0;
     if (start < 0 || start + run.loads * kLoad > stride_) return 0;
     const int64_t after = group + run.rounds * kLanes - groups_;  // the scales after a row
     const int64_t last = after <= 0 ? 0 : (after + groups_ - 1) / groups_;
@@ -337,32 +337,6 @@ inline void copy_inside(const char* row, int64_t bytes, int64_t at, int64_t coun
 #include "grouped_arithmetic.h"
 #include "grouped_values.h"
 
-#include "grouped_rows.h"
-
-#include "grouped_panels.h"
-
-#include "grouped_together.h"
-
-// Multiply rows by all sequences.
-template <class A, int kBits, int kLoads, int kBlocks>
-inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
-                         int64_t out_stride, Scratch& scratch) {
-  auto run = x.leaves == 1 ? grouped_rows<A, kBits, kLoads, kBlocks>
-                           : grouped_leaves<A, kBits, kLoads, kBlocks>;
-  // Rows that stay in the nearest cache serve one sequence after the other.
-  int64_t kept = x.batch == 1 ? rows : rows_ahead(weight.stride());
-#if defined(__AVX2__)
-  if (x.side_by_side()) {
-    run = grouped_side_by_side<A, kBits, kLoads, kBlocks>;
-    kept = kept < kRegister ? kRegister : kept;
-  }
-#endif
-  for (int64_t row = 0; row < rows; row += kept)
-    for (int64_t b = 0; b < x.batch; ++b)
-      run(weight.from(row, 0), rows - row < kept ? rows - row : kept, rows - row, x, b,
-          out + row + b * out_stride, scratch);
-}
-
 // Call `run` with constants: the bits of the weight, the loads of a sum of lanes, and its blocks.
 template <class A, int kBits, class Run>
 TPC_INLINE void by_block(const Grouped& weight, const Run& run) {
@@ -387,24 +361,50 @@ TPC_INLINE void by_form(const Grouped& weight, const Run& run) {
   }
 }
 
+#include "grouped_rows.h"
+
+#include "grouped_panels.h"
+
+#include "grouped_together.h"
+
+// Multiply rows by all sequences.
+template <class A>
+inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
+                         int64_t out_stride, Scratch& scratch) {
+  const RowForm<A> form = row_form<A>(weight);
+  auto run = x.leaves == 1 ? grouped_rows<A> : grouped_leaves<A>;
+  // Rows that stay in the nearest cache serve one sequence after the other.
+  int64_t kept = x.batch == 1 ? rows : rows_ahead(weight.stride());
+#if defined(__AVX2__)
+  if (x.side_by_side()) {
+    run = grouped_side_by_side<A>;
+    kept = kept < kRegister ? kRegister : kept;
+  }
+#endif
+  for (int64_t row = 0; row < rows; row += kept)
+    for (int64_t b = 0; b < x.batch; ++b)
+      run(weight.from(row, 0), form, rows - row < kept ? rows - row : kept, rows - row, x, b,
+          out + row + b * out_stride, scratch);
+}
+
 template <class A>
 [[gnu::noinline]] void dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                             int64_t out_stride, Scratch& scratch) {
+  int64_t done = 0;
+#if defined(__AVX512F__)
   by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
     constexpr int kBits = decltype(bits)::value, kLoads = decltype(loads)::value;
     constexpr int kBlocks = decltype(blocks)::value;
-    int64_t done = 0;
-#if defined(__AVX512F__)
     if constexpr (!std::is_same_v<A, Wide> && kHigh<kBits> == 0)
       done = dots_together<A, kBits, kLoads, kBlocks>(weight, rows, x, out, out_stride, scratch);
-#endif
-    if (done == rows) return;
-    const Grouped rest = weight.from(done, 0);
-    if constexpr (!std::is_same_v<A, Wide>)
-      if (in_panels<A>(x.batch))
-        return panel_dots<A, kLow<kBits>>(rest, rows - done, x, out + done, out_stride, scratch);
-    grouped_dots<A, kBits, kLoads, kBlocks>(rest, rows - done, x, out + done, out_stride, scratch);
   });
+  if (done == rows) return;
+#endif
+  const Grouped rest = weight.from(done, 0);
+  auto multiply = grouped_dots<A>;
+  if constexpr (!std::is_same_v<A, Wide>)
+    if (in_panels<A>(x.batch)) multiply = weight.bits() == 8 ? panel_dots<A, 8> : panel_dots<A, 4>;
+  multiply(rest, rows - done, x, out + done, out_stride, scratch);
 }
 
 #if defined(__AVX2__)
@@ -413,10 +413,7 @@ template <class A>
 [[gnu::noinline]] void add_block_products(const Grouped& weight, int64_t rows,
                                           const LaidValues<A>& x, float* products,
                                           Scratch& scratch) {
-  by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
-    add_block_products<A, decltype(bits)::value, decltype(loads)::value, decltype(blocks)::value>(
-        weight, rows, rows, x, 0, products, scratch);
-  });
+  add_block_products<A>(weight, row_form<A>(weight), rows, rows, x, 0, products, scratch);
 }
 
 // Store the sums over leaves of such products, which have a multiple of 16 rows.

@@ -1,11 +1,14 @@
 // Products of rows of few bits with one sequence. Included by grouped.h.
 
-// Sums of one row for 16 blocks, whose loads begin with number `first`.
-template <class A, int kBits, int kLoads>
+// A register of sums of blocks: those of one row that have the loads from `from` on.
+template <class A, int kBits, int kLoads, int kBlocks>
 struct Blocks {
   using Found = typename A::Sums;
+  static constexpr int kSums = kLanes / kBlocks;  // registers of lanes, which are added to one
+  // The fewest of them that are loaded: those of a quarter of 16 blocks.
+  static constexpr int kFewest = kSums * kRegisters > 4 ? kSums * kRegisters / 4 : 1;
 
-  const char *from, *high, *ahead;  // of the first of these loads
+  const char *from, *high, *ahead;
   const typename A::Value* x;
 
   // The sums of a register of a load, or of two.
@@ -76,17 +79,17 @@ struct Blocks {
   }
 #endif
 
-  // Return register `own` of the sums of blocks.
-  template <int kSums, int kUsed, int kOwn>
-  TPC_INLINE Found sums() const {
-    constexpr int kFirst = kOwn * kSums;
+  // The sums of blocks, of which the first `used` registers of lanes have loads.
+  template <int kUsed = kSums>
+  TPC_INLINE Found sums([[maybe_unused]] int64_t used) const {
     if constexpr (!std::is_same_v<A, Wide>) {
-      return tree<kSums, kUsed - kFirst>(kFirst);
+      if constexpr (kUsed > kFewest)
+        if (used <= kUsed - kFewest) return sums<kUsed - kFewest>(used);
+      return tree<kSums, kUsed>(0);
     } else {  // in memory: less code
       Found held[kSums] = {};
 #pragma GCC unroll 1
-      for (int number = 0; number < kSums && kFirst + number < kUsed; ++number)
-        held[number] = lanes_of(kFirst + number);
+      for (int number = 0; number < used; ++number) held[number] = lanes_of(number);
 #pragma GCC unroll 1
       for (int left = kSums / 2; left > 0; left /= 2)
 #pragma GCC unroll 1
@@ -96,6 +99,103 @@ struct Blocks {
     }
   }
 };
+
+// The rows in about `kFarAhead` bytes.
+TPC_INLINE int64_t rows_far_ahead(const Grouped& weight) {
+  return (kFarAhead + weight.stride() - 1) / weight.stride();
+}
+
+// The rows after some, for prefetches: those `far` rows later, of which this weight has `left`.
+struct RowsAhead {
+  int64_t stride, far, left;
+  const char* next;  // the weights that are read then, or null
+
+  TPC_INLINE RowsAhead(const Grouped& weight, int64_t left, const Scratch& scratch)
+      : stride(weight.stride()),
+        far(rows_far_ahead(weight)),
+        left(left),
+        next(scratch.next_weights) {}
+
+  TPC_INLINE const char* of(const char* bytes, int64_t row) const {
+    return ahead_of(bytes, stride, far, left - row, next);
+  }
+};
+
+// Return where bytes of a row are read from, for a register of sums: a copy of `kBytes` bytes, if
+// the `read` bytes from a place on are not all of the row. Others are 0.
+template <int64_t kBytes>
+TPC_INLINE const char* inside(const char* row, int64_t bytes, int64_t at, int64_t read, char* held) {
+  if (at >= 0 && at + read <= bytes) return row + at;
+  copy_inside(row, bytes, at, kBytes, held);
+  return held;
+}
+
+// Store the sums of the blocks of a run of some rows, `[row][block]`. `readable` bytes may be read
+// from the start of a row on. Sums of lanes have `kLoads` loads and `kBlocks` blocks. Consumers are not
+// templates over these forms: each would be instantiated for all, which takes minutes to compile.
+template <class A, int kBits, int kLoads, int kBlocks>
+[[gnu::noinline]] void row_sums(const Grouped& weight, int64_t row, int64_t rows,
+                                const LaidRun<A>& run, const typename A::Value* x,
+                                int64_t readable, const RowsAhead& after) {
+  using Form = Blocks<A, kBits, kLoads, kBlocks>;
+  constexpr int kSums = Form::kSums, kFewest = Form::kFewest;
+  constexpr int64_t kEach = kLoads * sizeof(Register), kBytes = kSums * kEach;
+  constexpr int64_t kValues = std::is_same_v<A, Wide> ? kRegister : kOfPart<A, kBits> / kRegisters;
+  const int64_t start = weight.offset(run.start);
+  const int64_t high_start = kHigh<kBits> ? weight.high_offset(run.start) : 0;
+  const int64_t count = run.loads / kLoads * kRegisters;  // registers of lanes
+  // Those before the first one that needs bytes of other rows, or has no loads.
+  int64_t plain = start < 0 || high_start < 0 ? 0 : (readable - start) / kEach;
+  plain = plain < count ? plain : count;
+  if constexpr (kHigh<kBits> != 0) {
+    const int64_t own = (weight.high_stride() - high_start) * 4 / kHigh<kBits> / kEach;
+    plain = plain < own ? plain : own;
+  }
+  alignas(kLoad) char held[kBytes], held_high[kBytes * kHigh<kBits> / 4 + 1];
+  auto* to = run.sums;
+  for (const int64_t end = row + rows; row < end; ++row) {
+    const char *bytes = weight.address(row), *high = weight.high(row);
+    const char* ahead = after.of(bytes, row) + start;
+    const auto blocks = [&](int64_t first) TPC_ALWAYS {
+      const int64_t place = first * kEach;
+      const auto* values = x + place / kLoad * kColumns<kBits> + place % kLoad / kEach * kValues;
+      return Form{bytes + start + place, high + high_start + place * kHigh<kBits> / 4,
+                  ahead + place, values};
+    };
+    int64_t first = 0;
+    for (; first + kSums <= plain; first += kSums) *to++ = blocks(first).sums(kSums);
+    for (; first < count; first += kSums) {
+      const int64_t left = (count - first + kFewest - 1) / kFewest * kFewest;
+      const int64_t used = left < kSums ? left : kSums, place = first * kEach;
+      Form some = blocks(first);
+      some.from = inside<kBytes>(bytes, readable, start + place, used * kEach, held);
+      if constexpr (kHigh<kBits> != 0)
+        some.high = inside<kBytes * kHigh<kBits> / 4>(high, weight.high_stride(),
+                                                      high_start + place * kHigh<kBits> / 4,
+                                                      used * kEach * kHigh<kBits> / 4, held_high);
+      *to++ = some.sums(used);
+    }
+    for (; first < run.rounds * kRegisters * kSums; first += kSums) *to++ = typename A::Sums{};
+  }
+}
+
+// The function above for a weight, and what its integers are raised by.
+template <class A>
+struct RowForm {
+  decltype(&row_sums<A, 8, 1, 1>) sums;
+  int32_t raised;
+};
+
+template <class A>
+inline RowForm<A> row_form(const Grouped& weight) {
+  RowForm<A> found;
+  by_form<A>(weight, [&](auto bits, auto loads, auto blocks) TPC_ALWAYS {
+    constexpr int kBits = decltype(bits)::value;
+    found = {row_sums<A, kBits, decltype(loads)::value, decltype(blocks)::value>,
+             A::template kRaised<kBits>};
+  });
+  return found;
+}
 
 // Call `run` with the number of each register of 16 lanes, as a constant.
 template <class Run>
@@ -108,103 +208,74 @@ TPC_INLINE void each_register(const Run& run) {
   }
 }
 
-// Multiply a run of a row by a sequence. `take` gets the products of 16 blocks, a register at a time,
-// and their scales; then, if there are minima, the sums of values and the minima, which are the last
-// ones of a register. Sums of lanes have `kLoads` loads and `kBlocks` blocks.
-template <class A, int kBits, int kLoads, int kBlocks, class Take>
-TPC_INLINE void run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& run,
-                         const Laid<A>& x, const char* ahead, const Take& take) {
-  constexpr int kSums = kLanes / kBlocks, kEach = kSums * kLoads;
-  const int64_t start = weight.offset(run.start), stop = start + run.loads * kLoad;
-  [[maybe_unused]] const int64_t high_start = kHigh<kBits> ? weight.high_offset(run.start) : 0;
-  const char* bytes = weight.address(row);
-  const auto begin = run.whole ? weight.place(row, run.block) : Grouped::Place{};
-  int64_t load = 0, place = 0;
-  // Add the blocks of some sums of lanes, whose first load is at a byte of the row.
-  const auto add = [&](auto used, int64_t at) {
-    constexpr int kUsed = decltype(used)::value;
-    const char* from = bytes + at;
-    alignas(kLoad) char held[kUsed * kLoads * kLoad];
-    if (at < 0 || at + int64_t{sizeof held} > weight.stride()) {  // keep to the bytes of the row
-      copy_inside(bytes, weight.stride(), at, sizeof held, held);
-      from = held;
-    }
-    constexpr int kHighBytes = kUsed * kLoads * static_cast<int>(kLoad) * kHigh<kBits> / 4;
-    alignas(kLoad) char held_high[kHighBytes + 1];
-    const char* high = nullptr;
-    if constexpr (kHigh<kBits> != 0) {
-      const int64_t place = high_start + load * (kLoad * kHigh<kBits> / 4);
-      high = weight.high(row) + place;
-      if (place < 0 || place + kHighBytes > weight.high_stride()) {
-        copy_inside(weight.high(row), weight.high_stride(), place, kHighBytes, held_high);
-        high = held_high;
-      }
-    }
-    const Blocks<A, kBits, kLoads> blocks{from, high, ahead + at,
-                                          x.values + load * kColumns<kBits>};
-    each_register([&](auto own) {
-      constexpr int kOwn = decltype(own)::value;
-      const int64_t after = place + kOwn * kRegister, block = run.block + after;
-      const auto found = blocks.template sums<kSums, kUsed * kRegisters, kOwn>();
-      const Register factors = load_register(x.factors + after);
-      const Register scales = run.whole ? weight.scales(begin, after) : weight.scales(row, block);
-      if (!weight.has_minima()) {
-        IntRegister offsets = IntRegister{} + A::template kRaised<kBits>;
-        if (weight.has_offsets()) offsets += weight.offsets(row, block);
-        const Register products = A::less(found, offsets, x.sums + after) * factors;
-        return take(own, place / kLanes, products, scales, std::false_type());
-      }
-      take(own, place / kLanes, A::numbers(found) * factors, scales, std::false_type());
-      take(own, place / kLanes, load_register(x.minima + after),
-           run.whole ? weight.minima(begin, after) : weight.minima(row, block), std::true_type());
-    });
-    load += kEach, place += kLanes;
-  };
-  // The fewest sums that have all loads which are left.
-  for (int64_t at = start; at < stop; at += kEach * kLoad) {
-    const int64_t sums = (stop - at) / (kLoads * kLoad);
-    if (2 * sums > kSums) add(std::integral_constant<int, kSums>(), at);
-    else if (4 * sums > kSums) add(std::integral_constant<int, kSums / 2>(), at);
-    else if (8 * sums > kSums) add(std::integral_constant<int, kSums / 4>(), at);
-    else add(std::integral_constant<int, kSums < 8 ? 1 : kSums / 8>(), at);
+// Call `use` with each row, from the first one on, and the sums of its blocks.
+template <class A, class Use>
+TPC_INLINE void each_row(const Grouped& weight, const RowForm<A>& form, int64_t first, int64_t rows,
+                         const LaidRun<A>& run, const Laid<A>& x, int64_t readable,
+                         const RowsAhead& ahead, const Use& use) {
+  for (int64_t row = first; row < rows; row += run.together) {
+    const int64_t count = rows - row < run.together ? rows - row : run.together;
+    form.sums(weight, row, count, run, x.values, readable, ahead);
+    for (int64_t own = 0; own < count; ++own)
+      use(row + own, run.sums + own * run.rounds * kRegisters);
   }
 }
 
-// The rows in about `kFarAhead` bytes.
-TPC_INLINE int64_t rows_far_ahead(const Grouped& weight) {
-  return (kFarAhead + weight.stride() - 1) / weight.stride();
+// Multiply the sums of a row's blocks by what belongs to them. `take` gets the products of 16 blocks,
+// a register at a time, and their scales; then, if there are minima, the sums of values and the
+// minima, which are the last ones of a register.
+template <class A, class Take>
+TPC_INLINE void run_dots(const Grouped& weight, const RowForm<A>& form, int64_t row,
+                         const LaidRun<A>& run, const Laid<A>& x, const typename A::Sums* sums,
+                         const Take& take) {
+  const auto begin = run.whole ? weight.place(row, run.block) : Grouped::Place{};
+  for (int64_t round = 0; round < run.rounds; ++round)
+    each_register([&](auto own) TPC_ALWAYS {
+      const int64_t after = round * kLanes + own * kRegister, block = run.block + after;
+      const auto found = sums[round * kRegisters + own];
+      const Register factors = load_register(x.factors + after);
+      const Register scales = run.whole ? weight.scales(begin, after) : weight.scales(row, block);
+      if (!weight.has_minima()) {
+        IntRegister offsets = IntRegister{} + form.raised;
+        if (weight.has_offsets()) offsets += weight.offsets(row, block);
+        return take(own, round, A::less(found, offsets, x.sums + after) * factors, scales);
+      }
+      take(own, round, A::numbers(found) * factors, scales);
+      take(own, round, load_register(x.minima + after),
+           run.whole ? weight.minima(begin, after) : weight.minima(row, block));
+    });
 }
 
 #include "grouped_steady.h"
 
 // Multiply rows by sequence `b`. The rows of the instruction from the first one on are `left`.
-template <class A, int kBits, int kLoads, int kBlocks>
-[[gnu::noinline]] void grouped_rows(const Grouped& weight, int64_t rows, int64_t left,
-                                    const LaidValues<A>& x, int64_t b, float* out,
+template <class A>
+[[gnu::noinline]] void grouped_rows(const Grouped& weight, const RowForm<A>& form, int64_t rows,
+                                    int64_t left, const LaidValues<A>& x, int64_t b, float* out,
                                     Scratch& scratch) {
   Sums sums;
-  Register steady[kRegisters] = {};
-  int64_t row = steady_dots<A, kBits, kLoads, kBlocks>(
-      weight, rows, left, x, b, scratch,
-      [&](auto own, int64_t, int64_t, Register products, Register scales) TPC_ALWAYS {
-        steady[own] = multiply_add(steady[own], products, scales);
-      },
-      [&](int64_t row) TPC_ALWAYS {
-        sums.add(load_bytes<Lanes>(steady), out + row);
-        for (Register& each : steady) each = Register{};
-      });
-  const int64_t far = rows_far_ahead(weight);
-  for (; row < rows; ++row) {
-    const char* ahead =
-        ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
-    weight.fetch_scales(row + far);
-    Register total[kRegisters] = {};
-    const auto take = [&](auto own, int64_t, Register products, Register scales, auto) TPC_ALWAYS {
-      total[own] = multiply_add(total[own], products, scales);
-    };
-    run_dots<A, kBits, kLoads, kBlocks>(weight, row, *x.laid, x.laid->values[b], ahead, take);
+  Register total[kRegisters] = {};
+  const auto end = [&](int64_t row) TPC_ALWAYS {
     sums.add(load_bytes<Lanes>(total), out + row);
-  }
+    for (Register& each : total) each = Register{};
+  };
+  const RowsAhead ahead(weight, left, scratch);
+  const int64_t steady = steady_dots<A>(
+      weight, form, rows, x, b, ahead, scratch,
+      [&](auto own, int64_t, int64_t, Register products, Register scales) TPC_ALWAYS {
+        total[own] = multiply_add(total[own], products, scales);
+      },
+      end);
+  const Laid<A>& values = x.laid->values[b];
+  each_row(weight, form, steady, rows, *x.laid, values, weight.stride(), ahead,
+           [&](int64_t row, const typename A::Sums* found) TPC_ALWAYS {
+             weight.fetch_scales(row + ahead.far);
+             run_dots(weight, form, row, *x.laid, values, found,
+                      [&](auto own, int64_t, Register products, Register scales) TPC_ALWAYS {
+                        total[own] = multiply_add(total[own], products, scales);
+                      });
+             end(row);
+           });
   sums.flush();
 }
 
@@ -239,13 +310,14 @@ inline void find_lanes(const LaidValues<A>& x, int64_t used, const Register* col
 }
 
 // Multiply the blocks of some rows by sequence `b`, and add the results to `products[row][block]`.
-template <class A, int kBits, int kLoads, int kBlocks>
-[[gnu::noinline]] void add_block_products(const Grouped& weight, int64_t rows, int64_t left,
-                                      const LaidValues<A>& x, int64_t b, float* products,
-                                      const Scratch& scratch) {
-  const int64_t far = rows_far_ahead(weight), blocks = x.blocks();
-  int64_t row = steady_dots<A, kBits, kLoads, kBlocks>(
-      weight, rows, left, x, b, scratch,
+template <class A>
+[[gnu::noinline]] void add_block_products(const Grouped& weight, const RowForm<A>& form,
+                                          int64_t rows, int64_t left, const LaidValues<A>& x,
+                                          int64_t b, float* products, const Scratch& scratch) {
+  const RowsAhead ahead(weight, left, scratch);
+  const int64_t blocks = x.blocks();
+  int64_t row = steady_dots<A>(
+      weight, form, rows, x, b, ahead, scratch,
       [&](auto, int64_t row, int64_t at, Register found, Register by) TPC_ALWAYS {
         float* place = products + row * blocks + at;
         found = multiply_add(load_register(place), found, by);
@@ -254,18 +326,16 @@ template <class A, int kBits, int kLoads, int kBlocks>
       [](int64_t) {});
   products += row * blocks;
   for (; row < rows; ++row) {
-    const char* ahead =
-        ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
-    weight.fetch_scales(row + far);
+    weight.fetch_scales(row + ahead.far);
     for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs;
          products += run++->rounds * kLanes) {
-      const auto take = [&](auto part, int64_t round, Register found, Register by,
-                            auto) TPC_ALWAYS {
+      const auto take = [&](auto part, int64_t round, Register found, Register by) TPC_ALWAYS {
         float* place = products + round * kLanes + part * kRegister;
         found = multiply_add(load_register(place), found, by);
         std::memcpy(place, &found, sizeof found);
       };
-      run_dots<A, kBits, kLoads, kBlocks>(weight, row, *run, run->values[b], ahead, take);
+      form.sums(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
+      run_dots(weight, form, row, *run, run->values[b], run->sums, take);
     }
   }
 }
@@ -312,17 +382,16 @@ class LeafSums {
 };
 
 // The same for several leaves, whose sums are added for some rows at a time.
-template <class A, int kBits, int kLoads, int kBlocks>
-[[gnu::noinline]] void grouped_side_by_side(const Grouped& weight, int64_t rows, int64_t left,
-                                            const LaidValues<A>& x, int64_t b, float* out,
-                                            Scratch& scratch) {
+template <class A>
+[[gnu::noinline]] void grouped_side_by_side(const Grouped& weight, const RowForm<A>& form,
+                                            int64_t rows, int64_t left, const LaidValues<A>& x,
+                                            int64_t b, float* out, Scratch& scratch) {
   float* products = scratch.take<float>(kRegister * x.blocks());
   const LeafSums<A> sums(x, scratch);
   for (int64_t row = 0; row < rows; row += kRegister) {
     const int64_t count = rows - row < kRegister ? rows - row : kRegister;
     std::memset(products, 0, sizeof(float) * static_cast<size_t>(kRegister * x.blocks()));
-    add_block_products<A, kBits, kLoads, kBlocks>(weight.from(row, 0), count, left - row, x, b,
-                                                  products, scratch);
+    add_block_products<A>(weight.from(row, 0), form, count, left - row, x, b, products, scratch);
     sums.store(products, count, out + row);
   }
 }
@@ -330,31 +399,30 @@ template <class A, int kBits, int kLoads, int kBlocks>
 
 // The same for several leaves. Their totals are in memory; in one function with the above, compilers
 // would also hold the total of a single leaf there.
-template <class A, int kBits, int kLoads, int kBlocks>
-[[gnu::noinline]] void grouped_leaves(const Grouped& weight, int64_t rows, int64_t left,
-                                      const LaidValues<A>& x, int64_t b, float* out,
+template <class A>
+[[gnu::noinline]] void grouped_leaves(const Grouped& weight, const RowForm<A>& form, int64_t rows,
+                                      int64_t left, const LaidValues<A>& x, int64_t b, float* out,
                                       Scratch& scratch) {
   Sums sums;
   float* terms = scratch.take<float>(x.leaves);
   auto* totals = scratch.take<Registers>(x.leaves);
-  const int64_t far = rows_far_ahead(weight);
+  const RowsAhead ahead(weight, left, scratch);
   for (int64_t row = 0; row < rows; ++row) {
-    const char* ahead =
-        ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
-    weight.fetch_scales(row + far);
+    weight.fetch_scales(row + ahead.far);
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
       for (Register& each : totals[leaf].each) each = Register{};
     Registers* to = totals;
     for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; to += run++->leaves) {
-      const auto take = [&](auto own, int64_t round, Register products, Register scales,
-                            auto) TPC_ALWAYS {
+      const auto take = [&](auto own, int64_t round, Register products,
+                            Register scales) TPC_ALWAYS {
         for (const Share* share = run->shares[round]; share != run->shares[round + 1]; ++share) {
           Register& total = to[share->leaf].each[own];
           const auto own_products = (IntRegister)products & share->lanes.each[own];
           total = multiply_add(total, (Register)own_products, scales);
         }
       };
-      run_dots<A, kBits, kLoads, kBlocks>(weight, row, *run, run->values[b], ahead, take);
+      form.sums(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
+      run_dots(weight, form, row, *run, run->values[b], run->sums, take);
     }
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
       sums.add(load_bytes<Lanes>(totals + leaf), terms + leaf);

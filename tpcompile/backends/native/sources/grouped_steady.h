@@ -1,70 +1,47 @@
 // Products of rows of few bits whose blocks have a scale of 16 bits and nothing else, as those of most
-// weights have. Included by grouped.h.
+// weights have. Included by grouped_rows.h.
 //
-// `run_dots` asks of each row what its blocks have. Here rows are alike, and loops have a constant
-// length, so that rows take two thirds of the time. The bits are those of `run_dots`.
+// `run_dots` asks of each row what its blocks have. Here rows are alike. The bits are those of
+// `run_dots`.
 
-// Multiply rows by a run whose last 16 blocks have `kLast` sums of lanes. `take` gets the products of
-// blocks, a register at a time, and their scales; then `end` gets the row.
-template <class A, int kBits, int kLoads, int kBlocks, int kLast, class Take, class End>
-TPC_INLINE void steady_rows(const Grouped& weight, int64_t rows, int64_t left,
-                            const LaidRun<A>& run, const Laid<A>& x, const Scratch& scratch,
-                            const Take& take, const End& end) {
-  constexpr int kSums = kLanes / kBlocks;
-  const int64_t stride = weight.stride(), groups = weight.groups(), far = rows_far_ahead(weight);
+// Multiply the first rows by a sequence. `take` gets the products of blocks, a register at a time, and
+// their scales; then `end` gets the row. Return how many rows; the others need `run_dots`.
+template <class A, class Take, class End>
+TPC_INLINE int64_t steady_dots(const Grouped& weight, const RowForm<A>& form, int64_t rows,
+                               const LaidValues<A>& x, int64_t b,
+                               const RowsAhead& ahead, const Scratch& scratch, const Take& take,
+                               const End& end) {
+  const LaidRun<A>& run = *x.laid;
+  const Laid<A>& values = run.values[b];
+  const int64_t steady = x.runs > 1 ? 0 : weight.steady_rows(rows, run);
+  const int64_t groups = weight.groups();
   const int64_t here = groups - weight.group_of(run.block);  // those of a row from the run on
   const bool halves = weight.scale_type() == TPC_DTYPE_F16;
-  const char* bytes = weight.address(0) + weight.offset(run.start);
+  const IntRegister offsets = IntRegister{} + form.raised;
   const auto* scales = reinterpret_cast<const uint16_t*>(weight.place(0, run.block).scales);
-  for (int64_t row = 0; row < rows; ++row, bytes += stride, scales += groups) {
-    const char* ahead = ahead_of(bytes, stride, far, left - row, scratch.next_weights);
-    const char* scales_ahead = ahead_of(reinterpret_cast<const char*>(scales), 2 * groups, far,
-                                        left - row, scratch.next_scales);
+  const auto use = [&](int64_t row, const typename A::Sums* sums) TPC_ALWAYS {
+    const char* scales_ahead = ahead_of(reinterpret_cast<const char*>(scales), 2 * groups,
+                                        ahead.far, ahead.left - row, scratch.next_scales);
     for (int64_t at = 0; at < 2 * groups; at += kLoad) __builtin_prefetch(scales_ahead + at);
-    int64_t load = 0, place = 0;
-    const auto add = [&](auto used, auto whole) TPC_ALWAYS {
-      const Blocks<A, kBits, kLoads> blocks{bytes + load * kLoad, nullptr, ahead + load * kLoad,
-                                            x.values + load * kColumns<kBits>};
+    int64_t place = 0;
+    const auto add = [&](auto whole) TPC_ALWAYS {
       each_register([&](auto own) TPC_ALWAYS {
-        constexpr int kOwn = decltype(own)::value, kUsed = decltype(used)::value * kRegisters;
-        const int64_t at = place + kOwn * kRegister;
-        const auto found = blocks.template sums<kSums, kUsed, kOwn>();
-        const IntRegister offsets = IntRegister{} + A::template kRaised<kBits>;
-        const Register factors = load_register(x.factors + at);
-        const Register products = A::less(found, offsets, x.sums + at) * factors;
+        const int64_t at = place + own * kRegister;
+        const Register factors = load_register(values.factors + at);
+        const Register products =
+            A::less(sums[at / kRegister], offsets, values.sums + at) * factors;
         const Register loaded = halves ? load_register(reinterpret_cast<const f16*>(scales + at))
                                        : load_register(reinterpret_cast<const bf16*>(scales + at));
         take(own, row, at, products,
              decltype(whole)::value ? loaded : first_lanes(loaded, here - at));
       });
-      load += kSums * kLoads, place += kLanes;
+      place += kLanes;
     };
-    while (place + kLanes < run.rounds * kLanes)
-      add(std::integral_constant<int, kSums>(), std::true_type());
-    add(std::integral_constant<int, kLast>(), std::false_type());
+    while (place + kLanes < run.rounds * kLanes) add(std::true_type());
+    add(std::false_type());
+    scales += groups;
     end(row);
-  }
-}
-
-// Multiply the first rows by a sequence. Return how many; the others need `run_dots`.
-template <class A, int kBits, int kLoads, int kBlocks, class Take, class End>
-TPC_INLINE int64_t steady_dots(const Grouped& weight, int64_t rows, int64_t left,
-                               const LaidValues<A>& x, int64_t b, const Scratch& scratch,
-                               const Take& take, const End& end) {
-  if constexpr (std::is_base_of_v<Integers, A> && kHigh<kBits> == 0) {
-    constexpr int kSums = kLanes / kBlocks;
-    const LaidRun<A>& run = *x.laid;
-    const int64_t last = run.loads / kLoads - (run.rounds - 1) * kSums;
-    const int64_t steady = weight.steady_rows(rows, run);
-    if (x.runs > 1 || 4 * last <= kSums || steady == 0) return 0;
-    const auto with = [&](auto sums) TPC_ALWAYS {
-      steady_rows<A, kBits, kLoads, kBlocks, decltype(sums)::value>(
-          weight, steady, left, run, run.values[b], scratch, take, end);
-      return steady;
-    };
-    if (2 * last <= kSums) return with(std::integral_constant<int, kSums / 2>());
-    if (4 * last <= 3 * kSums) return with(std::integral_constant<int, 3 * kSums / 4>());
-    return with(std::integral_constant<int, kSums>());
-  }
-  return 0;
+  };
+  each_row(weight, form, 0, steady, run, values, INT64_MAX, ahead, use);
+  return steady;
 }

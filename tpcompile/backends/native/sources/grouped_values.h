@@ -135,6 +135,9 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, const Run& run, S
   return {values, factors, sums, minima};
 }
 
+// About the bytes of sums of blocks that are found before they are multiplied.
+constexpr int64_t kMostSums = 4096;
+
 // A run, its leaves, and its values of each sequence.
 template <class A>
 struct LaidRun : Run {
@@ -142,6 +145,8 @@ struct LaidRun : Run {
   int64_t leaves, rounds;      // a round is 16 blocks
   const int64_t* first_block;  // of each leaf, and the end of the last one
   const Share* const* shares;  // of each round, and the end of the last one; null if not used
+  int64_t together;            // rows whose sums of blocks are found before they are multiplied
+  typename A::Sums* sums;      // memory for these sums
 };
 
 // The fewest sequences that panels are for. Fewer are faster one after the other.
@@ -228,9 +233,12 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     const int64_t start = begin / lanes * lanes;
     const int64_t loads = (end - start + unit - 1) / unit * (unit / kColumns<kBits>);
     LaidRun<A>& own = runs[count++];
-    own = {{begin, end, start, loads, start / block, false}, nullptr, next - leaf, 0, nullptr, nullptr};
+    own = {{begin, end, start, loads, start / block, false}, nullptr, next - leaf, 0, nullptr,
+           nullptr, 0, nullptr};
     own.rounds = (loads * kColumns<kBits> / block + kLanes - 1) / kLanes, rounds += own.rounds;
     own.whole = weight.has_blocks(own.block, own.rounds * kLanes);
+    own.together = rows_within(kMostSums, own.rounds * int64_t{sizeof(Registers)});
+    own.sums = scratch.take<typename A::Sums>(own.together * own.rounds * kRegisters);
     auto* first_block = scratch.take<int64_t>(own.leaves + 1);
     for (int64_t at = 0; at < own.leaves; ++at)
       first_block[at] = (begin_of(leaf + at) - start) / grain * (grain / block);
