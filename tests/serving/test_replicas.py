@@ -68,10 +68,18 @@ def parents(process: int) -> Iterator[int]:
 
 
 def start(port: int, tries: int = 5) -> None:
-    """Start Ray and Serve, again if they gave up: on a busy machine, 30 s and 5 s are too short."""
+    """Start Ray and Serve, again if they gave up: on a busy machine, 30 s and 5 s are too short.
+
+    Workers have the priority of other tests. With Ray's own niceness of 15, they wait for minutes.
+    """
     for left in range(tries - 1, -1, -1):
         try:
-            ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
+            ray.init(
+                num_cpus=6,
+                include_dashboard=False,
+                log_to_driver=False,
+                _system_config={"worker_niceness": 0},
+            )
             serve.start(http_options={"host": "127.0.0.1", "port": port})
         except Exception as error:  # Ray has no class of its own for nodes that start too slowly
             slow = isinstance(error, ray.exceptions.RayActorError) or "timed out" in str(error)
