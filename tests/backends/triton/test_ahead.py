@@ -131,21 +131,31 @@ def test_weights_of_few_bits_are_widened_where_they_are_multiplied(weights: str)
     assert assembly.count("st.shared.b16") < 32
 
 
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
-def test_every_tile_compiles(arch: str) -> None:
-    """Options that no preset has: biases, windows, row blocks, split columns, several sequences."""
-    cases = (
-        Case("windowed", lengths=(9, 3), lowering="rows", interleaved=True, policy="dynamic"),
-        SPLIT,
-        Case("even", tp=2, lengths=(5,)),
-        Case(INT4, tp=2, lengths=(5, 2)),
-        Case(HYBRID, tp=2, lengths=(5,)),
-        Case(HYBRID_ODD, lengths=(5, 2), lowering="rows"),
-        Case(HYBRID_EXPERTS, lengths=(5, 2)),
-    )
-    for case in cases:
-        found = kernel_of(case, arch)
-        assert found.code_bytes > 0 and found.registers > 0
+_TILES = {
+    "split columns": SPLIT,
+    "experts": Case(HYBRID_EXPERTS, lengths=(5, 2)),
+    "windows": Case(
+        "windowed", lengths=(9, 3), lowering="rows", interleaved=True, policy="dynamic"
+    ),
+    "ranks": Case("even", tp=2, lengths=(5,)),
+    "offsets": Case(INT4, tp=2, lengths=(5, 2)),
+    "linear attention": Case(HYBRID, tp=2, lengths=(5,)),
+    "odd heads": Case(HYBRID_ODD, lengths=(5, 2), lowering="rows"),
+}
+"""Options that no preset has: biases, windows, row blocks, split columns, several sequences."""
+
+
+@pytest.mark.parametrize(
+    ("tiles", "arch"),
+    [
+        *(("split columns", "sm_90"), ("experts", "sm_90")),
+        *(pytest.param(tiles, "sm_80", marks=pytest.mark.slow) for tiles in _TILES),
+        *(pytest.param(tiles, "sm_90", marks=pytest.mark.slow) for tiles in [*_TILES][2:]),
+    ],
+)
+def test_every_tile_compiles(tiles: str, arch: str) -> None:
+    found = kernel_of(_TILES[tiles], arch)
+    assert found.code_bytes > 0 and found.registers > 0
 
 
 @pytest.mark.slow
