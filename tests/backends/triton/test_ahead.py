@@ -143,14 +143,16 @@ _TILES = {
     "odd heads": Case(HYBRID_ODD, lengths=(5, 2), lowering="rows"),
 }
 """Options that no preset has: biases, windows, row blocks, split columns, several sequences."""
+_FIRST = (("split columns", "sm_90"), ("experts", "sm_90"))
+"""Those that are compiled by default."""
 
 
 @pytest.mark.parametrize(
     ("tiles", "arch"),
     [
-        *(("split columns", "sm_90"), ("experts", "sm_90")),
-        *(pytest.param(tiles, "sm_80", marks=pytest.mark.slow) for tiles in _TILES),
-        *(pytest.param(tiles, "sm_90", marks=pytest.mark.slow) for tiles in [*_TILES][2:]),
+        pytest.param(tiles, arch, marks=[] if (tiles, arch) in _FIRST else [pytest.mark.slow])
+        for arch in ("sm_80", "sm_90")
+        for tiles in _TILES
     ],
 )
 def test_every_tile_compiles(tiles: str, arch: str) -> None:
