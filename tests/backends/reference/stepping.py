@@ -65,6 +65,8 @@ DELTA_APART = "delta-apart"
 """`tiny-qwen3.5`, with a weight each for the channels of linear attention and for their gates."""
 WINDOWED = "windowed"
 """A model whose second layer attends to a window of five tokens."""
+WIDE_HEADS = "wide-heads"
+"""A model with one layer, whose heads fill several vectors and half of one more."""
 GELU, GELU_TANH, RELU, RELU2 = "gelu", "gelu-tanh", "relu", "relu2"
 """Models with this activation, of which that of `RELU2` has no gate. Their linears have a bias, and
 weights are spread out, so that activations give different logits."""
@@ -175,6 +177,14 @@ OWN = {
         "use_sliding_window": True,
         "sliding_window": 5,
         "max_window_layers": 1,
+        "vocab_size": 199,
+    },
+    WIDE_HEADS: {
+        **preset("tiny-qwen3"),
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 104,
+        "num_hidden_layers": 1,
         "vocab_size": 199,
     },
     HYBRID: _HYBRID,

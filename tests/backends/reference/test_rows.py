@@ -115,8 +115,8 @@ def test_only_declared_regions_are_read_or_written() -> None:
 def test_regions_without_the_new_tokens_of_other_rows_are_refused(
     monkeypatch: pytest.MonkeyPatch, spans: int
 ) -> None:
-    """The regions of a program whose rows are sequences of their own."""
-    case = Case("tiny-qwen3", 1, LENGTHS, rows=ROWS, spans=spans)
+    """The regions of a program whose rows are sequences of their own, an instruction for each."""
+    case = Case("tiny-qwen3", 1, LENGTHS, rows=ROWS, spans=spans, workers=48)
     machine = case.machine()
     machine.place(**placed(case))
     true = PartialAttention.reads.func  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ def test_regions_without_the_new_tokens_of_other_rows_are_refused(
     def own(one: PartialAttention) -> tuple[Region, ...]:
         last = one.span.stop == one.at.spans
         return tuple(
-            Region(number, (*box[:2], (one.sequence, one.sequence + 1), *box[3:]))
+            Region(number, (*box[:2], one.sequences, *box[3:]))
             if number == one.at.cache
             else Region(number, box)
             for number, box in true(one)

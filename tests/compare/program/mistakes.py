@@ -116,7 +116,7 @@ class CountsEmpty(PartialAttention):
 
     def run(self, memory: Any, probe: Any = None) -> None:
         super().run(memory, probe)
-        memory[self.at.lse][self.sequence, self.heads.slice, self.span.slice].nan_to_num_(
+        memory[self.at.lse][self.sequences.slice, self.heads.slice, self.span.slice].nan_to_num_(
             neginf=0.0
         )
 
@@ -218,4 +218,4 @@ def other_theta(spoilt: Spoilt) -> Spoilt:
 
 
 def counting_empty(one: Any) -> CountsEmpty:
-    return CountsEmpty(one.at, one.sequence, one.kv_head, one.heads, one.span)
+    return CountsEmpty(one.at, one.sequences, one.kv_head, one.heads, one.span)

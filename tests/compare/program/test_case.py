@@ -194,7 +194,7 @@ def test_one_wrong_instruction_is_named() -> None:
 
     mistake = operands(
         PartialAttention,
-        lambda one: (one.rank, one.sequence) == (2, 1),
+        lambda one: (one.rank, one.sequences.start) == (2, 1),
         scale=1.0,
     )
     case, lowered = mistake(right())
@@ -203,7 +203,9 @@ def test_one_wrong_instruction_is_named() -> None:
     assert (first.node, first.layer) == ("partial_lse", 1)
     assert (first.sequences, first.heads, first.spans) == ((1,), (4, 5), (0, 1))
     assert first.ranks == (2,)
-    assert first.by == ("partial_attention layer 1 rank 2 sequence=1 kv_head=0 heads=0:2 span=0:2",)
+    assert first.by == (
+        "partial_attention layer 1 rank 2 sequences=1:2 kv_head=0 heads=0:2 span=0:2",
+    )
 
 
 def test_one_of_many_norms_that_is_wrong_is_named() -> None:

@@ -82,7 +82,7 @@ class Work:
             for own in [[head for head in heads if self.readers[head] == kv]]
         ]
         return [
-            PartialAttention(self.at, row, kv, run, Range(span, span + 1))
+            PartialAttention(self.at, Range(row, row + 1), kv, run, Range(span, span + 1))
             for row in range(len(self.lengths))
             for kv, run in runs
             for span in range(self.spans)
@@ -155,8 +155,8 @@ def test_the_same_bits_for_any_heads_and_any_others() -> None:
     assert torch.equal(Work(LENGTHS[1]).ran(cuts(5, 1, 4)), whole)
     for row in range(4):
         alone = Work(LENGTHS[1])
-        others = [i for i in (*alone.partials(), *alone.reduces()) if i.sequence == row]
-        alone.desk.run(others)
+        partials = [one for one in alone.partials() if one.sequences.start == row]
+        alone.desk.run([*partials, *(one for one in alone.reduces() if one.sequence == row)])
         found = alone.desk.tensors[alone.merged.out].view(whole.shape)
         assert torch.equal(found[row], whole[row])
         assert found[[other for other in range(4) if other != row]].isnan().all()
@@ -181,6 +181,25 @@ def test_a_run_of_spans_has_the_bits_of_its_spans() -> None:
     assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
 
 
+@pytest.mark.parametrize("runs", [(Range(0, 4),), (Range(0, 1), Range(1, 4))], ids=str)
+def test_a_run_of_sequences_has_the_bits_of_its_sequences(runs: tuple[Range, ...]) -> None:
+    work = Work(LENGTHS[1], sequence_rows=2)
+    whole = Work(LENGTHS[1]).ran()
+    firsts = [one for one in work.partials() if not one.sequences.start]
+    several = [replace(one, sequences=run) for one in firsts for run in runs]
+    wanted = {Range(0, 4): Range(0, 4), Range(0, 1): Range(0, 2), Range(1, 4): Range(0, 4)}
+    assert all(one.together == wanted[one.sequences] for one in several)
+    assert sum(one.values for one in several) == sum(one.values for one in work.partials())
+    work.desk.run([*several, *work.reduces()])
+    assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
+
+
+def test_rows_of_a_sequence_read_its_tokens_once() -> None:
+    alone, *_ = Work(LENGTHS[1], sequence_rows=2).partials()
+    for stop, times in ((2, 1), (4, 2)):
+        assert replace(alone, sequences=Range(0, stop)).traffic == times * alone.traffic
+
+
 def test_trap_12_large_scores_do_not_overflow() -> None:
     """Scores in the hundreds stay finite, since the maximum is subtracted first."""
     work = Work(LENGTHS[1], size=300.0)
@@ -197,8 +216,8 @@ def test_trap_13_spans_that_may_hold_a_new_token_read_it(rows: int) -> None:
     work = Work(lengths, sequence_rows=rows)
     for one in work.partials():
         boxes = [region.box[2:] for region in one.reads if region.buffer == work.at.cache]
-        own, head = Range(one.sequence, one.sequence + 1), Range(one.kv_head, one.kv_head + 1)
-        first = one.sequence // rows * rows
+        own, head = one.sequences, Range(one.kv_head, one.kv_head + 1)
+        first = own.start // rows * rows
         new = [(Range(first, first + rows), head, (1, 2))]
         alone = rows == 1 and one.span.stop < work.spans
         assert boxes == [(own, head, (0, 1)), *([] if alone else new)]
@@ -223,7 +242,7 @@ def test_trap_26_it_waits_for_its_queries() -> None:
         region = one.reads[0]
         assert region.buffer == at.q
         columns = (heads.start * WIDTH, heads.stop * WIDTH)
-        assert region.box == ((one.sequence, one.sequence + 1), columns)
+        assert region.box == (one.sequences, columns)
 
 
 def test_a_sequence_that_holds_nothing_comes_to_zero() -> None:

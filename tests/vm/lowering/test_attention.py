@@ -41,6 +41,26 @@ def test_a_large_batch_has_fewer_instructions_than_spans() -> None:
         assert sum(run.extent for run in runs) == batch * 2 * 3
 
 
+@pytest.mark.parametrize(
+    ("workers", "rows", "spans"), [(1, 4, 3), (6, 4, 2), (12, 4, 1), (24, 2, 1), (64, 1, 1)]
+)
+def test_a_few_workers_attend_several_rows_of_a_sequence_at_a_time(
+    workers: int, rows: int, spans: int
+) -> None:
+    """Runs of rows are as long as the other sequences, heads and spans allow; then those of spans.
+
+    Two sequences of four rows have two KV heads and three spans.
+    """
+    case = Case("tiny-qwen3", lengths=(1,) * 8, spans=3, workers=workers)
+    plan = replace(case.plan, max_seq_len=3 * BLOCK, sequence_rows=4)
+    found = lower(case.graph, plan).instructions
+    partials = [one for one in found if isinstance(one, PartialAttention) and not one.layer]
+    assert max(one.sequences.extent for one in partials) == rows
+    assert max(one.span.extent for one in partials) == spans
+    assert all(one.sequences.start // 4 == (one.sequences.stop - 1) // 4 for one in partials)
+    assert sum(one.sequences.extent * one.span.extent for one in partials) == 8 * 2 * 3
+
+
 @pytest.mark.parametrize("context", [1, 190, 500, 1024])
 def test_the_cost_of_spans_is_that_of_a_sequence_of_the_context(context: int) -> None:
     case = Case("tiny-qwen3", lengths=(1,), spans=3)

@@ -155,8 +155,9 @@ def test_dtypes() -> None:
 
 def test_another_version_is_refused() -> None:
     abi.check_version(abi.VERSION, "native")
-    with pytest.raises(UsageError, match=r"native was built for another version.*version 7.*again"):
-        abi.check_version(7, "native")
+    other = abi.VERSION + 1
+    with pytest.raises(UsageError, match=rf"native was built for another.*version {other}.*again"):
+        abi.check_version(other, "native")
 
 
 def test_a_buffer_with_more_dimensions_than_a_row_holds() -> None:

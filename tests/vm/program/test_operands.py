@@ -128,7 +128,7 @@ MISTAKES = {
         TWO, "linear_terms", "columns", lambda _: Range(0, 1), "a range of length 2 or more"
     ),
     "a sequence out of range": Mistake(
-        ONE, "partial_attention", "sequence", lambda _: 2, "from 0 to 1, got 2"
+        ONE, "attention_reduce", "sequence", lambda _: 2, "from 0 to 1, got 2"
     ),
     "an empty range": Mistake(
         ONE, "embed", "columns", lambda _: Range(4, 4), "within 0:64, got 4:4"

@@ -50,19 +50,19 @@ class AttentionOperands:
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.Number(0, "layers - 1")]
     q: Annotated[
-        int, rules.scratch("batch", "heads*width", dtype="T").reads("sequence", "heads*width")
+        int, rules.scratch("batch", "heads*width", dtype="T").reads("sequences", "heads*width")
     ]
     cache: Annotated[
         int,
         rules.cache("kv_heads", dtype="T")
-        .reads("layer", ":", "sequence", "kv_head", "0")
+        .reads("layer", ":", "sequences", "kv_head", "0")
         .reads("layer", ":", "together", "kv_head", "1", unless=("is_past", 1)),
     ]
-    lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch").reads("sequence")]
-    tables: Annotated[int, rules.sole(Role.TABLES, "batch", "most_blocks").reads("sequence")]
+    lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch").reads("sequences")]
+    tables: Annotated[int, rules.sole(Role.TABLES, "batch", "most_blocks").reads("sequences")]
     most_blocks: Annotated[int, rules.COUNT]
-    values: Annotated[int, _VALUES.writes("sequence", "heads", "span")]
-    lse: Annotated[int, _LSE.writes("sequence", "heads", "span")]
+    values: Annotated[int, _VALUES.writes("sequences", "heads", "span")]
+    lse: Annotated[int, _LSE.writes("sequences", "heads", "span")]
     width: Annotated[int, rules.COUNT]
     scale: Annotated[float, rules.Real()]
     window: Annotated[int, rules.Number(1, optional=True)]
@@ -77,7 +77,7 @@ class AttentionOperands:
 @instruction
 @dataclass(frozen=True)
 class PartialAttention(StepInstruction):
-    """Attention of the query heads of one KV head over some spans of a sequence's blocks.
+    """Attention of some sequences to some spans of their blocks: the query heads of one KV head.
 
     If several rows may belong to one sequence, each reads the new tokens of the rows before it.
     Which rows do is known only within the step, so every span reads the new tokens of all of them.
@@ -85,7 +85,7 @@ class PartialAttention(StepInstruction):
     """
 
     at: AttentionOperands
-    sequence: Annotated[int, rules.Number(0, "batch - 1")]
+    sequences: Annotated[Range, rules.Within("batch")]
     kv_head: Annotated[int, rules.Number(0, "kv_heads - 1")]
     heads: Annotated[Range, rules.Within("heads")]
     span: Annotated[Range, rules.Within("spans")]
@@ -96,8 +96,8 @@ class PartialAttention(StepInstruction):
 
     @property
     def together(self) -> Range:
-        """The rows that may belong to one sequence."""
-        return together(self.sequence, self.at.sequence_rows)
+        """The rows that may belong to one sequence with some of these."""
+        return together(self.sequences, self.at.sequence_rows)
 
     @property
     def is_past(self) -> bool:
@@ -106,7 +106,7 @@ class PartialAttention(StepInstruction):
 
     @property
     def planned(self) -> int:
-        """The tokens that the cost assumes, whatever the window."""
+        """The tokens of a sequence that the cost assumes, whatever the window."""
         at = self.at
         first, _ = span_of(at.planned, at.block, self.span.start, at.spans, None)
         _, last = span_of(at.planned, at.block, self.span.stop - 1, at.spans, None)
@@ -114,20 +114,22 @@ class PartialAttention(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return 2 * self.planned * self.at.format.row_bytes(0, self.at.width)
+        """Those of the sequences; rows of one sequence read its tokens once."""
+        size = 2 * self.planned * self.at.format.row_bytes(0, self.at.width)
+        return size * -(-self.sequences.extent // self.at.sequence_rows)
 
     @property
     def work(self) -> int:
-        return 2 * self.planned * self.at.width * self.heads.extent
+        return 2 * self.values * self.at.width
 
     @property
     def values(self) -> int:
         """The scores, which an exponential turns into weights."""
-        return self.planned * self.heads.extent
+        return self.planned * self.heads.extent * self.sequences.extent
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        for span in range(*self.span):
-            self._attend(memory, span)
+        for row, span in product(range(*self.sequences), range(*self.span)):
+            self._attend(memory, row, span)
 
     def meaning(self, values: Values) -> Iterator[Made]:
         at = self.at
@@ -147,8 +149,8 @@ class PartialAttention(StepInstruction):
         for name, value in zip(("values", "lse"), partials, strict=True):
             yield Made(name, value)
 
-    def _attend(self, memory: Memory, span: int) -> None:
-        at, row = self.at, self.sequence
+    def _attend(self, memory: Memory, row: int, span: int) -> None:
+        at = self.at
         values, lse = memory[at.values][row, self.heads.slice, span], memory[at.lse]
         length = int(memory[at.lengths][row])
         window = None if at.window == NONE else at.window
@@ -166,14 +168,13 @@ class PartialAttention(StepInstruction):
 
     def report(self, memory: Memory, probe: Probe) -> None:
         """Send the partials to the probe. Columns are in order of heads, then of spans."""
-        at, row = self.at, Range(self.sequence, self.sequence + 1)
+        at, rows = self.at, self.sequences
         for head, span in product(range(*self.heads), range(*self.span)):
             place = head * at.spans + span
-            lse = memory[at.lse][self.sequence, head, span]
-            probe("partial_lse", row, Range(place, place + 1), lse.view(1, 1))
+            lse = memory[at.lse][rows.slice, head, span]
+            probe("partial_lse", rows, Range(place, place + 1), lse[:, None])
             columns = Range(place * at.width, (place + 1) * at.width)
-            values = memory[at.values][self.sequence, head, span]
-            probe("partial_values", row, columns, values[None])
+            probe("partial_values", rows, columns, memory[at.values][rows.slice, head, span])
 
 
 def attend_span(
@@ -255,8 +256,9 @@ class AttentionReduce(StepInstruction):
 
 @lowers(PARTIAL_ATTENTION)
 def partial_attention(to: Building, node: fx.Node) -> None:
-    """Lower the node to instructions for each sequence and KV head, with runs of spans.
+    """Lower the node to instructions for each KV head, with runs of rows and of spans.
 
+    Rows that may belong to one sequence share an instruction, which then reads its tokens once.
     The runs are short enough to keep all workers busy. So a large batch, which has enough sequences
     for that, does not pay for an instruction per span.
     """
@@ -272,10 +274,13 @@ def partial_attention(to: Building, node: fx.Node) -> None:
     for rank in range(to.ranks):
         at = _attention_operands(to, node, rank, values + rank, lse + rank, spans)
         readers = list(_readers(to, node, rank))
-        for sequence in range(batch):
-            for kv_head, heads in readers:
-                for run in to.plan.runs(spans, batch * len(readers) * spans):
-                    to.instructions.append(PartialAttention(at, sequence, kv_head, heads, run))
+        works = batch * len(readers) * spans
+        rows = to.plan.runs(at.sequence_rows, works)
+        runs = to.plan.runs(spans, works // max(run.extent for run in rows))
+        for first, own in product(range(0, batch, at.sequence_rows), rows):
+            sequences = Range(first + own.start, first + own.stop)
+            for (kv_head, heads), run in product(readers, runs):
+                to.instructions.append(PartialAttention(at, sequences, kv_head, heads, run))
 
 
 def _attention_operands(

@@ -135,8 +135,8 @@ class DeltaStep(StepInstruction):
     @property
     def before(self) -> Range:
         """The row, and the rows before it that may belong to its sequence."""
-        first, _ = together(self.sequence, self.at.sequence_rows)
-        return Range(first, self.sequence + 1)
+        stop = self.sequence + 1
+        return Range(together(Range(self.sequence, stop), self.at.sequence_rows).start, stop)
 
     @property
     def traffic(self) -> int:

@@ -27,10 +27,10 @@ def cache_of(to: Building, node: fx.Node, block: int) -> int:
     return to.declare(Role.CACHE.word, regions, dtype, Role.CACHE, storages, kind.format)
 
 
-def together(row: int, sequence_rows: int) -> Range:
-    """Return the rows that may belong to one sequence with a row."""
-    first = row // sequence_rows * sequence_rows
-    return Range(first, first + sequence_rows)
+def together(rows: Range, sequence_rows: int) -> Range:
+    """Return the rows that may belong to one sequence with some rows."""
+    first, last = rows.start // sequence_rows, -(-rows.stop // sequence_rows)
+    return Range(first * sequence_rows, last * sequence_rows)
 
 
 NEW = 1

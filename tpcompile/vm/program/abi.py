@@ -35,7 +35,7 @@ from tpcompile.vm.program.instruction import Range, StepInstruction, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.weight import Weight
 
-VERSION = 6
+VERSION = 7
 """Incremented whenever a word, a column or a number changes its meaning."""
 
 

@@ -7,115 +7,219 @@
 
 namespace {
 
-// Add `kParts * 16` columns of the values of all tokens, each with its weight, for some heads. The
-// rows have `left` columns from the first of these on.
+// The tokens whose values are mixed at a time, so that they stay in the nearest cache, and the most
+// heads. Sums are in registers, of which some paths have enough for all columns.
+#if defined(__AVX512F__)
+constexpr int64_t kMixed = std::numeric_limits<int64_t>::max();
+constexpr int kHeadsMixed = 2, kSumsMixed = 16;
+#else
+constexpr int64_t kMixed = 16;
+constexpr int kHeadsMixed = 4, kSumsMixed = 8;
+#endif
+
+// Add `kParts * 16` columns of the values of some tokens, each with its weight, to the sums of some
+// heads. The rows have `left` columns from the first of these on.
 template <class T, int kHeads, int kParts>
 inline void mix_columns(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
                         int64_t width, int64_t left, float* out) {
-  Registers total[kHeads][kParts] = {};
-  const int64_t in_span = tokens.last - tokens.first;
-  values.each(tokens, [&](int64_t place, const T* row, int64_t count) {
-    for (int64_t token = 0; token < count; ++token, row += values.stride) {
-      const bool last = place + token + rows_ahead(Plain<T>::bytes(values.stride)) >= in_span;
-      const char* ahead = reinterpret_cast<const char*>(row) + (last ? 0 : kAhead);
+  constexpr int kHere = kParts * kRegisters;  // registers of a head
+  Register total[kHeads * kHere];
+#pragma GCC unroll 16
+  for (int at = 0; at < kHeads * kHere; ++at)
+    total[at] = load_register(out + at / kHere * width + at % kHere * kRegister);
+  const int64_t before_last = tokens.last - rows_ahead(Plain<T>::bytes(values.stride));
+  weights -= tokens.first;
+  // Not `each`: compilers would store the sums of a lambda's closure for each token.
+  for (int64_t token = tokens.first; token < tokens.last;) {
+    const int64_t end = (token / values.block + 1) * values.block;
+    const T* row = values.row(token);
+    for (const int64_t stop = end < tokens.last ? end : tokens.last; token < stop;
+         ++token, row += values.stride) {
+      const char* ahead = reinterpret_cast<const char*>(row) + (token >= before_last ? 0 : kAhead);
       for (int64_t line = 0; line < Plain<T>::bytes(kParts * kLanes); line += 64)
         __builtin_prefetch(ahead + line);
-      float own[kHeads];
-#pragma GCC unroll 2
+      Register own[kHeads];
+#pragma GCC unroll 4
       for (int head = 0; head < kHeads; ++head)
-        own[head] = weight_of(weights[head * stride + place + token], row, left);
-#pragma GCC unroll 8
-      for (int part = 0; part < kParts; ++part) {
-        const Registers value = load_registers(row + part * kLanes);
-#pragma GCC unroll 2
+        own[head] = Register{} + weight_of(weights[head * stride + token], row, left);
+#pragma GCC unroll 16
+      for (int at = 0; at < kHere; ++at) {
+        const Register value = load_register(row + at * kRegister);
+#pragma GCC unroll 4
         for (int head = 0; head < kHeads; ++head)
-          total[head][part] = multiply_add(total[head][part], value, own[head]);
+          total[head * kHere + at] = multiply_add(total[head * kHere + at], value, own[head]);
       }
     }
-  });
-  for (int head = 0; head < kHeads; ++head)
-    for (int part = 0; part < kParts; ++part)
-      store(out + head * width + part * kLanes, lanes(total[head][part]));
+  }
+#pragma GCC unroll 16
+  for (int at = 0; at < kHeads * kHere; ++at) {
+    const Register found = total[at];
+    std::memcpy(out + at / kHere * width + at % kHere * kRegister, &found, sizeof found);
+  }
 }
 
 // The same for the last columns, which fill no vector.
 template <class T, int kHeads>
 inline void mix_rest(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
                      int64_t width, int64_t columns, float* out) {
-  Lanes total[kHeads] = {};
+  Registers total[kHeads];
+  for (int head = 0; head < kHeads; ++head)
+    total[head] = load_some_registers(out + head * width, columns);
   values.each(tokens, [&](int64_t place, const T* row, int64_t count) {
     for (int64_t token = 0; token < count; ++token, row += values.stride) {
-      const Lanes value = load_some(row, columns);
+      const Registers value = load_some_registers(row, columns);
       for (int head = 0; head < kHeads; ++head)
-        total[head] += value * weight_of(weights[head * stride + place + token], row, columns);
+        total[head] = multiply_add(total[head], value,
+                                   weight_of(weights[head * stride + place + token], row, columns));
     }
   });
-  for (int head = 0; head < kHeads; ++head) store_some(out + head * width, total[head], columns);
+  for (int head = 0; head < kHeads; ++head)
+    store_some(out + head * width, lanes(total[head]), columns);
 }
 
-// Mix the values of all tokens for one or two heads.
+// Add the values of some tokens for up to `kHeadsMixed` heads.
 template <class T, int kHeads>
 inline void mix(Side<T> values, Span tokens, const float* weights, int64_t stride, int64_t width,
                 float* out) {
+  constexpr int kMost = kSumsMixed / kHeads / kRegisters;
+  constexpr int kParts = kMost > 8 ? 8 : kMost < 1 ? 1 : kMost;
   int64_t left = width;
-  const auto past = [&](int64_t columns) {
-    left -= columns;
-    values.first += columns;
-    out += columns;
+  const auto some = [&](auto parts) TPC_ALWAYS {
+    constexpr int kHere = decltype(parts)::value;
+    for (; left >= kHere * kLanes; left -= kHere * kLanes) {
+      mix_columns<T, kHeads, kHere>(values, tokens, weights, stride, width, left, out);
+      values.first += kHere * kLanes, out += kHere * kLanes;
+    }
   };
-  for (; left >= 8 * kLanes; past(8 * kLanes))
-    mix_columns<T, kHeads, 8>(values, tokens, weights, stride, width, left, out);
-  for (; left >= 4 * kLanes; past(4 * kLanes))
-    mix_columns<T, kHeads, 4>(values, tokens, weights, stride, width, left, out);
-  for (; left >= kLanes; past(kLanes))
-    mix_columns<T, kHeads, 1>(values, tokens, weights, stride, width, left, out);
+  some(std::integral_constant<int, kParts>());
+  if constexpr (kParts > 4) some(std::integral_constant<int, 4>());
+  if constexpr (kParts > 1) some(std::integral_constant<int, 1>());
   if (left > 0) mix_rest<T, kHeads>(values, tokens, weights, stride, width, left, out);
 }
 
-// Attend some heads to a span in fp32. The results are as for `attend_in_integers`.
-template <class T, class C, class F>
-inline void attend(const T* queries, int64_t heads, int64_t width, const Side<C>& keys,
-                   const Side<C>& values, Span tokens, float scale, float* mixed, float* mass,
-                   float* logs, Scratch& scratch) {
-  const int64_t count = tokens.last - tokens.first;
-  const Sequences<F> q = sequences<F>(queries, heads, width, scratch);
+// Fetch the values that are mixed next, of some tokens, to the second cache.
+template <class T>
+TPC_INLINE void fetch_rows(const Side<T>& values, Span tokens, int64_t width) {
+  if (tokens.last - tokens.first > kMixed) tokens.last = tokens.first + kMixed;
+  values.each(tokens, [&](int64_t, const T* row, int64_t count) {
+    for (; count > 0; --count, row += values.stride)
+      for (int64_t line = 0; line < Plain<T>::bytes(width); line += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(row) + line, 0, 2);
+  });
+}
+
+// The rows of a sequence that attend together to a span. Each sees all tokens of the row before it,
+// from the same one on.
+struct Rows {
+  int64_t count, heads;  // of each row
+  int64_t first;         // the token
+  const int64_t* tokens;  // how many each row sees
+
+  int64_t vectors() const { return count * heads; }
+  int64_t most() const { return tokens[count - 1]; }
+
+  // Call `use(tokens, vector)` for runs of tokens, and for the first head whose row sees them.
+  template <class Use>
+  TPC_INLINE void each(const Use& use) const {
+    int64_t seen = 0;
+    for (int64_t row = 0; row < count; ++row) {
+      if (tokens[row] == seen) continue;
+      use(Span{first + seen, first + tokens[row]}, row * heads);
+      seen = tokens[row];
+    }
+  }
+};
+
+// Attend the heads of some rows to a span in fp32. The results are as for `attend_in_integers`.
+template <class C, class F>
+inline void attend(Sequences<F> q, const Rows& rows, int64_t width, const Side<C>& keys,
+                   const Side<C>& values, float scale, float* mixed, float* mass, float* logs,
+                   Scratch& scratch) {
+  const int64_t count = rows.most(), heads = rows.vectors();
   const int64_t stride = (count + kLanes - 1) / kLanes * kLanes;
   float* scores = scratch.take<float>(heads * stride);
   float* scales = kIsScaled<C> ? scratch.take<float>(stride) : nullptr;
   Sums sums;
-  const int64_t rows = rows_ahead(Plain<C>::bytes(keys.stride));
-  const C* first_value = values.row(tokens.first);
-  keys.each(tokens, [&](int64_t place, const C* own, int64_t tokens_here) {
-    for (int64_t token = place; token < place + tokens_here; ++token, own += keys.stride) {
-      // The last keys prefetch the first values.
-      const C* ahead = token + rows < count ? own + rows * keys.stride
-                                            : first_value + (token + rows - count) * keys.stride;
-      row_dots<8>(own, reinterpret_cast<const char*>(ahead), q, heads, width, scores + token,
-                  stride, sums);
-      if constexpr (kIsScaled<C>) scales[token] = scale_of(own, width);
-    }
+  const int64_t far = kRegisters > 1 ? rows_within(kNearAhead, Plain<C>::bytes(width))
+                                     : rows_ahead(Plain<C>::bytes(keys.stride));
+  const C* first_value = values.row(rows.first);
+  rows.each([&](Span tokens, int64_t vector) TPC_ALWAYS {
+    const Sequences<F> own_q{q.first + vector * q.stride, q.stride};
+    keys.each(tokens, [&](int64_t place, const C* own, int64_t tokens_here) {
+      place += tokens.first - rows.first;
+      for (int64_t token = place; token < place + tokens_here; ++token, own += keys.stride) {
+        // The last keys prefetch the first values.
+        const C* ahead = token + far < count ? own + far * keys.stride
+                                             : first_value + (token + far - count) * keys.stride;
+        row_dots<kOfRow>(own, reinterpret_cast<const char*>(ahead), own_q, heads - vector, width,
+                         scores + vector * stride + token, stride, sums);
+        if constexpr (kIsScaled<C>) scales[token] = scale_of(own, width);
+      }
+    });
   });
   sums.flush();
   for (int64_t head = 0; head < heads; ++head)
-    logs[head] = softmax(scores + head * stride, count, scales, scale, mass + head);
-  int64_t head = 0;
-  for (; head + 2 <= heads; head += 2)
-    mix<C, 2>(values, tokens, scores + head * stride, stride, width, mixed + head * width);
-  for (; head < heads; ++head)
-    mix<C, 1>(values, tokens, scores + head * stride, stride, width, mixed + head * width);
+    logs[head] = softmax(scores + head * stride, rows.tokens[head / rows.heads], scales, scale,
+                         mass + head);
+  std::memset(mixed, 0, sizeof(float) * static_cast<size_t>(heads * width));
+  rows.each([&](Span tokens, int64_t vector) {
+    while (tokens.first < tokens.last) {
+      const int64_t left = tokens.last - tokens.first;
+      const Span some{tokens.first, tokens.first + (left < kMixed ? left : kMixed)};
+      if constexpr (kRegisters > 1) fetch_rows(values, {some.last, tokens.last}, width);
+      const float* weights = scores + (tokens.first - rows.first);
+      in_runs<kHeadsMixed>(heads - vector, [&](auto heads_here, int64_t head) TPC_ALWAYS {
+        head += vector;
+        mix<C, decltype(heads_here)::value>(values, some, weights + head * stride, stride, width,
+                                            mixed + head * width);
+      });
+      tokens.first = some.last;
+    }
+  });
 }
 
+TPC_INLINE Span span_of_row(const Memory& memory, const tpc_partial_attention& at, int64_t row,
+                            int64_t span) {
+  const int64_t length = memory.at<int32_t>(at.lengths)[row];
+  return span_of(length, at.block, span, at.spans, at.window);
+}
+
+// How many of the sequences from one on, of `left`, are rows of a sequence that can attend to a span
+// together: those with the same blocks, each of which sees all tokens of the one before it.
+inline int64_t rows_together(const Memory& memory, const tpc_partial_attention& at, int64_t row,
+                             int64_t span, int64_t left) {
+  constexpr int64_t kMostHeads = 16;
+  const int64_t blocks = memory.extent(at.tables, 1);
+  const int32_t* table = memory.at<int32_t>(at.tables) + row * blocks;  // of the last row so far
+  const Span first = span_of_row(memory, at, row, span);
+  Span last = first;
+  int64_t count = 1;
+  for (const int64_t heads = at.heads.stop - at.heads.start;
+       count < left && (count + 1) * heads <= kMostHeads; ++count, table += blocks) {
+    const Span next = span_of_row(memory, at, row + count, span);
+    if (next.first != first.first || next.last < last.last) break;
+    const int64_t begin = first.first / at.block, end = (last.last + at.block - 1) / at.block;
+    if (std::memcmp(table + begin, table + blocks + begin,
+                    sizeof(int32_t) * static_cast<size_t>(end - begin)))
+      break;
+    last = next;
+  }
+  return count;
+}
+
+// Attend the sequences from `row` on to a span. Return how many are done.
 template <class Types>
-void attend_span(const Memory& memory, const tpc_partial_attention& at, int64_t span,
-                 Scratch& scratch) {
+int64_t attend_span(const Memory& memory, const tpc_partial_attention& at, int64_t row,
+                    int64_t span, Scratch& scratch) {
   using T = typename Types::Value;
   using C = typename Types::Cache;
+  using F = typename Types::Score;
   const int64_t width = at.width, heads = at.heads.stop - at.heads.start;
-  const int64_t all_heads = memory.extent(at.lse, 1), row = at.sequence;
-  const int64_t length = memory.at<int32_t>(at.lengths)[row];
-  const Span tokens = span_of(length, at.block, span, at.spans, at.window);
-  const auto out_of = [&](int64_t head) {
-    return (row * all_heads + at.heads.start + head) * at.spans + span;
+  const int64_t all_heads = memory.extent(at.lse, 1);
+  const Span tokens = span_of_row(memory, at, row, span);
+  const auto out_of = [&](int64_t vector) {
+    const int64_t own = row + vector / heads, head = at.heads.start + vector % heads;
+    return (own * all_heads + head) * at.spans + span;
   };
   float* values = memory.at<float>(at.values);
   float* lse = memory.at<float>(at.lse);
@@ -124,38 +228,51 @@ void attend_span(const Memory& memory, const tpc_partial_attention& at, int64_t 
       std::memset(values + out_of(head) * width, 0, sizeof(float) * static_cast<size_t>(width));
       lse[out_of(head)] = -std::numeric_limits<float>::infinity();
     }
-    return;
+    return 1;
   }
   const C* base = memory.at<C>(at.cache) + at.layer * memory.stride(at.cache, 0) +
                   at.kv_head * memory.stride(at.cache, 3);
-  const int32_t* table = memory.at<int32_t>(at.tables) + row * memory.extent(at.tables, 1);
+  const int64_t left = at.sequences.stop - row;
+  const int64_t rows = kInIntegers<T, C> ? 1 : rows_together(memory, at, row, span, left);
+  const int32_t* table =
+      memory.at<int32_t>(at.tables) + (row + rows - 1) * memory.extent(at.tables, 1);
   const Side<C> keys{base, memory.stride(at.cache, 2), table, at.block};
   const Side<C> kept{base + memory.stride(at.cache, 1), keys.stride, table, at.block};
-  const T* queries = memory.at<T>(at.q) + row * memory.stride(at.q, 0) + at.heads.start * width;
-  float* mixed = scratch.take<float>(heads * width);
-  float *mass = scratch.take<float>(heads), *logs = scratch.take<float>(heads);
-  if constexpr (kInIntegers<T, C>)
+  const int64_t q_stride = memory.stride(at.q, 0);
+  const T* queries = memory.at<T>(at.q) + row * q_stride + at.heads.start * width;
+  float* mixed = scratch.take<float>(rows * heads * width);
+  float *mass = scratch.take<float>(rows * heads), *logs = scratch.take<float>(rows * heads);
+  if constexpr (kInIntegers<T, C>) {
     attend_in_integers(queries, heads, width, keys, kept, tokens, at.scale, mixed, mass, logs,
                        scratch);
-  else
-    attend<T, C, typename Types::Score>(queries, heads, width, keys, kept, tokens, at.scale, mixed,
-                                        mass, logs, scratch);
-  for (int64_t head = 0; head < heads; ++head) {
-    lse[out_of(head)] = logs[head];
+  } else {
+    auto* q = scratch.take<typename F::Value>(rows * heads * width);
+    auto* seen = scratch.take<int64_t>(rows);
+    for (int64_t own = 0; own < rows; ++own) {
+      convert(queries + own * q_stride, heads * width, q + own * heads * width);
+      seen[own] = span_of_row(memory, at, row + own, span).last - tokens.first;
+    }
+    attend<C, F>({q, width}, {rows, heads, tokens.first, seen}, width, keys, kept, at.scale, mixed,
+                 mass, logs, scratch);
+  }
+  for (int64_t vector = 0; vector < rows * heads; ++vector) {
+    lse[out_of(vector)] = logs[vector];
     for (int64_t column = 0; column < width; column += kLanes)
-      store_some(values + out_of(head) * width + column,
-                 load_some(mixed + head * width + column, width - column) / mass[head],
+      store_some(values + out_of(vector) * width + column,
+                 load_some(mixed + vector * width + column, width - column) / mass[vector],
                  width - column);
   }
+  return rows;
 }
 
 template <class Types>
 void partial_attention(const Memory& memory, const int32_t* words, Scratch& scratch) {
   const auto& at = *reinterpret_cast<const tpc_partial_attention*>(words);
-  for (int64_t span = at.span.start; span < at.span.stop; ++span) {
-    scratch.reset();
-    attend_span<Types>(memory, at, span, scratch);
-  }
+  for (int64_t span = at.span.start; span < at.span.stop; ++span)
+    for (int64_t row = at.sequences.start; row < at.sequences.stop;) {
+      scratch.reset();
+      row += attend_span<Types>(memory, at, row, span, scratch);
+    }
 }
 
 // Merge the second span into the first. Merging with an empty span changes nothing.

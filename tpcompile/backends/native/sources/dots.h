@@ -84,13 +84,47 @@ TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
   }
 }
 
+// The same for every second chunk from a column on, without prefetches.
+template <class F, int kBatch>
+TPC_INLINE void add_every_second(typename F::Weights::Row row, int64_t at,
+                                 const typename F::Value* x, int64_t stride, int64_t columns,
+                                 Registers* total) {
+  constexpr int64_t kChunk = F::kChunk;
+  for (; at + kChunk <= columns; at += 2 * kChunk) {
+    const auto own = F::weights(row, at);
+#pragma GCC unroll 8
+    for (int b = 0; b < kBatch; ++b)
+      total[b] = F::add(total[b], own, F::values(x + b * stride + at));
+  }
+  if (at >= columns) return;
+  const auto own = F::some_weights(row, at, columns - at);
+  for (int b = 0; b < kBatch; ++b)
+    total[b] = F::add(total[b], own, F::some_values(x + b * stride + at, columns - at));
+}
+
+// The sequences that a row is multiplied by at a time, and those for which registers have the sums of
+// even and of odd chunks.
+constexpr int kOfRow = kRegisters > 1 ? 4 : 8, kOfChunks = kRegisters > 1 ? 2 : 8;
+
 // Multiply one row by `kBatch` sequences.
 template <class F, int kBatch>
 TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead,
                          const typename F::Value* x, int64_t stride, int64_t columns, float* out,
                          int64_t out_stride, Sums& sums) {
-  Registers even[kBatch] = {}, odd[kBatch] = {};
-  add_products<F, kBatch>(row, ahead, x, stride, columns, even, odd);
+  Registers even[kBatch], odd[kBatch];
+#pragma GCC unroll 8
+  for (int b = 0; b < kBatch; ++b)  // compilers would call a slow function for an empty array
+#pragma GCC unroll 4
+    for (int own = 0; own < kRegisters; ++own)
+      even[b].each[own] = odd[b].each[own] = Register{};
+  if constexpr (kBatch > kOfChunks) {
+    for (int64_t line = 0; line < F::Weights::bytes(columns); line += 64)
+      __builtin_prefetch(ahead + line, 0, 2);
+    add_every_second<F, kBatch>(row, 0, x, stride, columns, even);
+    add_every_second<F, kBatch>(row, F::kChunk, x, stride, columns, odd);
+  } else {
+    add_products<F, kBatch>(row, ahead, x, stride, columns, even, odd);
+  }
   for (int b = 0; b < kBatch; ++b) sums.add(lanes(even[b]) + lanes(odd[b]), out + b * out_stride);
 }
 

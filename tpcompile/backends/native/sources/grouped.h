@@ -117,14 +117,19 @@ class Grouped {
     return group_ <= kMostBlock && group >= 0 && group + count <= groups_ && begins;
   }
 
-  // How many of the first rows have a scale of 16 bits for each block of a run and nothing else, its
-  // loads, and memory for whole registers of scales.
+  // Whether blocks of a row have no scales of their own, but one together.
+  bool has_row_scales() const { return groups_ == 1 && group_ > kMostBlock; }
+
+  // How many of the first rows have scales of 16 bits, for each block of a run or for all of a row,
+  // and nothing else, its loads, and memory for whole registers of scales.
   template <class Run>
   int64_t steady_rows(int64_t rows, const Run& run) const {
     const int64_t group = group_of(run.block), start = offset(run.start);
     const bool others = high_ || super_scales_ || minima_ || offsets_;
-    if (others || scale_type_ == TPC_DTYPE_F32 || group_ > kMostBlock || group < 0) return 0;
+    if (others || scale_type_ == TPC_DTYPE_F32) return 0;
     if (start < 0 || start + run.loads * kLoad > stride_) return 0;
+    if (has_row_scales()) return rows;
+    if (group_ > kMostBlock || group < 0) return 0;
     const int64_t after = group + run.rounds * kLanes - groups_;  // the scales after a row
     const int64_t last = after <= 0 ? 0 : (after + groups_ - 1) / groups_;
     return rows_ - last < rows ? (rows_ > last ? rows_ - last : 0) : rows;
@@ -391,7 +396,7 @@ template <class A>
 [[gnu::noinline]] void dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                             int64_t out_stride, Scratch& scratch) {
   int64_t done = 0;
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
   by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
     constexpr int kBits = decltype(bits)::value, kLoads = decltype(loads)::value;
     constexpr int kBlocks = decltype(blocks)::value;

@@ -1,8 +1,42 @@
-// Products of rows of few bits whose blocks have a scale of 16 bits and nothing else, as those of most
-// weights have. Included by grouped_rows.h.
+// Products of rows of few bits that have scales of 16 bits and nothing else, as those of most weights
+// have. Included by grouped_rows.h.
 //
 // `run_dots` asks of each row what its blocks have. Here rows are alike. The bits are those of
 // `run_dots`.
+
+// The scales of such rows, from the block on with which a run begins.
+class SteadyScales {
+ public:
+  TPC_INLINE SteadyScales(const Grouped& weight, int64_t block)
+      : of_rows_(weight.has_row_scales()),
+        halves_(weight.scale_type() == TPC_DTYPE_F16),
+        block_(block),
+        here_(weight.groups() - weight.group_of(block)) {}
+
+  // The first scale of a row.
+  TPC_INLINE const uint16_t* first(const Grouped& weight, int64_t row) const {
+    return reinterpret_cast<const uint16_t*>(of_rows_ ? weight.scales_address(row)
+                                                      : weight.place(row, block_).scales);
+  }
+
+  // Those of a register of blocks, so many blocks after the first one. If they are not whole, some
+  // may be after the row.
+  TPC_INLINE Register load(const uint16_t* first, int64_t after, bool whole) const {
+    return halves_ ? load(reinterpret_cast<const f16*>(first), after, whole)
+                   : load(reinterpret_cast<const bf16*>(first), after, whole);
+  }
+
+ private:
+  template <class S>
+  TPC_INLINE Register load(const S* first, int64_t after, bool whole) const {
+    if (of_rows_) return Register{} + number(first);
+    const Register found = load_register(first + after);
+    return whole ? found : first_lanes(found, here_ - after);
+  }
+
+  const bool of_rows_, halves_;
+  const int64_t block_, here_;  // the latter is the number of scales of a row from the block on
+};
 
 // Multiply the first rows by a sequence. `take` gets the products of blocks, a register at a time, and
 // their scales; then `end` gets the row. Return how many rows; the others need `run_dots`.
@@ -15,10 +49,9 @@ TPC_INLINE int64_t steady_dots(const Grouped& weight, const RowForm<A>& form, in
   const Laid<A>& values = run.values[b];
   const int64_t steady = x.runs > 1 ? 0 : weight.steady_rows(rows, run);
   const int64_t groups = weight.groups();
-  const int64_t here = groups - weight.group_of(run.block);  // those of a row from the run on
-  const bool halves = weight.scale_type() == TPC_DTYPE_F16;
+  const SteadyScales of_blocks(weight, run.block);
   const IntRegister offsets = IntRegister{} + form.raised;
-  const auto* scales = reinterpret_cast<const uint16_t*>(weight.place(0, run.block).scales);
+  const uint16_t* scales = of_blocks.first(weight, 0);
   const auto use = [&](int64_t row, const typename A::Sums* sums) TPC_ALWAYS {
     const char* scales_ahead = ahead_of(reinterpret_cast<const char*>(scales), 2 * groups,
                                         ahead.far, ahead.left - row, scratch.next_scales);
@@ -30,10 +63,7 @@ TPC_INLINE int64_t steady_dots(const Grouped& weight, const RowForm<A>& form, in
         const Register factors = load_register(values.factors + at);
         const Register products =
             A::less(sums[at / kRegister], offsets, values.sums + at) * factors;
-        const Register loaded = halves ? load_register(reinterpret_cast<const f16*>(scales + at))
-                                       : load_register(reinterpret_cast<const bf16*>(scales + at));
-        take(own, row, at, products,
-             decltype(whole)::value ? loaded : first_lanes(loaded, here - at));
+        take(own, row, at, products, of_blocks.load(scales, at, decltype(whole)::value));
       });
       place += kLanes;
     };

@@ -6,15 +6,24 @@
 // same order, and few lanes are left to add. Rows are those of `steady_rows`. Sums of blocks are
 // exact, and their products are added in the order of `run_dots`, so the bits are the same.
 
-#if defined(__AVX512F__)
-// The most sequences that are multiplied at a time, and those for which this is faster than panels.
+#if defined(__AVX2__)
+// The most sequences that are multiplied at a time, and the fewest and the most for which this is
+// faster than one after the other and than panels: with a single leaf, and with several.
 constexpr int kMostTogether = 8;
-constexpr int64_t kMostInGroups = 12;
+#if defined(__AVX512F__)
+constexpr int64_t kFewestInGroups[] = {2, 2}, kMostInGroups[] = {12, 12};
+#else
+constexpr int64_t kFewestInGroups[] = {4, 2}, kMostInGroups[] = {4, 8};
+#endif
 
-// The loads whose words are transposed together, and the adjacent lanes that a block then has.
+// The bytes of a register.
+constexpr int64_t kWide = 4 * kRegister;
+
+// A turn is one block for each lane of a register; its loads are as many registers as a block has
+// words. Some are transposed together, and a block then has so many adjacent lanes.
 template <int kBits, int kLoads, int kBlocks>
 struct Transposed {
-  static constexpr int kWords = kLanes * kLoads / kBlocks;  // of a block
+  static constexpr int kWords = kLanes * kLoads / kBlocks;
   static constexpr int kTaken = kWords < 8 ? kWords : 8;
   static constexpr int kSpread = kWords / kTaken;
 };
@@ -22,6 +31,7 @@ struct Transposed {
 // Give each lane as many adjacent words as there are registers: word n becomes part of register n.
 template <int kCount>
 TPC_INLINE void transpose_words(IntRegister* words) {
+#if defined(__AVX512F__)
   IntRegister from[kCount];
 #pragma GCC unroll 3
   for (int done = 1; done < kCount; done *= 2) {
@@ -33,11 +43,40 @@ TPC_INLINE void transpose_words(IntRegister* words) {
       words[own] = evens(a, b).each[0], words[own + kCount / 2] = odds(a, b).each[0];
     }
   }
+#else
+  if constexpr (kCount == 8) {
+    Square square[8];
+    std::memcpy(square, words, sizeof square);
+    transpose(square);
+    std::memcpy(words, square, sizeof square);
+  } else {
+    static_assert(kCount == 4);
+    __m256 halves[4];  // the halves with words of lanes 0 and 4, 1 and 5, and so on
+#pragma GCC unroll 2
+    for (int own = 0; own < 2; ++own) {
+      const auto a = (__m256)words[own], b = (__m256)words[own + 2];
+      halves[2 * own] = _mm256_permute2f128_ps(a, b, 0x20);
+      halves[2 * own + 1] = _mm256_permute2f128_ps(a, b, 0x31);
+    }
+    __m256 pairs[4];
+#pragma GCC unroll 2
+    for (int own = 0; own < 2; ++own) {
+      pairs[own] = _mm256_unpacklo_ps(halves[2 * own], halves[2 * own + 1]);
+      pairs[own + 2] = _mm256_unpackhi_ps(halves[2 * own], halves[2 * own + 1]);
+    }
+#pragma GCC unroll 2
+    for (int own = 0; own < 2; ++own) {
+      const __m256 a = pairs[2 * own], b = pairs[2 * own + 1];
+      words[2 * own] = (IntRegister)_mm256_shuffle_ps(a, b, _MM_SHUFFLE(1, 0, 1, 0));
+      words[2 * own + 1] = (IntRegister)_mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2));
+    }
+  }
+#endif
 }
 
 // The values of up to `kMostTogether` sequences: those of a part of all of them, then those of the
 // next part. Factors of blocks, and their sums times what integers are raised by, are
-// `[round][sequence][block]`.
+// `[turn][sequence][block]`.
 struct ValuesTogether {
   int batch;  // as registers are laid out; the last one may be the first again
   const char* values;
@@ -48,31 +87,34 @@ struct ValuesTogether {
 template <class A, int kBits, int kLoads, int kBlocks>
 inline ValuesTogether values_together(const LaidRun<A>& run, int64_t first, int64_t count,
                                       Scratch& scratch) {
-  constexpr int kTaken = Transposed<kBits, kLoads, kBlocks>::kTaken;
-  constexpr int kParts = ::kParts<A, kBits>;
+  using Form = Transposed<kBits, kLoads, kBlocks>;
+  constexpr int kTaken = Form::kTaken, kParts = ::kParts<A, kBits>;
   const int batch = static_cast<int>(count < 2 ? 2 : count > 4 ? (count + 1) / 2 * 2 : count);
-  const int64_t loads = run.rounds * kLanes * kLoads / kBlocks, registers = run.rounds * batch;
-  auto* values = scratch.take<char>(loads * kParts * batch * kLoad);
-  auto* factors = scratch.take<float>(registers * kLanes);
-  auto* raised = scratch.take<int32_t>(registers * kLanes);
+  const int64_t turns = run.rounds * kRegisters, registers = turns * Form::kWords;
+  auto* values = scratch.take<char>(registers * kParts * batch * kWide);
+  auto* factors = scratch.take<float>(turns * batch * kRegister);
+  auto* raised = scratch.take<int32_t>(turns * batch * kRegister);
   for (int b = 0; b < batch; ++b) {
     const Laid<A>& own = run.values[first + (b < count ? b : 0)];
-    for (int64_t load = 0; load < loads; load += kTaken)
+    for (int64_t begin = 0; begin < registers; begin += kTaken)
       for (int part = 0; part < kParts; ++part) {
         IntRegister words[kTaken];
 #pragma GCC unroll 8
-        for (int at = 0; at < kTaken; ++at)
-          words[at] = load_bytes<IntRegister>(own.values + (load + at) * kColumns<kBits> +
-                                              part * kOfPart<A, kBits>);
+        for (int at = 0; at < kTaken; ++at) {
+          const int64_t load = (begin + at) / kRegisters, within = (begin + at) % kRegisters;
+          words[at] = load_bytes<IntRegister>(own.values + load * kColumns<kBits> +
+                                              part * kOfPart<A, kBits> +
+                                              within * (kOfPart<A, kBits> / kRegisters));
+        }
         transpose_words<kTaken>(words);
         for (int at = 0; at < kTaken; ++at)
-          std::memcpy(values + (((load + at) * kParts + part) * batch + b) * kLoad, words + at,
-                      kLoad);
+          std::memcpy(values + (((begin + at) * kParts + part) * batch + b) * kWide, words + at,
+                      kWide);
       }
-    for (int64_t round = 0; round < run.rounds; ++round) {
-      const int64_t place = (round * batch + b) * kLanes;
-      std::memcpy(factors + place, own.factors + round * kLanes, sizeof(Register));
-      const IntRegister sums = load_ints(own.sums + round * kLanes).each[0];
+    for (int64_t turn = 0; turn < turns; ++turn) {
+      const int64_t place = (turn * batch + b) * kRegister;
+      std::memcpy(factors + place, own.factors + turn * kRegister, sizeof(Register));
+      const auto sums = load_bytes<IntRegister>(own.sums + turn * kRegister);
       const IntRegister found = sums * A::template kRaised<kBits>;
       std::memcpy(raised + place, &found, sizeof found);
     }
@@ -80,22 +122,23 @@ inline ValuesTogether values_together(const LaidRun<A>& run, int64_t first, int6
   return {batch, values, factors, raised};
 }
 
-// Store the words of the next loads of a row, of which `loads` are left, as registers have them.
+// Store the words of the next registers of a row, of which `left` are left, as transposed.
 template <int kCount>
-TPC_INLINE void store_words(const char* from, const char* ahead, int64_t loads, IntRegister* to) {
+TPC_INLINE void store_words(const char* from, const char* ahead, int64_t left, IntRegister* to) {
   IntRegister words[kCount];
 #pragma GCC unroll 8
-  for (int load = 0; load < kCount; ++load) __builtin_prefetch(ahead + load * kLoad, 0, 2);
-  if (loads >= kCount) {
+  for (int64_t line = 0; line < kCount * kWide; line += kLoad)
+    __builtin_prefetch(ahead + line, 0, 2);
+  if (left >= kCount) {
 #pragma GCC unroll 8
-    for (int load = 0; load < kCount; ++load)
-      words[load] = load_bytes<IntRegister>(from + load * kLoad);
+    for (int own = 0; own < kCount; ++own)
+      words[own] = load_bytes<IntRegister>(from + own * kWide);
     transpose_words<kCount>(words);
     std::memcpy(to, words, sizeof words);
     return;
   }
-  for (int load = 0; load < kCount; ++load)
-    words[load] = load < loads ? load_bytes<IntRegister>(from + load * kLoad) : IntRegister{};
+  for (int own = 0; own < kCount; ++own)
+    words[own] = own < left ? load_bytes<IntRegister>(from + own * kWide) : IntRegister{};
   transpose_words<kCount>(words);
   std::memcpy(to, words, sizeof words);
 }
@@ -107,11 +150,11 @@ struct RowsTogether {
   const uint16_t* scales[kRows];
 };
 
-// Multiply `kRows` rows by the values of `kBatch` sequences, for the blocks of a round. Sums of
-// blocks are `[sequence][row]`. From byte `at` of the rows on, `loads` loads are left.
+// Multiply `kRows` rows by the values of `kBatch` sequences, for the blocks of a turn. Sums of
+// blocks are `[sequence][row]`. From byte `at` of the rows on, `left` registers are left.
 template <class A, int kBits, int kLoads, int kBlocks, int kRows, int kBatch>
 TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, int64_t at,
-                              int64_t loads, const char* values, IntRegister* sums) {
+                              int64_t left, const char* values, IntRegister* sums) {
   using Form = Transposed<kBits, kLoads, kBlocks>;
   constexpr int kTaken = Form::kTaken, kSpread = Form::kSpread, kSums = kBatch * kRows;
   constexpr int kParts = ::kParts<A, kBits>;
@@ -121,15 +164,15 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
   const auto multiply = [&](IntRegister* totals) TPC_ALWAYS {
 #pragma GCC unroll 1
     for (int row = 0; row < kRows; ++row)
-      store_words<kTaken>(rows.bytes[row] + at, rows.ahead[row] + at, loads, words[row]);
+      store_words<kTaken>(rows.bytes[row] + at, rows.ahead[row] + at, left, words[row]);
     const char* next = rows.next + at;
-    at += kTaken * kLoad, loads -= kTaken;
+    at += kTaken * kWide, left -= kTaken;
 #pragma GCC unroll 1
-    for (int word = 0; word < kTaken; ++word, values += kParts * kBatch * kLoad) {
+    for (int word = 0; word < kTaken; ++word, values += kParts * kBatch * kWide) {
       ShortRegister loaded[kRows];
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row) {
-        __builtin_prefetch(next + row * stride + word * kLoad);
+        if (word % kRegisters == 0) __builtin_prefetch(next + row * stride + word * kWide);
         loaded[row] = load_shorts(&words[row][word]), keep(loaded[row]);
       }
 #pragma GCC unroll 4
@@ -140,12 +183,14 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
           parts[row] = A::template part<kBits>(loaded[row], part);
 #pragma GCC unroll 8
         for (int b = 0; b < kBatch; ++b) {
-          ShortRegister own = load_shorts(values + (part * kBatch + b) * kLoad);
+          ShortRegister own = load_shorts(values + (part * kBatch + b) * kWide);
           keep(own);
 #pragma GCC unroll 4
-          for (int row = 0; row < kRows; ++row)
-            totals[b * kRows + row] =
-                A::template multiply<kBits>(totals[b * kRows + row], parts[row], own);
+          for (int row = 0; row < kRows; ++row) {
+            IntRegister& total = totals[b * kRows + row];
+            total = A::template multiply<kBits>(total, parts[row], own);
+            if constexpr (kRegisters > 1) keep(total);  // compilers would first make all products
+          }
         }
       }
     }
@@ -156,7 +201,7 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
 #pragma GCC unroll 16
     for (int own = 0; own < kSums; ++own) sums[own] = totals[own];
   } else {
-    const int64_t needed = (loads + kTaken - 1) / kTaken;
+    const int64_t needed = (left + kTaken - 1) / kTaken;
     const int64_t passes = needed < kSpread ? needed : kSpread;
 #pragma GCC unroll 1
     for (int pass = 0; pass < passes; ++pass) {
@@ -183,21 +228,20 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
   }
 }
 
-// Multiply up to 16 rows by `kBatch` sequences. Products of blocks are `[sequence][row][block]`.
-// Those of a single leaf are added by lane.
+// Multiply up to a register of rows by `kBatch` sequences. Products of blocks are
+// `[sequence][row][block]`. Those of a single leaf are added by lane.
 template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
 [[gnu::noinline]] void products_together(const Grouped& weight, int64_t count, int64_t left,
                                          const LaidRun<A>& run, bool single,
                                          const ValuesTogether& x, float* products,
                                          const Scratch& scratch) {
-  constexpr int kRows = kBatch > 4 ? 2 : 4;
-  constexpr int kEach = kLanes * kLoads / kBlocks;  // the loads of a round
+  constexpr int kRows = (kBatch > 4 ? 2 : 4) / kRegisters;
+  constexpr int kEach = Transposed<kBits, kLoads, kBlocks>::kWords;  // the registers of a turn
   const int64_t stride = weight.stride(), groups = weight.groups(), far = rows_far_ahead(weight);
-  const int64_t here = groups - weight.group_of(run.block);  // those of a row from the run on
+  const SteadyScales of_blocks(weight, run.block);
   const int64_t width = single ? kLanes : run.rounds * kLanes;
-  const bool halves = weight.scale_type() == TPC_DTYPE_F16;
   const int64_t start = weight.offset(run.start);
-  for (int64_t round = 0; round < run.rounds; ++round)
+  for (int64_t turn = 0, left_here; (left_here = run.loads * kRegisters - turn * kEach) > 0; ++turn)
     for (int64_t row = 0; row < count; row += kRows) {
       RowsTogether<kRows> rows;
       rows.next = weight.address(row + kRows) + start;
@@ -205,31 +249,30 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
       for (int own = 0; own < kRows; ++own) {
         const int64_t at = row + own < count ? row + own : count - 1;
         rows.bytes[own] = weight.address(at) + start;
-        rows.scales[own] = reinterpret_cast<const uint16_t*>(weight.place(at, run.block).scales);
+        rows.scales[own] = of_blocks.first(weight, at);
         rows.ahead[own] = ahead_of(rows.bytes[own], stride, far, left - at, scratch.next_weights);
-        if (round > 0) continue;
+        if (turn > 0) continue;
         const char* ahead = ahead_of(reinterpret_cast<const char*>(rows.scales[own]), 2 * groups,
                                      far, left - at, scratch.next_scales);
         for (int64_t line = 0; line < 2 * groups; line += kLoad) __builtin_prefetch(ahead + line);
       }
       IntRegister sums[kBatch * kRows];
       sums_together<A, kBits, kLoads, kBlocks, kRows, kBatch>(
-          rows, stride, round * kEach * kLoad, run.loads - round * kEach,
-          x.values + round * kEach * kParts<A, kBits> * kBatch * kLoad, sums);
-      const int64_t place = round * kBatch * kLanes;
+          rows, stride, turn * kEach * kWide, left_here,
+          x.values + turn * kEach * kParts<A, kBits> * kBatch * kWide, sums);
+      const int64_t place = turn * kBatch * kRegister;
 #pragma GCC unroll 4
       for (int own = 0; own < kRows; ++own) {
-        const uint16_t* from = rows.scales[own] + round * kLanes;
-        const Register scales = first_lanes(
-            halves ? load_register(reinterpret_cast<const f16*>(from))
-                   : load_register(reinterpret_cast<const bf16*>(from)), here - round * kLanes);
+        const Register scales = of_blocks.load(rows.scales[own], turn * kRegister, false);
 #pragma GCC unroll 8
         for (int b = 0; b < kBatch; ++b) {
-          const int64_t at = place + b * kLanes;
-          const IntRegister whole = sums[b * kRows + own] - load_ints(x.raised + at).each[0];
-          const Register found = A::numbers(whole) * load_register(x.factors + at);
-          float* to = products + (b * kLanes + row + own) * width + (single ? 0 : round * kLanes);
-          const Register before = single && round > 0 ? load_register(to) : Register{};
+          const int64_t at = place + b * kRegister;
+          const auto raised = load_bytes<IntRegister>(x.raised + at);
+          const Register found =
+              A::numbers(sums[b * kRows + own] - raised) * load_register(x.factors + at);
+          float* to = products + (b * kRegister + row + own) * width +
+                      (single ? turn % kRegisters : turn) * kRegister;
+          const Register before = single && turn >= kRegisters ? load_register(to) : Register{};
           const Register product = multiply_add(before, found, scales);
           std::memcpy(to, &product, sizeof product);
         }
@@ -237,17 +280,26 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
     }
 }
 
+// Add the lanes of a vector for each lane of a register.
+TPC_INLINE Register lane_sums(Lanes* from) {
+#if defined(__AVX512F__)
+  return sums_of_all(from);
+#else
+  return sums(from);
+#endif
+}
+
 // Multiply the first rows by all sequences. Return how many; the others need `run_dots`, as do all
 // if a leaf has two blocks in a lane.
 template <class A, int kBits, int kLoads, int kBlocks>
 inline int64_t dots_together(const Grouped& weight, int64_t rows, const LaidValues<A>& x,
                              float* out, int64_t out_stride, Scratch& scratch) {
-  if (x.batch < 2 || x.batch > kMostInGroups || x.runs > 1) return 0;
-  if (x.leaves > 1 && x.most_blocks > kLanes) return 0;
+  const bool single = x.leaves == 1;
+  if (x.batch < kFewestInGroups[!single] || x.batch > kMostInGroups[!single]) return 0;
+  if (x.runs > 1 || (!single && x.most_blocks > kLanes)) return 0;
   const LaidRun<A>& run = *x.laid;
   const int64_t steady = weight.steady_rows(rows, run);
   if (steady == 0) return 0;
-  const bool single = x.leaves == 1;
   auto* values = scratch.take<ValuesTogether>((x.batch + kMostTogether - 1) / kMostTogether);
   for (int64_t b = 0; b < x.batch; b += kMostTogether) {
     const int64_t left = x.batch - b;
@@ -255,10 +307,12 @@ inline int64_t dots_together(const Grouped& weight, int64_t rows, const LaidValu
         run, b, left < kMostTogether ? left : kMostTogether, scratch);
   }
   const int64_t width = single ? kLanes : x.blocks();
-  auto* products = scratch.take<float>(kMostTogether * kLanes * width);
+  auto* products = scratch.take<float>(kMostTogether * kRegister * width);
+  if constexpr (kRegisters > 1)  // the last turn of a round may have no loads
+    std::memset(products, 0, sizeof(float) * static_cast<size_t>(kMostTogether * kRegister * width));
   const LeafSums<A> leaves(x, scratch);
-  for (int64_t row = 0; row < steady; row += kLanes) {
-    const int64_t count = steady - row < kLanes ? steady - row : kLanes;
+  for (int64_t row = 0; row < steady; row += kRegister) {
+    const int64_t count = steady - row < kRegister ? steady - row : kRegister;
     for (int64_t b = 0; b < x.batch; b += kMostTogether) {
       const ValuesTogether& own = values[b / kMostTogether];
       const auto with = [&](auto batch) TPC_ALWAYS {
@@ -271,13 +325,13 @@ inline int64_t dots_together(const Grouped& weight, int64_t rows, const LaidValu
       else if (own.batch == 6) with(std::integral_constant<int, 6>());
       else with(std::integral_constant<int, 8>());
       for (int64_t at = b; at < x.batch && at < b + kMostTogether; ++at) {
-        float* from = products + (at - b) * kLanes * width;
+        float* from = products + (at - b) * kRegister * width;
         float* to = out + row + at * out_stride;
         if (!single) {
           leaves.store(from, count, to);
           continue;
         }
-        const Lanes sums = sums_of_all(reinterpret_cast<Lanes*>(from));
+        const Register sums = lane_sums(reinterpret_cast<Lanes*>(from));
         std::memcpy(to, &sums, sizeof(float) * static_cast<size_t>(count));
       }
     }

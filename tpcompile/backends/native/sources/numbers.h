@@ -110,6 +110,8 @@ TPC_INLINE Register load_register(const f16* from) {
 TPC_INLINE Register load_register(const bf16* from) {
 #if defined(__AVX512F__)  // GCC widens halves of a register, and joins them
   const auto wide = (BitRegister)_mm512_cvtepu16_epi32(load_bytes<__m256i>(from));
+#elif defined(__AVX2__)
+  const auto wide = (BitRegister)_mm256_cvtepu16_epi32(load_bytes<__m128i>(from));
 #else
   const BitRegister wide = __builtin_convertvector(load_bytes<HalfBits>(from), BitRegister);
 #endif

@@ -10,78 +10,80 @@ from .numbers import as_rounded, rounded, sigmoid
 
 @triton.jit
 def partial_attention(words, buffers, own, SHAPE):
-    """Attend the query heads of a KV head to some spans, TOKENS tokens at a time."""
-    sequence = tl.load(words + abi.PARTIAL_ATTENTION_SEQUENCE)
+    """Attend the query heads of a KV head to some spans of sequences, TOKENS tokens at a time."""
+    first_sequence = tl.load(words + abi.PARTIAL_ATTENTION_SEQUENCES)
+    last_sequence = tl.load(words + abi.PARTIAL_ATTENTION_SEQUENCES + 1)
     first_head = tl.load(words + abi.PARTIAL_ATTENTION_HEADS)
     count = tl.load(words + abi.PARTIAL_ATTENTION_HEADS + 1) - first_head
-    lengths = start_of(buffers, tl.load(words + abi.PARTIAL_ATTENTION_LENGTHS), tl.int32)
-    length = tl.load(lengths + sequence)
-    blocks = (length + SHAPE.BLOCK - 1) // SHAPE.BLOCK
-    table = start_of(buffers, tl.load(words + abi.PARTIAL_ATTENTION_TABLES), tl.int32)
-    table += sequence * SHAPE.MOST_BLOCKS
-
     heads = tl.arange(0, SHAPE.HEADS)
     lanes = tl.arange(0, SHAPE.LANES)
     here = (heads < count)[:, None] & (lanes < SHAPE.WIDTH)[None, :]
-    number = tl.load(words + abi.PARTIAL_ATTENTION_Q)
-    q = start_of(buffers, number, SHAPE.DTYPE) + sequence * stride_of(buffers, number, 0)
-    q += first_head * SHAPE.WIDTH + lanes
+    for sequence in range(first_sequence, last_sequence):
+        lengths = start_of(buffers, tl.load(words + abi.PARTIAL_ATTENTION_LENGTHS), tl.int32)
+        length = tl.load(lengths + sequence)
+        blocks = (length + SHAPE.BLOCK - 1) // SHAPE.BLOCK
+        table = start_of(buffers, tl.load(words + abi.PARTIAL_ATTENTION_TABLES), tl.int32)
+        table += sequence * SHAPE.MOST_BLOCKS
 
-    number = tl.load(words + abi.PARTIAL_ATTENTION_CACHE)
-    cache = start_of(buffers, number, SHAPE.DTYPE)
-    cache += tl.load(words + abi.PARTIAL_ATTENTION_LAYER) * stride_of(buffers, number, 0)
-    cache += tl.load(words + abi.PARTIAL_ATTENTION_KV_HEAD) * stride_of(buffers, number, 3)
-    side = stride_of(buffers, number, 1)
-    slot_stride = stride_of(buffers, number, 2)
-    if SHAPE.WIDTH % 8 == 0:  # then so are all strides, which lets a load have 16 bytes
-        cache = tl.multiple_of(cache, 16)
-        side = side // 8 * 8  # Triton drops the hint `multiple_of` for what is loaded
-        slot_stride = slot_stride // 8 * 8
+        number = tl.load(words + abi.PARTIAL_ATTENTION_Q)
+        q = start_of(buffers, number, SHAPE.DTYPE) + sequence * stride_of(buffers, number, 0)
+        q += first_head * SHAPE.WIDTH + lanes
 
-    first_span = tl.load(words + abi.PARTIAL_ATTENTION_SPAN)
-    last_span = tl.load(words + abi.PARTIAL_ATTENTION_SPAN + 1)
-    for span in range(first_span, last_span):
-        first = blocks * span // SHAPE.SPANS * SHAPE.BLOCK
-        last = tl.minimum(blocks * (span + 1) // SHAPE.SPANS * SHAPE.BLOCK, length)
-        if SHAPE.WINDOW != abi.NONE:
-            first = tl.maximum(first, length - SHAPE.WINDOW)
-        most = tl.full([SHAPE.HEADS], float("-inf"), tl.float32)
-        mass = tl.zeros([SHAPE.HEADS], tl.float32)
-        mixed = tl.zeros([SHAPE.HEADS, SHAPE.LANES], tl.float32)
-        for begin in range(first, last, SHAPE.TOKENS):
-            tokens = begin + tl.arange(0, SHAPE.TOKENS)
-            inside = tokens < last
-            block = tl.load(table + tokens // SHAPE.BLOCK, mask=inside, other=0).to(tl.int64)
-            slots = (block * SHAPE.BLOCK + tokens % SHAPE.BLOCK) * slot_stride
-            rows = cache + slots[:, None] + lanes[None, :]
-            seen = inside[:, None] & (lanes < SHAPE.WIDTH)[None, :]
-            keys = tl.load(rows, mask=seen, other=0.0).to(tl.float32)
-            values = tl.load(rows + side, mask=seen, other=0.0).to(tl.float32)
-            for head in range(count):
-                query = tl.load(q + head * SHAPE.WIDTH, mask=lanes < SHAPE.WIDTH, other=0.0)
-                query = query.to(tl.float32)
-                scores = tl.sum(query[None, :] * keys, 1) * SHAPE.SCALE
-                scores = tl.where(inside, scores, float("-inf"))
-                chosen = heads == head
-                before = tl.max(tl.where(chosen, most, float("-inf")), 0)
-                higher = tl.maximum(before, tl.max(scores, 0))
-                weights = tl.exp(scores - higher)
-                kept = tl.exp(before - higher)
-                mass = tl.where(chosen, mass * kept + tl.sum(weights, 0), mass)
-                found = tl.sum(weights[:, None] * values, 0)
-                mixed = tl.where(chosen[:, None], mixed * kept + found[None, :], mixed)
-                most = tl.where(chosen, higher, most)
-        empty = mass == 0.0
-        mass = tl.where(empty, 1.0, mass)
-        place = (first_head + heads) * SHAPE.SPANS + span
-        number = tl.load(words + abi.PARTIAL_ATTENTION_VALUES)
-        out = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)
-        at = out + place[:, None] * SHAPE.WIDTH + lanes[None, :]
-        tl.store(at, mixed / mass[:, None], mask=here)
-        number = tl.load(words + abi.PARTIAL_ATTENTION_LSE)
-        out = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)
-        levels = tl.where(empty, float("-inf"), most + tl.log(mass))
-        tl.store(out + place, levels, mask=heads < count)
+        number = tl.load(words + abi.PARTIAL_ATTENTION_CACHE)
+        cache = start_of(buffers, number, SHAPE.DTYPE)
+        cache += tl.load(words + abi.PARTIAL_ATTENTION_LAYER) * stride_of(buffers, number, 0)
+        cache += tl.load(words + abi.PARTIAL_ATTENTION_KV_HEAD) * stride_of(buffers, number, 3)
+        side = stride_of(buffers, number, 1)
+        slot_stride = stride_of(buffers, number, 2)
+        if SHAPE.WIDTH % 8 == 0:  # then so are all strides, which lets a load have 16 bytes
+            cache = tl.multiple_of(cache, 16)
+            side = side // 8 * 8  # Triton drops the hint `multiple_of` for what is loaded
+            slot_stride = slot_stride // 8 * 8
+
+        first_span = tl.load(words + abi.PARTIAL_ATTENTION_SPAN)
+        last_span = tl.load(words + abi.PARTIAL_ATTENTION_SPAN + 1)
+        for span in range(first_span, last_span):
+            first = blocks * span // SHAPE.SPANS * SHAPE.BLOCK
+            last = tl.minimum(blocks * (span + 1) // SHAPE.SPANS * SHAPE.BLOCK, length)
+            if SHAPE.WINDOW != abi.NONE:
+                first = tl.maximum(first, length - SHAPE.WINDOW)
+            most = tl.full([SHAPE.HEADS], float("-inf"), tl.float32)
+            mass = tl.zeros([SHAPE.HEADS], tl.float32)
+            mixed = tl.zeros([SHAPE.HEADS, SHAPE.LANES], tl.float32)
+            for begin in range(first, last, SHAPE.TOKENS):
+                tokens = begin + tl.arange(0, SHAPE.TOKENS)
+                inside = tokens < last
+                block = tl.load(table + tokens // SHAPE.BLOCK, mask=inside, other=0).to(tl.int64)
+                slots = (block * SHAPE.BLOCK + tokens % SHAPE.BLOCK) * slot_stride
+                rows = cache + slots[:, None] + lanes[None, :]
+                seen = inside[:, None] & (lanes < SHAPE.WIDTH)[None, :]
+                keys = tl.load(rows, mask=seen, other=0.0).to(tl.float32)
+                values = tl.load(rows + side, mask=seen, other=0.0).to(tl.float32)
+                for head in range(count):
+                    query = tl.load(q + head * SHAPE.WIDTH, mask=lanes < SHAPE.WIDTH, other=0.0)
+                    query = query.to(tl.float32)
+                    scores = tl.sum(query[None, :] * keys, 1) * SHAPE.SCALE
+                    scores = tl.where(inside, scores, float("-inf"))
+                    chosen = heads == head
+                    before = tl.max(tl.where(chosen, most, float("-inf")), 0)
+                    higher = tl.maximum(before, tl.max(scores, 0))
+                    weights = tl.exp(scores - higher)
+                    kept = tl.exp(before - higher)
+                    mass = tl.where(chosen, mass * kept + tl.sum(weights, 0), mass)
+                    found = tl.sum(weights[:, None] * values, 0)
+                    mixed = tl.where(chosen[:, None], mixed * kept + found[None, :], mixed)
+                    most = tl.where(chosen, higher, most)
+            empty = mass == 0.0
+            mass = tl.where(empty, 1.0, mass)
+            place = (first_head + heads) * SHAPE.SPANS + span
+            number = tl.load(words + abi.PARTIAL_ATTENTION_VALUES)
+            out = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)
+            places = out + place[:, None] * SHAPE.WIDTH + lanes[None, :]
+            tl.store(places, mixed / mass[:, None], mask=here)
+            number = tl.load(words + abi.PARTIAL_ATTENTION_LSE)
+            out = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)
+            levels = tl.where(empty, float("-inf"), most + tl.log(mass))
+            tl.store(out + place, levels, mask=heads < count)
 
 
 @triton.jit
