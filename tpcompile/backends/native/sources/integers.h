@@ -17,7 +17,7 @@ struct IntRegisters {
 TPC_INLINE ShortRegister load_shorts(const void* from) { return load_bytes<ShortRegister>(from); }
 
 // Hold a value in a register: compilers would load it again for each use.
-TPC_INLINE void keep(ShortRegister& value) {
+TPC_INLINE void keep([[maybe_unused]] ShortRegister& value) {
 #if defined(__AVX2__)
   __asm__("" : "+v"(value));
 #endif
