@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tpcompile.backends.native import build
 from tpcompile.cpp import CppLibrary
@@ -64,9 +65,9 @@ def pytest_cmdline_main() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as directory:
         changed = changed_sources(Path(directory) / "sources")
 
-        def sources(path: str | None = None) -> CppLibrary:
+        def sources(path: str | None = None, dtype: torch.dtype | None = None) -> CppLibrary:
             """Return the description of a library: of the emulated path, or of all paths."""
-            library = _sources(path)
+            library = _sources(path, dtype)
             if path not in (None, PATH):
                 return library
             library = replace(library, sources=changed)
@@ -75,7 +76,10 @@ def pytest_cmdline_main() -> Iterator[None]:
             flags = ("-O1", "-w", *_sources("avx2").units["avx2"], "-include", "emulated.h")
             return replace(
                 library,
-                units=dict.fromkeys(library.units, flags),
+                units={
+                    name: (*flags, *(flag for flag in own if flag.startswith("-D")))
+                    for name, own in library.units.items()
+                },
                 headers={**library.headers, "emulated.h": header()},
             )
 

@@ -10,8 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tpcompile.backends.native import build
+from tpcompile.ir.format import Format
+from tpcompile.vm.groups.head import NormLmHead
 
 
 @pytest.mark.slow
@@ -41,7 +44,7 @@ def test_no_warnings(name: str, tmp_path: Path) -> None:
 
 
 BUILT = """
-from pathlib import Path
+import torch
 from tpcompile.backends.native import Native
 from tpcompile.backends.native.build import kernels, paths
 from tpcompile.cpp import _user_cache
@@ -49,14 +52,14 @@ built = _user_cache() / "tpcompile" / "native"
 count = lambda: len(list(built.glob("*.so")))
 found = paths()
 print(found, count())
-kernels(found[0])
+kernels(found[0], torch.float16)
 print(count())
 """
 
 
 @pytest.mark.slow
-def test_only_the_path_that_runs_is_built(tmp_path: Path) -> None:
-    """The names of all paths need no kernels; a path needs no kernels of another one."""
+def test_only_the_path_and_dtype_that_run_are_built(tmp_path: Path) -> None:
+    """The names of all paths need no kernels; kernels need none of another path or dtype."""
     environment = {**os.environ, "HOME": str(tmp_path)}
     command = [sys.executable, "-c", BUILT]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -64,9 +67,20 @@ def test_only_the_path_that_runs_is_built(tmp_path: Path) -> None:
     assert done.stderr.count("building the native backend") == 1
 
 
+def test_kernels_are_those_of_one_dtype() -> None:
+    path, dtypes = build.paths()[0], (torch.bfloat16, torch.float32)
+    found = {
+        (built, values): build.has_kernel(path, built, NormLmHead.opcode, *[Format.of(values)] * 4)
+        for built in dtypes
+        for values in dtypes
+    }
+    assert found == {key: key[0] == key[1] for key in found}
+    assert not build.has_kernel(path, torch.int32, NormLmHead.opcode)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(set(build.known()) - set(build.paths())))
 def test_the_kernels_of_another_cpu_are_refused(path: str) -> None:
     library = build.library()
-    assert library.tpc_open(None, build.kernels(path)) is None
+    assert library.tpc_open(None, build.kernels(path, torch.float16)) is None
     assert library.tpc_refusal() == b"the path does not run here"

@@ -183,7 +183,9 @@ def test_formats_with_kernels(path: str) -> None:
         **dict.fromkeys(("int4:32:supermin:a8", "int5:32:f16:a8", "int6:16:super:a8"), True),
     }
     found = {
-        word: has_kernel(path, NormLmHead.opcode, bf16, Format.parsed(word), bf16, bf16)
+        word: has_kernel(
+            path, torch.bfloat16, NormLmHead.opcode, bf16, Format.parsed(word), bf16, bf16
+        )
         for word in words
     }
     assert found == words

@@ -338,7 +338,7 @@ def test_a_path_that_is_not_here() -> None:
 
 
 def test_an_instruction_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "has_kernel", lambda path, opcode, *dtypes: opcode < 8)
+    monkeypatch.setattr(checks, "has_kernel", lambda path, dtype, opcode, *formats: opcode < 8)
     with pytest.raises(UnsupportedError, match="no kernel for all_reduce"):
         Native(CASE.memory())
 

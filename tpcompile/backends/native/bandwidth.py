@@ -26,7 +26,7 @@ class ReadLoop:
         """
         read = self.size if size is None else min(size, self.size)
         seconds = library().tpc_read(
-            kernels(paths()[0]),
+            kernels(paths()[0], torch.bfloat16),  # those of each dtype have the loop
             ctypes.c_void_p(self._bytes.data_ptr()),
             ctypes.c_int64(read),
             ctypes.c_int32(cores() if threads is None else threads),

@@ -1,7 +1,7 @@
 """The native libraries: their sources, and the flags of each vector path.
 
-One library has everything but kernels. The kernels of a vector path are a library of their own,
-which is built when the path is first used.
+One library has everything but kernels. The kernels of a vector path for values of one dtype are a
+library of their own, which is built when it is first used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from tpcompile.cpp import CppLibrary
+from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import Format
 from tpcompile.vm.program import abi
 from tpcompile.vm.program.c_rules import rules_header
@@ -39,6 +42,9 @@ _PATHS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "portable": dict.fromkeys(("portable", "few_bits_portable"), _EXACT),
 }
 """The source files of the kernels of each vector path, and their flags."""
+_PROMPTS = "prompts_"
+"""The beginning of the file of a path's operations on many tokens, which are for bf16 alone."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COMMON: Mapping[str, tuple[str, ...]] = dict.fromkeys(
     ("interpreter", "checks", "paths", "asleep", "prompts", "scratch"), ()
 )
@@ -68,36 +74,60 @@ def paths() -> list[str]:
 
 
 @functools.cache
-def kernels(path: str) -> ctypes.c_void_p:
-    """Return the kernels of a vector path, for functions of the library. They are built if needed.
+def kernels(path: str, dtype: torch.dtype) -> ctypes.c_void_p:
+    """Return the kernels of a vector path for values of a dtype, which are built if needed.
 
-    The path must be one of `paths()`.
+    They are for functions of the library. The path must be one of `paths()`.
     """
-    found = getattr(sources(path).load(), f"tpc_{path}")
+    return _found(path, dtype, f"tpc_{path}")
+
+
+@functools.cache
+def prompts(path: str) -> ctypes.c_void_p:
+    """Return the operations on many tokens of a vector path; see `kernels`."""
+    unit = next(name for name in _PATHS[path] if name.startswith(_PROMPTS))
+    return _found(path, torch.bfloat16, f"tpc_{unit}")
+
+
+def _found(path: str, dtype: torch.dtype, symbol: str) -> ctypes.c_void_p:
+    found = getattr(sources(path, dtype).load(), symbol)
     found.restype = ctypes.c_void_p
     return ctypes.c_void_p(found())
 
 
 @functools.cache
-def has_kernel(path: str, opcode: int, *formats: Format | None) -> bool:
-    """Return whether a vector path has a kernel for an opcode, and for these formats if given.
+def has_kernel(path: str, dtype: torch.dtype, opcode: int, *formats: Format | None) -> bool:
+    """Return whether a path has a kernel for values of a dtype, and for these formats if given.
 
     They are those of values, of the weight, of norms and biases, and of the cache; None for an
     instruction without them.
     """
+    if dtype not in _DTYPES:
+        return False
     numbers = [0 if one is None else int(one) for one in formats or (None,) * 4]
-    return bool(library().tpc_has_kernel(kernels(path), opcode, *numbers))
+    return bool(library().tpc_has_kernel(kernels(path, dtype), opcode, *numbers))
 
 
-def sources(path: str | None = None) -> CppLibrary:
-    """Return the description of the library of a vector path, or of the one that all paths use."""
+def sources(path: str | None = None, dtype: torch.dtype | None = None) -> CppLibrary:
+    """Return the description of the library of a vector path, or of the one that all paths use.
+
+    Without a dtype, the library has kernels for all.
+    """
+    units = _COMMON if path is None else {**_PATHS[path], "scratch": ()}
+    if path is not None and dtype is not None:
+        values = f"-DTPC_DTYPE={DType.of(dtype).word}"
+        units = {
+            name: (*flags, values)
+            for name, flags in units.items()
+            if dtype == torch.bfloat16 or not name.startswith(_PROMPTS)
+        }
     return CppLibrary(
         name="native backend",
         sources=Path(__file__).parent / "sources",
-        units=_COMMON if path is None else {**_PATHS[path], "scratch": ()},
+        units=units,
         headers={"tpc_abi.h": abi.c_header(), "tpc_rules.h": rules_header()},
         instead='or compile with backend="torch"',
-        takes="" if path is None else "about half a minute",
+        takes="" if path is None else "up to a minute",
     )
 
 

@@ -42,18 +42,29 @@ class Dtypes(NamedTuple):
         return f"{first} with {', '.join(others)}" if others else first
 
 
+def dtype_of(program: Program) -> torch.dtype:
+    """Return the dtype of a program's values, for which kernels are built."""
+    return program.buffers[program.one_per_rank(Role.LOGITS)[0]].dtype
+
+
 def check_kernels(program: Program, path: str) -> None:
     """Raise unless a path has kernels for all instructions with the dtypes of their operands."""
     shared: dict[tuple[int, type], Holders] = {}
+    typed: list[tuple[StepInstruction, Dtypes]] = []
     for one in program.instructions:
-        if not isinstance(one, StepInstruction) or not has_kernel(path, one.opcode):
+        if not isinstance(one, StepInstruction):
             _refuse_kernel(one, one.name)
         key = id(one.at), type(one)
         if key not in shared:
             shared[key] = _holders(one, program, shared=True)
-        dtypes = _dtypes(shared[key], _holders(one, program, shared=False))
-        if not has_kernel(path, one.opcode, *dtypes):
-            _refuse_kernel(one, str(dtypes))
+        typed.append((one, _dtypes(shared[key], _holders(one, program, shared=False))))
+    dtype = dtype_of(program)
+    for one, dtypes in typed:
+        if not has_kernel(path, dtype, one.opcode):
+            _refuse_kernel(one, one.name)
+        if not has_kernel(path, dtype, one.opcode, *dtypes):
+            values = dtypes.values or Format.of(dtype)
+            _refuse_kernel(one, str(dtypes._replace(values=values)))
 
 
 def _refuse_kernel(one: Any, subject: str) -> NoReturn:

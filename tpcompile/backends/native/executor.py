@@ -14,7 +14,7 @@ from tpcompile.backends.executor import Executor, executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native.asleep import asleep
 from tpcompile.backends.native.build import kernels, library, paths
-from tpcompile.backends.native.checks import check_kernels, check_table, check_times
+from tpcompile.backends.native.checks import check_kernels, check_table, check_times, dtype_of
 from tpcompile.backends.rotation import CPU
 from tpcompile.backends.share import board_size
 from tpcompile.errors import RankError, UnsupportedError, UsageError, VerifyError, did_you_mean
@@ -75,12 +75,15 @@ class Native(Executor):
 
     @classmethod
     def prepare(cls) -> None:
-        """Build the libraries of this CPU's fastest path, unless they are in the cache."""
-        kernels(_chosen(None))
+        """Build the library without kernels, unless it is in the cache."""
+        library()
 
     @classmethod
     def check(cls, program: Program, device: torch.device = CPU) -> None:
-        """Raise unless all instructions have kernels for the dtypes of their operands."""
+        """Raise unless all instructions have kernels for the dtypes of their operands.
+
+        The kernels of the program's dtype are built, unless they are in the cache.
+        """
         super().check(program, device)
         check_kernels(program, _chosen(None))
 
@@ -106,7 +109,8 @@ class Native(Executor):
         """The caches and states that the table describes, by buffer."""
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
         self._board = torch.zeros(board_size(program), dtype=torch.uint8)
-        opened = library().tpc_open(ctypes.byref(self._program()), kernels(self.path))
+        own_kernels = kernels(self.path, dtype_of(program))
+        opened = library().tpc_open(ctypes.byref(self._program()), own_kernels)
         if opened is None:
             self._raise_refusal()
             raise UnsupportedError(

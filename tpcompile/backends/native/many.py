@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tpcompile.backends.native.build import kernels, library, paths
+from tpcompile.backends.native.build import library, paths, prompts
 
 PATHS = {
     "amx_bf16": torch.bfloat16,
@@ -104,7 +104,7 @@ def each(kind: Any, *names: str) -> list[tuple[str, Any]]:
 def run(operation: Operation, arguments: ctypes.Structure, items: int, values: int) -> None:
     """Run an operation; each item computes so many values."""
     library().tpc_many(
-        kernels(chosen_path()),
+        prompts(chosen_path()),
         ctypes.c_int32(operation),
         ctypes.byref(arguments),
         ctypes.c_int64(items),

@@ -1,9 +1,8 @@
 // The path for CPUs with AVX2, FMA and F16C.
 #include "interface.h"
 #include "path.h"
-#include "prompts.h"
 
 extern "C" const void* tpc_avx2() {
-  static constexpr tpc::Path kPath = make_path("avx2", tpc::few_bits_avx2, tpc::many_avx2);
+  static constexpr tpc::Path kPath = make_path("avx2", tpc::few_bits_avx2);
   return &kPath;
 }

@@ -349,10 +349,11 @@ TPC_INLINE void add_chunks(typename F::Weights weight, int64_t odd, const typena
 }
 
 // Multiply `kRows` rows by `kBatch` sequences. Return the sums, `[kBatch][kRows]`. There is one
-// accumulator per sum at a time. The bits are those of `row_dots`.
+// accumulator per sum at a time. The bits are those of `row_dots`. A function of its own takes
+// compilers half of the time.
 template <class F, int kRows, int kBatch>
-TPC_INLINE Lanes block_dots(typename F::Weights weight, const typename F::Value* x,
-                            int64_t columns, const char* ahead, const char* ahead_odd) {
+[[gnu::noinline]] Lanes block_dots(typename F::Weights weight, const typename F::Value* x,
+                                   int64_t columns, const char* ahead, const char* ahead_odd) {
   static_assert(kRows * kBatch <= kLanes);
   constexpr int64_t kOdd = F::Weights::bytes(F::kChunk);
   Registers even[kBatch * kRows] = {}, odd[kBatch * kRows] = {};

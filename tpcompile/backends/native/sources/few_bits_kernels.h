@@ -6,11 +6,11 @@
 
 namespace {
 
-#define TPC_FEW_KINDS(OP, name, S, C)                                              \
-  TPC_OF_KIND(OP, S, TPC_KIND_INT8, C, name<Few<S>>),                              \
-      TPC_OF_KIND(OP, S, TPC_KIND_INT4, C, name<Few<S>>),                          \
-      TPC_OF_KIND(OP, S, TPC_KIND_INT8 | tpc::kRoundsValues, C, name<Rounds<S>>),  \
-      TPC_OF_KIND(OP, S, TPC_KIND_INT4 | tpc::kRoundsValues, C, name<Rounds<S>>)
+#define TPC_FEW_KINDS(S, OP, name, Model)                                             \
+  TPC_OF_KIND(OP, S, TPC_KIND_INT8, Model, name<Few<S>>),                             \
+      TPC_OF_KIND(OP, S, TPC_KIND_INT4, Model, name<Few<S>>),                         \
+      TPC_OF_KIND(OP, S, TPC_KIND_INT8 | tpc::kRoundsValues, Model, name<Rounds<S>>), \
+      TPC_OF_KIND(OP, S, TPC_KIND_INT4 | tpc::kRoundsValues, Model, name<Rounds<S>>)
 
 constexpr tpc::TypedKernel kFewBits[] = {TPC_READERS_OF_WEIGHTS(TPC_FEW_KINDS)};
 constexpr tpc::Kernels kTable = {kFewBits, sizeof kFewBits / sizeof *kFewBits};

@@ -117,11 +117,12 @@ constexpr bool kWidens<T, Float8> = std::is_same_v<typename Form<T, Float8>::Val
 // The columns of a group in most checkpoints.
 constexpr int64_t kUsualGroup = 128;
 
-// Multiply one row by `kBatch` sequences.
+// Multiply one row by `kBatch` sequences. Compilers would take several times as long for one function
+// with this code for each number of sequences.
 template <class F, int kBatch>
-TPC_INLINE void scaled_dots(const Float8& weight, int64_t row, const char* ahead,
-                            const typename F::Value* x, int64_t stride, int64_t columns, float* out,
-                            int64_t out_stride, Sums& sums) {
+[[gnu::noinline]] void scaled_dots(const Float8& weight, int64_t row, const char* ahead,
+                                   const typename F::Value* x, int64_t stride, int64_t columns,
+                                   float* out, int64_t out_stride, Sums& sums) {
   Registers totals[kBatch] = {};
   int64_t at = 0, group = 0;
   // Add the products of the next columns, which share a scale.
@@ -135,14 +136,12 @@ TPC_INLINE void scaled_dots(const Float8& weight, int64_t row, const char* ahead
                                            Register{} + scale);
     at += count;
   };
-  const auto add_up_to = [&](int64_t count) TPC_ALWAYS {
-    add(count < columns - at ? count : columns - at);
-  };
   const int64_t group_columns = weight.group(), left = weight.left_of_group();
-  if (left < group_columns) add_up_to(left);
-  if (group_columns == kUsualGroup)  // a loop of its own, with a constant, is faster
-    while (columns - at >= kUsualGroup) add(std::integral_constant<int64_t, kUsualGroup>());
-  while (at < columns) add_up_to(group_columns);
+  for (int64_t next = left; at < columns; next = group_columns)
+    if (next == kUsualGroup && columns - at >= kUsualGroup)  // a constant is faster
+      add(std::integral_constant<int64_t, kUsualGroup>());
+    else
+      add(next < columns - at ? next : columns - at);
   for (int b = 0; b < kBatch; ++b) sums.add(lanes(totals[b]), out + b * out_stride);
 }
 

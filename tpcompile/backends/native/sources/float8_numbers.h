@@ -11,6 +11,22 @@ namespace {
 constexpr float kFloat8 = 256.0f;
 #else
 constexpr float kFloat8 = 1.0f / 512.0f;
+
+struct Float8Values {
+  float of[256];
+};
+
+constexpr Float8Values float8_values() {
+  Float8Values found{};
+  for (int bits = 0; bits < 128; ++bits) {
+    const int exponent = bits >> 3, mantissa = bits & 7;
+    const int size = exponent ? (8 + mantissa) << (exponent - 1) : mantissa;
+    found.of[bits] = static_cast<float>(size), found.of[bits + 128] = static_cast<float>(-size);
+  }
+  return found;
+}
+
+constexpr Float8Values kFloat8Values = float8_values();
 #endif
 
 // Load a register of numbers, as multiples of `kFloat8`. All are exact.
@@ -26,14 +42,9 @@ TPC_INLINE Register float8(const uint8_t* from) {
   const __m128i sign = _mm_and_si128(wide, _mm_set1_epi16(-0x8000));
   return (Register)_mm256_cvtph_ps(_mm_or_si128(size, sign));
 #else
-  typedef int32_t Ints __attribute__((vector_size(4 * kRegister)));
-  Ints found;
-  for (int lane = 0; lane < kRegister; ++lane) {
-    const int exponent = from[lane] >> 3 & 15, mantissa = from[lane] & 7;
-    const int size = exponent ? (8 + mantissa) << (exponent - 1) : mantissa;
-    found[lane] = from[lane] & 128 ? -size : size;
-  }
-  return __builtin_convertvector(found, Register);
+  Register found;
+  for (int lane = 0; lane < kRegister; ++lane) found[lane] = kFloat8Values.of[from[lane]];
+  return found;
 #endif
 }
 

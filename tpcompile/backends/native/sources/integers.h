@@ -18,7 +18,7 @@ TPC_INLINE ShortRegister load_shorts(const void* from) { return load_bytes<Short
 
 // Hold a value in a register: compilers would load it again for each use.
 template <class V>
-TPC_INLINE void keep(V& value) {
+TPC_INLINE void keep([[maybe_unused]] V& value) {
 #if defined(__AVX2__)
   __asm__("" : "+v"(value));
 #endif

@@ -42,13 +42,17 @@ int32_t tpc_abi_version();
 // Return the name of the path at this place among those that run here, fastest first, or null.
 const char* tpc_path(int32_t place);
 
-// Return the kernels of a path, for the functions below. Each path has a library of its own, which
-// has one of these functions.
+// Return the kernels of a path, for the functions below. Each path and dtype of values has a library
+// of its own, which has one of these functions.
 const void* tpc_portable();
 const void* tpc_avx2();
 const void* tpc_avx512_vnni();
 const void* tpc_avx512_bf16();
 const void* tpc_amx_bf16();
+
+// Return the operations on many tokens, which are in the libraries for bf16.
+const void* tpc_prompts_avx2();
+const void* tpc_prompts_avx512_bf16();
 
 // Return a machine, or null if the program is refused or the threads cannot be started.
 void* tpc_open(const tpc_program* program, const void* path);
@@ -88,8 +92,8 @@ void tpc_close(void* machine);
 void tpc_asleep(void (*wait)());
 
 // Do all items of an operation on many tokens (see prompts.h), `grain` at a time, on the threads of
-// OpenMP. The path must run here, and have these kernels.
-void tpc_many(const void* path, int32_t operation, const void* arguments, int64_t items,
+// OpenMP. `prompts` are those of a path that runs here.
+void tpc_many(const void* prompts, int32_t operation, const void* arguments, int64_t items,
               int64_t grain, int32_t threads);
 
 // Read memory on some threads, an even part each, and return the seconds.

@@ -38,27 +38,29 @@ constexpr tpc::Dtypes dtypes_of() {
 template <class S>
 using Eight = Types<S, Plain<S>, S, scaled8>;
 
-// A kernel for some types.
-#define TPC_KERNEL(OP, name, types) {TPC_OP_##OP, dtypes_of<types>(), name<types>}
-#define TPC_DENSE(OP, name)                                              \
-  TPC_KERNEL(OP, name, Dense<f32>), TPC_KERNEL(OP, name, Dense<bf16>), \
-      TPC_KERNEL(OP, name, Dense<f16>)
-// Kernels of attention, which reads a cache in any format.
-#define TPC_READER(OP, name)                                                       \
-  TPC_DENSE(OP, name), TPC_KERNEL(OP, name, Eight<f32>),                           \
-      TPC_KERNEL(OP, name, Eight<bf16>), TPC_KERNEL(OP, name, Eight<f16>)
-// A kernel of models of dtype S with weights of a kind and a cache of type C.
-#define TPC_OF_KIND(OP, S, arithmetic, C, run) \
-  {TPC_OP_##OP, {kDType<S>, arithmetic, kDType<S>, kDType<C>}, run}
+// Entries of a table for each dtype of values, or for the one that a library is built for.
+#ifdef TPC_DTYPE
+#define TPC_EACH_DTYPE(ENTRY, ...) ENTRY(TPC_DTYPE, __VA_ARGS__)
+#else
+#define TPC_EACH_DTYPE(ENTRY, ...) \
+  ENTRY(f32, __VA_ARGS__), ENTRY(bf16, __VA_ARGS__), ENTRY(f16, __VA_ARGS__)
+#endif
 
-// Kernels of instructions that read weights, of each dtype. `KINDS(OP, name, S, C)` are those of the
-// kinds of weights that a table is for.
-#define TPC_LINEAR(KINDS, OP, name) \
-  KINDS(OP, name, f32, f32), KINDS(OP, name, bf16, bf16), KINDS(OP, name, f16, f16)
+// A kernel of models of dtype S, whose types are `Model<S>`.
+#define TPC_KERNEL(S, OP, name, Model) {TPC_OP_##OP, dtypes_of<Model<S>>(), name<Model<S>>}
+#define TPC_DENSE(OP, name) TPC_EACH_DTYPE(TPC_KERNEL, OP, name, Dense)
+// Kernels of attention, which reads a cache in any format.
+#define TPC_READER(OP, name) TPC_DENSE(OP, name), TPC_EACH_DTYPE(TPC_KERNEL, OP, name, Eight)
+// A kernel of models of dtype S with weights of a kind and the cache of `Model<S>`.
+#define TPC_OF_KIND(OP, S, arithmetic, Model, run) \
+  {TPC_OP_##OP, {kDType<S>, arithmetic, kDType<S>, dtypes_of<Model<S>>().cache}, run}
+
+// Kernels of instructions that read weights. `KINDS(S, OP, name, Model)` are those of the kinds of
+// weights that a table is for.
+#define TPC_LINEAR(KINDS, OP, name) TPC_EACH_DTYPE(KINDS, OP, name, Dense)
 // The same if they store rows in the cache. One kernel stores them in any format.
-#define TPC_WRITER(KINDS, OP, name)                                         \
-  TPC_LINEAR(KINDS, OP, name), KINDS(OP, name, f32, scaled8),               \
-      KINDS(OP, name, bf16, scaled8), KINDS(OP, name, f16, scaled8)
+#define TPC_WRITER(KINDS, OP, name) \
+  TPC_LINEAR(KINDS, OP, name), TPC_EACH_DTYPE(KINDS, OP, name, Eight)
 #define TPC_READERS_OF_WEIGHTS(KINDS)                                \
   TPC_LINEAR(KINDS, EMBED, embed),                                   \
       TPC_WRITER(KINDS, NORM_QKV_ROPE_APPEND, norm_qkv_rope_append), \

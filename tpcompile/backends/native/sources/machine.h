@@ -108,7 +108,6 @@ struct Kernels {
 struct Path {
   const char* name;
   uint64_t (*read)(const char* from, int64_t bytes);
-  const ManyKernel* many;  // null if the path has no kernels for many tokens
   Kernels kernels;
   const Kernels* few_bits;  // those of weights of few bits
 };

@@ -6,9 +6,9 @@
 
 namespace {
 
-#define TPC_WHOLE_KINDS(OP, name, S, C)             \
-  TPC_OF_KIND(OP, S, kDType<S>, C, name<Dense<S>>), \
-      TPC_OF_KIND(OP, S, TPC_KIND_FP8, C, name<Floats<S>>)
+#define TPC_WHOLE_KINDS(S, OP, name, Model)             \
+  TPC_OF_KIND(OP, S, kDType<S>, Model, name<Dense<S>>), \
+      TPC_OF_KIND(OP, S, TPC_KIND_FP8, Model, name<Floats<S>>)
 
 // All combinations of types that instructions may have, except for integers of few bits.
 constexpr tpc::TypedKernel kKernels[] = {
@@ -21,9 +21,8 @@ constexpr tpc::TypedKernel kKernels[] = {
     {TPC_OP_ARGMAX, {}, argmax},
 };
 
-constexpr tpc::Path make_path(const char* name, const tpc::Kernels& few_bits,
-                              const tpc::ManyKernel* many = nullptr) {
-  return {name, read_all, many, {kKernels, sizeof kKernels / sizeof *kKernels}, &few_bits};
+constexpr tpc::Path make_path(const char* name, const tpc::Kernels& few_bits) {
+  return {name, read_all, {kKernels, sizeof kKernels / sizeof *kKernels}, &few_bits};
 }
 
 }  // namespace

@@ -68,9 +68,9 @@ extern "C" int32_t tpc_has_states(const void* arguments, int64_t states) {
   return 1;
 }
 
-extern "C" void tpc_many(const void* path, int32_t operation, const void* arguments, int64_t items,
-                         int64_t grain, int32_t threads) {
-  Work work{static_cast<const tpc::Path*>(path)->many[operation], arguments, items, grain};
+extern "C" void tpc_many(const void* prompts, int32_t operation, const void* arguments,
+                         int64_t items, int64_t grain, int32_t threads) {
+  Work work{static_cast<const tpc::ManyKernel*>(prompts)[operation], arguments, items, grain};
   const OpenMp& threads_of = open_mp();
   if (threads > 1 && items > grain && threads_of.usable())
     threads_of.parallel(run, &work, static_cast<unsigned>(threads), 0);

@@ -157,8 +157,4 @@ struct DeltaRule {
   Sequences sequences;
 };
 
-#if defined(__x86_64__)
-extern const ManyKernel many_avx2[], many_avx512_bf16[];
-#endif
-
 }  // namespace tpc

@@ -1,4 +1,5 @@
 // Operations on many tokens, with AVX2 and FMA. Products take values in bf16 as fp32.
+#include "interface.h"
 #include "numbers.h"
 #include "transpose.h"
 
@@ -159,8 +160,7 @@ TPC_INLINE void load_transposed(const float* from, int64_t stride, Lanes* block)
 
 #include "prompts_kernels.h"
 
-namespace tpc {
-
-const ManyKernel many_avx2[] = {TPC_MANY_KERNELS};
-
-}  // namespace tpc
+extern "C" const void* tpc_prompts_avx2() {
+  static constexpr tpc::ManyKernel kMany[] = {TPC_MANY_KERNELS};
+  return kMany;
+}

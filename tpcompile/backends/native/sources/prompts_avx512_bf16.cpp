@@ -1,4 +1,5 @@
 // Operations on many tokens, with AVX-512 and its dot products of bf16.
+#include "interface.h"
 #include "numbers.h"
 #include "transpose.h"
 
@@ -146,8 +147,7 @@ TPC_INLINE void load_transposed(const float* from, int64_t stride, Lanes* block)
 
 #include "prompts_kernels.h"
 
-namespace tpc {
-
-const ManyKernel many_avx512_bf16[] = {TPC_MANY_KERNELS};
-
-}  // namespace tpc
+extern "C" const void* tpc_prompts_avx512_bf16() {
+  static constexpr tpc::ManyKernel kMany[] = {TPC_MANY_KERNELS};
+  return kMany;
+}
