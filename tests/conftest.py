@@ -59,8 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Let collections of garbage leave out what imports have made, as it stays to the end."""
+    """Let collections of garbage leave out what imports have made, as it stays to the end.
+
+    They are also rarer than by default, where they take a tenth of the time.
+    """
     gc.freeze()
+    gc.set_threshold(50_000)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

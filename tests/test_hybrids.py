@@ -55,11 +55,12 @@ def answers(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Ten
 
 @pytest.mark.parametrize(("family", "seed"), CONFIGS)
 def test_any_configuration_at_any_tp(family: str, seed: int) -> None:
+    """Each configuration is compiled at every second tp."""
     config = random_config(seed, family)
     eager = lively_hybrid(config, seed)
     given = batch(seed)
     expected = answers(eager, *given)
-    for tp in range(1, min(5, most_ranks(config)) + 1):
+    for tp in range(1 + seed % 2, min(5, most_ranks(config)) + 1, 2):
         with tpcompile.compile(eager, tp=tp, simulate=True, backend="torch") as compiled:
             for found, wanted in zip(answers(compiled, *given), expected, strict=True):
                 assert relative_error(found, wanted) < TOLERANCE, tp

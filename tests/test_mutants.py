@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import mutants
 from benchmarks.mutants import Result, refused_pairs, results, shortfalls
 from benchmarks.mutations import KINDS, SUBJECTS, Graph, graphs, judge
 from tpcompile.ir import check_parameters, checker, meta
@@ -257,7 +258,13 @@ def test_components_of_another_part_are_refused(
     assert not any(one.checker for one in accepted)
 
 
-def test_a_good_model_of_full_size_is_not_refused() -> None:
+@pytest.mark.parametrize(
+    "tps", [(2, 5), pytest.param(mutants.GOOD_TPS, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_a_good_model_of_full_size_is_not_refused(
+    tps: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutants, "GOOD_TPS", tps)
     threads = torch.get_num_threads()
     try:
         assert refused_pairs("qwen2.5-0.5b") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,10 +21,11 @@ def test_a_name_is_that_of_a_test(function: str) -> None:
 
 
 class _Item:
-    """A case of a test, of which only the name is read."""
+    """A case of a test, of which only the name and the parameters are read."""
 
-    def __init__(self, nodeid: str) -> None:
+    def __init__(self, nodeid: str, **parameters: object) -> None:
         self.nodeid = nodeid
+        self.callspec = SimpleNamespace(params=parameters)
 
     def get_closest_marker(self, name: str) -> None:
         return None
@@ -40,3 +42,17 @@ def test_each_value_of_each_parameter_occurs(monkeypatch: pytest.MonkeyPatch, pe
     assert kept[0] == 0 and kept[-1] == 10 * period
     assert {number % period for number in kept[:-1]} == set(range(period))
     assert 3 * period <= len(kept) - 1 <= 4 * period
+
+
+def test_values_that_several_cases_have_all_occur(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are no reason to run a case: each of many cases may have a number of its own."""
+    monkeypatch.setitem(ONE_IN, "test_cases", 9)
+    items = [
+        _Item(f"test_cases[{number}]", model=number % 3, path=number // 6, seed=number)
+        for number in range(12)
+    ]
+    rest = list(left_out(items))  # type: ignore[arg-type]
+    kept = [one.callspec.params for one in items if one not in rest]
+    assert {one["model"] for one in kept} == {0, 1, 2}
+    assert {one["path"] for one in kept} == {0, 1}
+    assert [one["seed"] for one in kept] == [0, 1, 5, 6]

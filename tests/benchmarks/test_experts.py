@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.experts import main
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 TINY = ["tiny-qwen3-moe", "--layers", "0", "--vocabulary", "0", "--steps", "3", "--turns", "1"]
 
 

@@ -17,6 +17,8 @@ from benchmarks.load import Case, Run, limit, main, run_once
 from benchmarks.memory import MemoryWatch, family, own_bytes
 from benchmarks.peers.side import Side, SideError, SideSpec
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 MB = 1000**2
 
 

@@ -17,6 +17,7 @@ from benchmarks.random_pipelines import (
     RandomPipeline,
     outcome_of,
 )
+from tests.captures import captured_once
 from tpcompile.ir.ops import SWIGLU
 from tpcompile.passes import raise_swiglu
 from tpcompile.rewriting.proving import Prover
@@ -24,8 +25,9 @@ from tpcompile.rewriting.rewrite import insert
 
 
 @pytest.fixture(autouse=True)
-def _few_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_ranks_and_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proofs, "TPS", range(2, 4))
+    monkeypatch.setattr(proofs, "capture", captured_once)
 
 
 def _by_pipeline(results: list[Result]) -> dict[str, tuple[bool, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.inspect.test_step_trace import check_both
 from tests.inspect.trace_format import read_trace
+from tpcompile.backends.triton.ahead import Compiled, compile_ahead
+from tpcompile.vm.program import Program
 from tpcompile.vm.program.text import parse_program
 from tpcompile.vm.schedule import scheduled as scheduling
 from tpcompile.vm.schedule.assemble import Assembled, assemble
@@ -211,8 +214,19 @@ def test_measured_tables(cli: Cli) -> None:
     assert "predicted and measured" in ran.out
 
 
-def test_a_kernel_compiled_ahead(cli: Cli) -> None:
-    """The resources of the kernel are in the JSON, and in a table of their own."""
+def test_a_kernel_compiled_ahead(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resources of the kernel are in the JSON, and in a table of their own.
+
+    It is compiled once.
+    """
+    compiled = functools.cache(lambda arch: compile_ahead(programs[-1], arch))
+    programs: list[Program] = []
+
+    def once(program: Program, arch: str) -> Compiled:
+        programs.append(program)
+        return compiled(arch)
+
+    monkeypatch.setattr("tpcompile.scheduling.compile_ahead", once)
     line = "schedule preset:tiny-qwen3 --target h200 --workers 8 --aot sm_90"
     found = json.loads(cli(f"{line} --json").out)["aot"]
     assert list(found) == [
@@ -220,6 +234,7 @@ def test_a_kernel_compiled_ahead(cli: Cli) -> None:
     ]
     assert found["spills"] == 0 < found["registers"] <= 255
     assert "registers per thread" in cli(line).out
+    assert programs[0] == programs[1]
 
 
 @pytest.mark.parametrize("form", ["--text", "--kernel"])

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import tpcompile
+from tests.captures import captured_once as capture
 from tests.compressed import group, write_compressed
 from tests.float8 import write_fp8
 from tests.packed import write_awq, write_gptq
 from tests.runtime.damage_files import damaged
 from tpcompile.errors import CompileError
-from tpcompile.frontend import Captured, capture
+from tpcompile.frontend import Captured
 from tpcompile.ir.simulate import whole_value
 from tpcompile.runtime.weights import opened, weights_of
 

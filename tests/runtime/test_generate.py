@@ -103,7 +103,16 @@ OF_CACHES = (
     "guided",
 )
 """The modes that use caches in different ways; the others change logits alone, of any model."""
-CASES = [(name, mode) for name in SUBJECTS for mode in (ASKED if name == "1" else OF_CACHES)]
+CASES = [
+    *(("1", mode) for mode in ASKED),
+    *(
+        pytest.param(name, mode, marks=[pytest.mark.slow] * ((number + place) % 2))
+        for number, name in enumerate(SUBJECTS)
+        if name != "1"
+        for place, mode in enumerate(OF_CACHES)
+    ),
+]
+"""Every second mode of the other models runs by default, with every second model."""
 
 
 @pytest.mark.parametrize(("both", "asked"), CASES, indirect=["both"])

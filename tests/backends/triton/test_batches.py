@@ -20,7 +20,7 @@ _EDGES = (1, 4, 5, 9, 3)
 @pytest.mark.parametrize(
     ("model", "tp", "batch"),
     [
-        *((ONE_LAYER, tp, batch) for tp in (1, 2) for batch in BATCHES),
+        *((ONE_LAYER, 1 + place % 2, batch) for place, batch in enumerate(BATCHES)),
         *((HYBRID, tp, batch) for tp, batch in ((1, 1), (2, 2), (3, 9), (1, 33))),
     ],
 )
@@ -35,7 +35,7 @@ def test_batches_are_those_of_the_reference_machine(model: str, tp: int, batch: 
     ("model", "batch", "dtype", "wide"),
     [
         (ONE_LAYER, 3, torch.float32, False),
-        (ONE_LAYER, 17, torch.bfloat16, False),
+        (ONE_LAYER, 9, torch.bfloat16, False),
         (HYBRID, 9, torch.bfloat16, False),
         # tiles of fewer columns
         pytest.param(ONE_LAYER, 33, torch.float32, True, marks=pytest.mark.slow),
@@ -47,11 +47,19 @@ def test_batches_are_those_of_the_reference_machine(model: str, tp: int, batch: 
 def test_a_sequence_has_the_same_bits_in_every_batch_and_order(
     model: str, batch: int, dtype: torch.dtype, wide: bool
 ) -> None:
-    tokens = 5 * torch.arange(batch) % 199
-    found = _second_logits(model, tokens, dtype, wide)
-    assert torch.equal(_second_logits(model, tokens.flip(0), dtype, wide).flip(0), found)
-    assert torch.equal(_second_logits(model, tokens[:1], dtype, wide)[0], found[0])
+    found = _second_logits(model, there_and_back(batch), dtype, wide)
+    assert torch.equal(found.flip(0), found)
+    assert torch.equal(_second_logits(model, there_and_back(1), dtype, wide)[0], found[0])
     assert not torch.equal(found[0], found[1])
+
+
+def there_and_back(batch: int) -> torch.Tensor:
+    """Return tokens of which each stands at two places of a batch, but for the one in the middle.
+
+    The first ones are those of every batch.
+    """
+    tokens = 5 * torch.arange((batch + 1) // 2) % 199
+    return torch.cat([tokens, tokens[: batch // 2].flip(0)])
 
 
 def _second_logits(

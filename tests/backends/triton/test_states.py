@@ -45,7 +45,7 @@ def test_a_launch_reads_one_state_and_writes_another() -> None:
     kernel, machine = _both()
     for one in (kernel, machine):
         place(one, CASE, read=torch.tensor([0, 1]), write=torch.tensor([3, 2]))
-    assert torch.equal(kernel.run(3), machine.run(3))
+    assert torch.equal(kernel.run(2), machine.run(2))
     assert relative_error(kernel.logits, machine.logits) < EXACT
     _check_states(kernel.memory, machine.memory, [2, 3])
 
@@ -54,7 +54,7 @@ def test_steps_of_a_launch_are_those_of_launches() -> None:
     together, alone = Triton(CASE.memory()), Triton(CASE.memory())
     for one in (together, alone):
         place(one, CASE)
-    assert torch.equal(together.run(3), torch.cat([alone.run() for _ in range(3)]))
+    assert torch.equal(together.run(2), torch.cat([alone.run() for _ in range(2)]))
     assert torch.equal(together.logits, alone.logits)
     for own, other in zip(_states(together.memory), _states(alone.memory), strict=True):
         assert torch.equal(own.nan_to_num(), other.nan_to_num())
@@ -68,8 +68,8 @@ def test_a_sequence_that_has_ended() -> None:
     kernel, machine = _both()
     for one in (kernel, machine):
         place(one, CASE, stops=(stop,))
-    tokens = kernel.run(3)
-    assert torch.equal(tokens, machine.run(3)) and tokens[1:, 1].eq(-1).all()
+    tokens = kernel.run(2)
+    assert torch.equal(tokens, machine.run(2)) and tokens[1:, 1].eq(-1).all()
     _check_states(kernel.memory, machine.memory, [0, 1])
 
 

@@ -20,6 +20,7 @@ from tests.backends.reference.stepping import (
     HYBRID_EXPERTS,
     HYBRID_ODD,
     HYBRID_SHORT,
+    ONE_LAYER,
     SHARED,
     WHOLE,
     WINDOWED,
@@ -94,7 +95,7 @@ def test_an_mlp_of_two_weights_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("policy", ["critical-path", "dynamic"])
 def test_132_workers(policy: str) -> None:
-    case = Case(FEW_TOKENS, lengths=(9,), workers=132, policy=policy)
+    case = Case(ONE_LAYER, lengths=(9,), workers=132, policy=policy)
     (found,) = steps_on(Triton(case.memory()), case, 1)
     assert relative_error(found, steps_of(case, 1)[0]) < EXACT
 
@@ -189,8 +190,15 @@ def test_one_branch_per_shape() -> None:
     assert kernel.source.count("head.argmax(") == 1
 
 
-@pytest.mark.parametrize("model", [FEW_TOKENS, HYBRID])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "model"),
+    [
+        (torch.bfloat16, HYBRID),
+        (torch.float16, ONE_LAYER),
+        pytest.param(torch.bfloat16, FEW_TOKENS, marks=pytest.mark.slow),
+        pytest.param(torch.float16, HYBRID, marks=pytest.mark.slow),
+    ],
+)
 def test_16_bits(dtype: torch.dtype, model: str) -> None:
     """The error relative to fp32 is at most 1.5 times that of the reference machine."""
     exact = _first_steps(Machine, torch.float32, model)

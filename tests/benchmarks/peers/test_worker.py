@@ -16,6 +16,8 @@ from benchmarks.peers.kinds import KINDS, Loaded, Settings, Sizes
 from benchmarks.peers.worker import Result, Runner
 from tests.gguf_files import model_of, write_gguf
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [19, 18, 17, 16, 15, 14, 13]]
 MORE = [[1, 2, 3], [3, 2, 1]]
 PACKAGES = {"llama.cpp": ["llama_cpp", "gguf"], "openvino": ["openvino", "optimum.intel"]}

@@ -50,11 +50,15 @@ STATES: dict[str, Callable[[Chat], None]] = {
     show.__name__: show for show in (nothing, conversation, settings)
 }
 SIZES = ((1400, 900), (390, 844))
+LOOKS = [
+    (state, scheme, SIZES[(row + column) % 2])
+    for row, state in enumerate(STATES)
+    for column, scheme in enumerate(("light", "dark"))
+]
+"""Each state is light and dark, and wide and narrow."""
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("state", "scheme", "size"), LOOKS)
 def test_no_serious_problem(
     browser: Any, replies: Replies, state: str, scheme: str, size: tuple[int, int]
 ) -> None:

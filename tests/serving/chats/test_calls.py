@@ -21,7 +21,6 @@ FORMS: dict[str, Any] = {
     "hermes": (hermes, lambda: MarkedCalls(partial(JsonCall, TOOLS), BEGIN, END)),
     "qwen3-coder": (elements, lambda: MarkedCalls(partial(ElementCall, TOOLS), BEGIN, END)),
 }
-TEXTS = 2500
 
 
 def joined(events: list[Event]) -> list[Event]:
@@ -43,13 +42,14 @@ def parsed(parser: MarkedCalls, *pieces: str) -> list[Event]:
     return joined([*events, *parser.end()])
 
 
+@pytest.mark.parametrize("texts", [500, pytest.param(2500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", FORMS)
-def test_random_texts_cut_at_every_place(form: str) -> None:
+def test_random_texts_cut_at_every_place(form: str, texts: int) -> None:
     """The events do not depend on the cuts, and have all that the model wrote."""
     write, parser = FORMS[form]
     rng = random.Random(form)
     calls = broken = begun = 0
-    for _ in range(TEXTS):
+    for _ in range(texts):
         text = random_text(rng, write)
         whole = parsed(parser(), text)
         assert parsed(parser(), *text) == whole, text
@@ -59,7 +59,7 @@ def test_random_texts_cut_at_every_place(form: str) -> None:
         calls += sum(isinstance(event, Complete) for event in whole)
         broken += sum(isinstance(event, Broken) for event in whole)
         begun += sum(isinstance(event, Broken) and event.rest != event.whole for event in whole)
-    assert calls > 1000 and broken > 500 and begun > 100
+    assert calls > 0.4 * texts and broken > 0.2 * texts and begun > 0.04 * texts
 
 
 def check_nothing_is_lost(form: str, text: str, events: list[Event]) -> None:

@@ -56,14 +56,13 @@ def model(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
 
 
 def test_no_bit_depends_on_guesses(model: Any) -> None:
-    asked = requests(Random(1), 10, TOKENS)
+    asked = requests(Random(1), 6, TOKENS)
     plain = answers(model, asked)
     known = texts(asked, plain)
     before = model.steps
     for right in (1.0, 0.8, 0.0):
         assert answers(model, asked, speculate=Oracle(known, right), max_batch=4) == plain
-    for speculate in ("prompt:5", "prompt"):
-        assert answers(model, asked, speculate=speculate, max_batch=3) == plain
+    assert answers(model, asked, speculate="prompt", max_batch=3) == plain
     drafted, accepted = (now - past for now, past in zip(model.steps[2:], before[2:], strict=True))
     assert drafted > accepted > 100
 
