@@ -199,7 +199,7 @@ def test_traps_are_refused_in_words(trap: int, kind: str) -> None:
         verify_program(unsafe[0].program)
 
 
-WORDS = 15
+WORDS = 30
 """The number of mutants with one wrong word, per kind of instruction."""
 
 
