@@ -1,4 +1,4 @@
-"""The verifier refuses exactly the unsafe ones of a thousand programs with a mistake.
+"""The verifier refuses exactly the unsafe ones of thousands of programs with a mistake.
 
 The programs are lowered from small models, on one rank and several, with all policies. The oracle
 of `tpcompile.vm.proof.oracle` determines which are unsafe, and the reference machine confirms it.
@@ -50,19 +50,17 @@ OTHERS = {
 
 Some kinds have only one mutant per program or layer, and one kind is rarely unsafe.
 """
-JUDGED = {"region_shifted": 112}
-"""Mutants that are judged by default, if not 27: one kind is rarely unsafe."""
 SAFE = ("buffer_reused_openly", "counter_split")
 """Kinds that are always or nearly always safe; refusing them is a false positive."""
 
 
-def test_there_are_a_thousand() -> None:
-    assert sum(JUDGED.get(kind, 27) for kind in KINDS) >= 1000
+def test_there_are_thousands() -> None:
+    assert sum(OTHERS.get(kind, EACH) for kind in KINDS) >= 2000
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_verifier_says_what_the_adversary_says(kind: str) -> None:
-    count = JUDGED.get(kind, 27)
+    count = OTHERS.get(kind, EACH)
     found, strange = judged(kind, count)
     assert found.mutants == count, found
     assert found.unsafe_accepted == 0, list(map(str, strange))
