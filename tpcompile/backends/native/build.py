@@ -29,17 +29,19 @@ _BF16 = (*_AVX512, "-mavx512bf16")
 _PATHS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "amx_bf16": {
         "amx_bf16": (*_BF16, "-mamx-tile", "-mamx-bf16"),
-        **dict.fromkeys(("few_bits_avx512_bf16", "prompts_avx512_bf16"), _BF16),
+        **dict.fromkeys(
+            ("few_bits_avx512_bf16", "rounded_avx512_bf16", "prompts_avx512_bf16"), _BF16
+        ),
     },
     "avx512_bf16": dict.fromkeys(
-        ("avx512_bf16", "few_bits_avx512_bf16", "prompts_avx512_bf16"), _BF16
+        ("avx512_bf16", "few_bits_avx512_bf16", "rounded_avx512_bf16", "prompts_avx512_bf16"), _BF16
     ),
     "avx512_vnni": {
-        **dict.fromkeys(("avx512_vnni", "few_bits_avx512_vnni"), _AVX512),
+        **dict.fromkeys(("avx512_vnni", "few_bits_avx512_vnni", "rounded_avx512_vnni"), _AVX512),
         "prompts_avx2": _AVX2,
     },
-    "avx2": dict.fromkeys(("avx2", "few_bits_avx2", "prompts_avx2"), _AVX2),
-    "portable": dict.fromkeys(("portable", "few_bits_portable"), _EXACT),
+    "avx2": dict.fromkeys(("avx2", "few_bits_avx2", "rounded_avx2", "prompts_avx2"), _AVX2),
+    "portable": dict.fromkeys(("portable", "few_bits_portable", "rounded_portable"), _EXACT),
 }
 """The source files of the kernels of each vector path, and their flags."""
 _PROMPTS = "prompts_"

@@ -3,6 +3,7 @@
 #include "path.h"
 
 extern "C" const void* tpc_avx512_vnni() {
-  static constexpr tpc::Path kPath = make_path("avx512_vnni", tpc::few_bits_avx512_vnni);
+  static constexpr tpc::Path kPath =
+      make_path("avx512_vnni", tpc::few_bits_avx512_vnni, tpc::rounded_avx512_vnni);
   return &kPath;
 }

@@ -1,4 +1,4 @@
 // Weights of few bits on any CPU, without target flags.
 #include "few_bits_kernels.h"
 
-const tpc::Kernels tpc::few_bits_portable = kTable;
+TPC_TABLE(few_bits_portable, TPC_FEW_KINDS)

@@ -109,7 +109,7 @@ struct Path {
   const char* name;
   uint64_t (*read)(const char* from, int64_t bytes);
   Kernels kernels;
-  const Kernels* few_bits;  // those of weights of few bits
+  const Kernels *few_bits, *rounded;  // those of weights of few bits
 };
 
 // Return the kernel of a path for an instruction with these types, or null.

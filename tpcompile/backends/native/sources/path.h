@@ -21,8 +21,9 @@ constexpr tpc::TypedKernel kKernels[] = {
     {TPC_OP_ARGMAX, {}, argmax},
 };
 
-constexpr tpc::Path make_path(const char* name, const tpc::Kernels& few_bits) {
-  return {name, read_all, {kKernels, sizeof kKernels / sizeof *kKernels}, &few_bits};
+constexpr tpc::Path make_path(const char* name, const tpc::Kernels& few_bits,
+                              const tpc::Kernels& rounded) {
+  return {name, read_all, {kKernels, sizeof kKernels / sizeof *kKernels}, &few_bits, &rounded};
 }
 
 }  // namespace

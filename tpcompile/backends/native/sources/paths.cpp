@@ -93,7 +93,7 @@ bool runs_here(const Path& path) {
 Kernel kernel_for(const Path& path, int32_t opcode, const Dtypes& dtypes) {
   const auto fits = [](int64_t wanted, int64_t had) { return wanted == 0 || wanted == had; };
   if (!has_groups(dtypes.weight)) return nullptr;
-  for (const Kernels* table : {&path.kernels, path.few_bits})
+  for (const Kernels* table : {&path.kernels, path.few_bits, path.rounded})
     for (const TypedKernel* one = table->first; one != table->first + table->count; ++one)
       if (one->opcode == opcode && fits(dtypes.values, one->dtypes.values) &&
           fits(arithmetic_of_kernel(dtypes.weight), one->dtypes.weight) &&

@@ -3,6 +3,7 @@
 #include "path.h"
 
 extern "C" const void* tpc_portable() {
-  static constexpr tpc::Path kPath = make_path("portable", tpc::few_bits_portable);
+  static constexpr tpc::Path kPath =
+      make_path("portable", tpc::few_bits_portable, tpc::rounded_portable);
   return &kPath;
 }
