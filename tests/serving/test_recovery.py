@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -130,6 +131,7 @@ def test_weights_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     with made(lively("tiny-qwen3"), 1) as model, Engine(model, **OPTIONS) as engine:
         handle = engine.add(ASKED[0], PARAMS[0])
         engine.step()
+        gc.collect()  # modules are in cycles
         os.kill(model.processes[0], signal.SIGKILL)
         with pytest.raises(tpcompile.UnsupportedError, match="its weights are gone"):
             handle.result()
