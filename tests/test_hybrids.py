@@ -53,14 +53,16 @@ def answers(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Ten
     return logits
 
 
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("family", "seed"), CONFIGS)
-def test_any_configuration_at_any_tp(family: str, seed: int) -> None:
-    """Each configuration is compiled at every second tp."""
+def test_any_configuration_at_any_tp(family: str, seed: int, half: int) -> None:
+    """Each configuration is compiled at every second tp, or at tp 1 if it has no other."""
     config = random_config(seed, family)
     eager = lively_hybrid(config, seed)
     given = batch(seed)
     expected = answers(eager, *given)
-    for tp in range(1 + seed % 2, min(5, most_ranks(config)) + 1, 2):
+    tps = range(1, min(5, most_ranks(config)) + 1)
+    for tp in tps[(seed + half) % 2 :: 2] or tps:
         with tpcompile.compile(eager, tp=tp, simulate=True, backend="torch") as compiled:
             for found, wanted in zip(answers(compiled, *given), expected, strict=True):
                 assert relative_error(found, wanted) < TOLERANCE, tp

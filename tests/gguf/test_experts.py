@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,17 @@ def check_values(path: Path, truth: Any) -> Captured:
 
 
 PLANS = [(1, "tp"), (2, "tp"), (2, "ep"), (3, "tp"), (3, "ep")]
-"""Numbers of ranks and plans, of which each case has two."""
+"""Numbers of ranks and plans, of which each case has two by default."""
+SOME = [(PLANS * 2)[place::3][:2] for place in range(len(PLANS))]
 
 
 @pytest.mark.parametrize(
     ("case", "plans"),
-    [(case, (PLANS * 2)[place % 5 :: 3][:2]) for place, case in enumerate(CASES)],
+    [
+        pytest.param(case, plans, marks=[pytest.mark.slow] * (plans is not some))
+        for case, some in zip(CASES, cycle(SOME), strict=False)
+        for plans in (some, [plan for plan in PLANS if plan not in some])
+    ],
     ids=lambda given: str(given[0]) if isinstance(given[0], str) else str(given),
 )
 def test_logits(
