@@ -141,9 +141,9 @@ class Grouped {
 
   int64_t scale_type() const { return scale_type_; }
 
-  // The scales and minima of a register of such blocks, so many blocks after a place.
+  // The scales and minima of a register of such blocks, so many blocks after a place, without
+  // superblocks.
   TPC_INLINE Register scales(const Place& at, int64_t after) const {
-    if (super_scales_) return of_whole_supers(at.scales, at.super_scales, after);
     if (scale_type_ == TPC_DTYPE_BF16)
       return load_register(reinterpret_cast<const bf16*>(at.scales) + after);
     if (scale_type_ == TPC_DTYPE_F32)
@@ -152,8 +152,19 @@ class Grouped {
   }
 
   TPC_INLINE Register minima(const Place& at, int64_t after) const {
-    if (super_minima_) return -of_whole_supers(at.minima, at.super_minima, after);
     return load_register(reinterpret_cast<const f16*>(at.minima) + after);
+  }
+
+  // The numbers of a register of blocks, times those of their superblocks, of `kEach` blocks each, of
+  // which one begins with the place.
+  template <int kEach>
+  static TPC_INLINE Register of_whole_supers(const char* small, const f16* supers, int64_t after) {
+    const f16* own = supers + after / kEach;
+    Register found = everywhere(own);
+    if constexpr (kRegister > kEach) found = Grouped::after(found, everywhere(own + 1), kEach);
+    return __builtin_convertvector(load_register(reinterpret_cast<const int8_t*>(small) + after),
+                                   Register) *
+           found;
   }
 
   // The same, and offsets, of any register of blocks.
@@ -174,6 +185,8 @@ class Grouped {
 
   bool has_minima() const { return minima_; }
   bool has_supers() const { return super_scales_; }
+  // The blocks of a superblock, or 0.
+  int64_t super_blocks() const { return super_scales_ ? int64_t{1} << super_shift_ : 0; }
 
   TPC_INLINE IntRegister offsets(int64_t row, int64_t block) const {
     return offsets_ ? of_blocks(offsets_, row, block) : IntRegister{};
@@ -230,18 +243,6 @@ class Grouped {
 
   int64_t scale_bytes() const {
     return super_scales_ ? 1 : scale_type_ == TPC_DTYPE_F32 ? 4 : 2;
-  }
-
-  // The numbers of a register of blocks, times those of their superblocks, of which one begins with
-  // the place.
-  TPC_INLINE Register of_whole_supers(const char* small, const f16* supers, int64_t after) const {
-    const f16* own = supers + (after >> super_shift_);
-    Register found = Register{} + number(own);
-    if (const int64_t each = int64_t{1} << super_shift_; kRegister > each)
-      found = this->after(found, Register{} + number(own + 1), each);
-    return __builtin_convertvector(load_register(reinterpret_cast<const int8_t*>(small) + after),
-                                   Register) *
-           found;
   }
 
   // The numbers of a register of blocks, times those of their superblocks.

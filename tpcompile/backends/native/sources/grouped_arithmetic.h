@@ -4,10 +4,16 @@
 struct Integers {
   using Sum = int32_t;
   using Sums = IntRegister;
+  // The most registers whose products may be added in lanes of 16 bits, if any.
+  template <int kBits>
+  static constexpr int kMostInShorts = 0;
 
-  // Return sums less their offsets, given the sums of values.
+  // Return sums less their offsets, given the sums of values, or the products of both.
   static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
     return numbers(total - offsets * load_bytes<IntRegister>(sums));
+  }
+  static TPC_INLINE Register less(Sums total, const Sum* products) {
+    return numbers(total - load_bytes<IntRegister>(products));
   }
 
   static TPC_INLINE Register numbers(Sums total) {
@@ -20,12 +26,11 @@ struct Integers {
 };
 
 // An arithmetic: how values are held, and how the integers of a load become parts that they are
-// multiplied by. Those of a part are raised by `kRaised`. This one has values of 16 bits.
+// multiplied by. Those of a part are raised by `raised`, for their bits. This one has values of 16 bits.
 struct Exact : Integers {
   using Value = int16_t;
   static constexpr int kBitsOfValues = 16;
-  template <int kBits>
-  static constexpr int32_t kRaised = kBits == 8 ? 0 : 1 << (kBits - 1);
+  static constexpr int32_t raised(int bits) { return bits == 8 ? 0 : 1 << (bits - 1); }
 
   template <int kBits>
   static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
@@ -44,8 +49,7 @@ struct Exact : Integers {
 struct Bytes : Integers {
   using Value = int8_t;
   static constexpr int kBitsOfValues = 8;
-  template <int kBits>
-  static constexpr int32_t kRaised = kRaisedBytes<kBits>;
+  static constexpr int32_t raised(int bits) { return raised_bytes(bits); }
 
   template <int kBits>
   static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
@@ -58,6 +62,25 @@ struct Bytes : Integers {
   static TPC_INLINE Sums multiply(Sums total, ShortRegister weight, ShortRegister x) {
     return multiply_bytes<kBits == 8 && kSignedBytes>(total, weight, x);
   }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  // Each part of a register adds two products to a lane of 16 bits.
+  template <int kBits>
+  static constexpr int kMostInShorts =
+      kBits == 8 ? 0 : 32767 / (2 * (kBitsOfValues / kLow<kBits>) * 127 * ((1 << kBits) - 1));
+
+  static TPC_INLINE Sums add_in_shorts(Sums a, Sums b) {
+    return (Sums)((ShortRegister)a + (ShortRegister)b);
+  }
+
+  static TPC_INLINE Sums multiply_in_shorts(Sums total, ShortRegister weight, ShortRegister x) {
+    return add_in_shorts(total, (Sums)_mm256_maddubs_epi16((__m256i)weight, (__m256i)x));
+  }
+
+  static TPC_INLINE Sums widened(Sums shorts) {
+    return (Sums)_mm256_madd_epi16((__m256i)shorts, _mm256_set1_epi16(1));
+  }
+#endif
 };
 
 // Values in fp32, those of even lanes before those of odd ones.
@@ -65,9 +88,10 @@ struct Wide {
   using Value = float;
   using Sum = float;
   using Sums = Register;
-  static constexpr int kBitsOfValues = 16;  // of their columns in a register
   template <int kBits>
-  static constexpr int32_t kRaised = Exact::kRaised<kBits>;
+  static constexpr int kMostInShorts = 0;
+  static constexpr int kBitsOfValues = 16;  // of their columns in a register
+  static constexpr int32_t raised(int bits) { return Exact::raised(bits); }
 
   template <int kBits>
   static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
@@ -85,6 +109,9 @@ struct Wide {
   static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
     return total - __builtin_convertvector(offsets, Register) * load_register(sums);
   }
+  static TPC_INLINE Register less(Sums total, const Sum* products) {
+    return total - load_register(products);
+  }
 
   static TPC_INLINE Register numbers(Sums total) { return total; }
 
@@ -97,37 +124,47 @@ constexpr int kParts = A::kBitsOfValues / kLow<kBits>;
 template <class A, int kBits>
 constexpr int64_t kOfPart = kColumns<kBits> / kParts<A, kBits>;
 
-// The bits of a load that are apart, those of four columns in each lane of 16 bits.
-typedef uint8_t Quarter __attribute__((vector_size(kRegister)));
+// The bits of a load that are apart, those of four columns in each lane of 16 bits: of the first
+// column at bit 4, and of the third at bit 12. Those of the second and fourth are after them.
 typedef uint8_t Half __attribute__((vector_size(2 * kRegister)));
 
-template <class A, int kBits>
-TPC_INLINE ShortRegister load_high(const char* from) {
-  ShortRegister found{};
+template <int kBits>
+TPC_INLINE WordRegister load_high(const char* from) {
+  WordRegister found;
   if constexpr (kHigh<kBits> == 2) {
-    found = (ShortRegister)__builtin_convertvector(load_bytes<Half>(from), WordRegister);
-  } else if constexpr (kHigh<kBits> == 1) {
-    const auto pairs = __builtin_convertvector(load_bytes<Quarter>(from), IntRegister);
-    found = (ShortRegister)((pairs | pairs << 12) & 0x000f000f);
+    found = __builtin_convertvector(load_bytes<Half>(from), WordRegister);
+  } else {
+    const IntRegister pairs = load_register(reinterpret_cast<const uint8_t*>(from));
+    found = (WordRegister)((pairs | pairs << 12) & 0x000f000f);
   }
-  // Parts of bytes have the first and third column of a lane, then the second and fourth.
-  if constexpr (std::is_same_v<A, Bytes>) found |= found << (8 - 2 * kHigh<kBits>);
-  return found;
+  return found << 4 | found << (12 - 2 * kHigh<kBits>);
 }
 
-// A part with the bits that are apart.
+// A register of weights, in parts.
 template <class A, int kBits>
-TPC_INLINE ShortRegister with_high(ShortRegister found, ShortRegister high, int number) {
-  if constexpr (kHigh<kBits> == 0) {
-    return found;
-  } else {
-    constexpr int16_t kOne = ((1 << kHigh<kBits>) - 1) << 4;
-    constexpr int16_t kPlaces = std::is_same_v<A, Bytes> ? kOne | kOne << 8 : kOne;
-    const int up = 4 - kHigh<kBits> * number;
-    const auto moved = up >= 0 ? high << up : (ShortRegister)((WordRegister)high >> -up);
-    return found | (moved & kPlaces);
+class Parts {
+ public:
+  TPC_INLINE Parts(const char* from, const char* high) : first_(load_shorts(from)) {
+    keep(first_);
+    if constexpr (kHigh<kBits> != 0) {
+      constexpr uint16_t kOnes = ((1 << kHigh<kBits>) - 1) << 4, kPlaces = kOnes | kOnes << 8;
+      const auto low = (WordRegister)first_, more = load_high<kBits>(high);
+      first_ = (ShortRegister)((low & 0x0f0f) | (more & kPlaces));
+      second_ = (ShortRegister)((low >> 4 & 0x0f0f) | (more >> kHigh<kBits> & kPlaces));
+      keep(first_), keep(second_);
+    }
   }
-}
+
+  TPC_INLINE ShortRegister operator[](int number) const {
+    if constexpr (kHigh<kBits> == 0) return A::template part<kBits>(first_, number);
+    const ShortRegister found = number % 2 ? second_ : first_;
+    if constexpr (std::is_same_v<A, Bytes>) return found;
+    return number < 2 ? found & 0xff : (ShortRegister)((WordRegister)found >> 8);
+  }
+
+ private:
+  ShortRegister first_, second_;  // bytes of every second column, if bits are apart
+};
 
 // Products of values in T and weights of few bits. See grouped_values.h for how values are
 // laid out.

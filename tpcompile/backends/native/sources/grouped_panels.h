@@ -5,49 +5,65 @@
 // stored in the nearest cache, and each piece of a row is multiplied by all sequences. Sums of blocks
 // are exact, and their products are added in the order of `run_dots`, so the bits are the same.
 
-// The rows that are multiplied at a time, as registers allow.
-constexpr int kPanelRows = kRegisters == 1 ? 16 : 4;
-// The most columns that they have in the nearest cache.
+// The most columns of rows in the nearest cache.
 constexpr int64_t kHeld = 128;
 
-// The values of `kSequences` sequences for a run, `[block][part][pieces][lane]`. Factors and sums of
-// blocks are in each lane.
+// The values of `kSequences` sequences for a run, `[block][part][pieces][lane]`. What belongs to a
+// block and a sequence is `[block][lane]`.
 template <class A, int kSequences>
 struct Panel {
+  static constexpr int kWide = kSequences < kRegister ? kRegister : kSequences;  // lanes of a row
+  static constexpr int kSpread = kWide / kSequences;
+
   const int32_t* values;
-  const float* factors;
-  const int32_t* sums;
+  const float *factors, *minima;
+  const int32_t *sums, *raised;  // of values, and times what integers are raised by
 };
+
+// The rows that are multiplied at a time, as registers allow.
+template <int kSequences>
+constexpr int kPanelRows = kRegisters == 1 ? 16 : kSequences > kRegister ? 4 : 8;
+
+// Repeat numbers of blocks of a sequence in its lanes.
+template <int kSequences, int kWide, class T>
+TPC_INLINE void put_blocks(const T* from, int64_t blocks, int64_t b, T* to) {
+  for (int64_t own = 0; own < blocks; ++own)
+    for (int64_t lane = b; lane < kWide; lane += kSequences) to[own * kWide + lane] = from[own];
+}
 
 // Lay out values of up to `kSequences` sequences. Other lanes are zeros.
 template <class A, int kBits, int kSequences>
 inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const Run& run,
-                                  int64_t block, Scratch& scratch) {
-  constexpr int kSpread = kLanes / kSequences, kEach = sizeof(int32_t) / sizeof(typename A::Value);
+                                     int64_t block, Scratch& scratch) {
+  using Found = Panel<A, kSequences>;
+  constexpr int kWide = Found::kWide, kSpread = Found::kSpread;
+  constexpr int kEach = sizeof(int32_t) / sizeof(typename A::Value);
   constexpr int kHere = kParts<A, kBits>, kPieces = kLanes * kHere;
   const int64_t columns = run.loads * kColumns<kBits>, blocks = (columns + block - 1) / block;
   const int64_t within = block < kColumns<kBits> ? block : kColumns<kBits>;
   const int64_t lanes = within / (kEach * kHere);
   auto* values = scratch.take<int32_t>(columns / kEach * kSequences);
-  auto* factors = scratch.take<float>(blocks * kLanes);
-  auto* sums = scratch.take<int32_t>(blocks * kLanes);
+  auto *factors = scratch.take<float>(blocks * kWide), *minima = scratch.take<float>(blocks * kWide);
+  auto *sums = scratch.take<int32_t>(blocks * kWide), *raised = scratch.take<int32_t>(blocks * kWide);
   if (sequences < kSequences) {
     std::memset(values, 0, sizeof(int32_t) * static_cast<size_t>(columns / kEach * kSequences));
-    std::memset(factors, 0, sizeof(float) * static_cast<size_t>(blocks * kLanes));
-    std::memset(sums, 0, sizeof(int32_t) * static_cast<size_t>(blocks * kLanes));
+    std::memset(factors, 0, sizeof(float) * static_cast<size_t>(blocks * kWide));
+    std::memset(minima, 0, sizeof(float) * static_cast<size_t>(blocks * kWide));
+    std::memset(sums, 0, sizeof(int32_t) * static_cast<size_t>(blocks * kWide));
+    std::memset(raised, 0, sizeof(int32_t) * static_cast<size_t>(blocks * kWide));
   }
-  for (int64_t b = 0; b < sequences; ++b)
-    for (int64_t own = 0; own < blocks; ++own)
-      for (int64_t lane = b; lane < kLanes; lane += kSequences) {
-        factors[own * kLanes + lane] = x[b].factors[own];
-        sums[own * kLanes + lane] = x[b].sums[own];
-      }
-  const int64_t steps = lanes / kSpread * kLanes;  // the values of a part in a block
+  for (int64_t b = 0; b < sequences; ++b) {
+    put_blocks<kSequences, kWide>(x[b].factors, blocks, b, factors);
+    put_blocks<kSequences, kWide>(x[b].minima, blocks, b, minima);
+    put_blocks<kSequences, kWide>(x[b].sums, blocks, b, sums);
+    put_blocks<kSequences, kWide>(x[b].raised, blocks, b, raised);
+  }
+  const int64_t steps = lanes * kSequences;  // the values of a part in a block
   for (int64_t part = 0; part < run.loads * kHere; ++part) {
     const int64_t load = part / kHere, from = kEach * part * kLanes;
     int32_t* first = values + load * kPieces * kSequences + part % kHere * steps;
 #if defined(__AVX2__)
-    if constexpr (kSequences == kLanes) {
+    if constexpr (kSpread == 1) {
       for (int64_t b = 0; b < sequences; b += kRegister)
         for (int64_t lane = 0; lane < kLanes; lane += kRegister) {
           Square held[kRegister] = {};
@@ -58,7 +74,7 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
           int32_t* to = first + b;
           for (int64_t own = 0; own < kRegister; ++own) {
             const int64_t at = lane + own;
-            std::memcpy(to + (at / lanes * kHere * lanes + at % lanes) * kLanes, held + own,
+            std::memcpy(to + (at / lanes * kHere * lanes + at % lanes) * kSequences, held + own,
                         sizeof(Square));
           }
         }
@@ -69,11 +85,11 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
       for (int64_t b = 0; b < sequences; ++b) {
         int32_t* to = first + b * kSpread;
         const auto* own = x[b].values + from + kEach * lane;
-        for (int64_t at = 0; at < lanes; at += kSpread, to += kLanes)
+        for (int64_t at = 0; at < lanes; at += kSpread, to += kWide)
           std::memcpy(to, own + kEach * at, sizeof(int32_t) * kSpread);
       }
   }
-  return {values, factors, sums};
+  return {values, factors, minima, sums, raised};
 }
 
 // `kSequences` lanes for each row, whose number is 16 places after that of the row before.
@@ -90,10 +106,10 @@ TPC_INLINE Found spread(const T* from) {
 }
 
 // The sums of each row and sequence, `[row][sequence]`, from those of lanes.
-template <int kSequences>
+template <int kSpread, int kCount>
 TPC_INLINE void sequence_sums(IntRegister* sums) {
 #pragma GCC unroll 2
-  for (int count = kPanelRows * kRegisters, lanes = kLanes; lanes > kSequences; lanes /= 2) {
+  for (int count = kCount, spread = kSpread; spread > 1; spread /= 2) {
     count /= 2;
 #pragma GCC unroll 8
     for (int at = 0; at < count; ++at) sums[at] = pairs_added(sums[2 * at], sums[2 * at + 1]);
@@ -111,18 +127,12 @@ struct Accumulators {
     run(std::integral_constant<int, kFirst>(), first);
     others.each(run);
   }
-
-  TPC_INLINE void store(IntRegister* to) const {
-    to[kFirst] = first;
-    others.store(to);
-  }
 };
 
 template <int kFirst>
 struct Accumulators<0, kFirst> {
   template <class F>
   TPC_INLINE void each(const F&) {}
-  TPC_INLINE void store(IntRegister*) const {}
 };
 
 // Prefetches of adjacent lines, some at a time.
@@ -138,49 +148,45 @@ class Lines {
   const char* next_;
 };
 
-// Multiplies a run of `kPanelRows` rows by a panel, one leaf after the other. Rows from `rows` on are
-// the last one again.
+// Multiplies a run of some rows by a panel, one leaf after the other. Rows from `rows` on are the last
+// one again.
 template <class A, int kLowBits, int kSequences>
 class PanelRows {
-  static constexpr int kSpread = kLanes / kSequences, kGroups = kPanelRows / kSpread;
+  using X = Panel<A, kSequences>;
+  static constexpr int kRows = kPanelRows<kSequences>, kWide = X::kWide, kSpread = X::kSpread;
+  static constexpr int kOfRow = kWide / kRegister, kProducts = kRows * kOfRow;
   static constexpr int kEach = sizeof(int32_t) / sizeof(typename A::Value);
   static constexpr int kHere = kParts<A, kLowBits>, kPieces = kLanes * kHere;  // of a load
   static constexpr int64_t kLoads = kHeld / kColumns<kLowBits>;
 
  public:
-  PanelRows(const Grouped& weight, int64_t rows, const Run& run, const Panel<A, kSequences>& x)
+  static constexpr int kSums = kProducts / kSpread;  // registers of sums, `[row][sequence]`
+
+  PanelRows(const Grouped& weight, int64_t rows, const Run& run, const X& x)
       : weight_(weight), run_(run), x_(x) {
-    for (int row = 0; row < kPanelRows; ++row) rows_[row] = row < rows ? row : rows - 1;
+    for (int row = 0; row < kRows; ++row) rows_[row] = row < rows ? row : rows - 1;
   }
 
-  // Set the sums of a leaf, `[row][sequence]`, given its loads.
-  TPC_INLINE void leaf_sums(int64_t first, int64_t last, Lines& ahead, Registers* found) {
+  // Set the sums of a leaf, given its loads.
+  TPC_INLINE void leaf_sums(int64_t first, int64_t last, Lines& ahead, Register* found) {
     const int64_t block = weight_.block();
     const int64_t loads = block > kColumns<kLowBits> ? block / kColumns<kLowBits> : 1;
     const int64_t blocks = block < kColumns<kLowBits> ? kColumns<kLowBits> / block : 1;
-    Registers totals[kLanes * kGroups];
+    Register totals[kLanes * kSums];
     uint32_t lanes = 0;  // those with blocks
     const int64_t begin = first / loads * blocks;
     int64_t own = begin;
     for (int64_t load = first; load < last; load += loads) {
-      ahead.fetch(kPanelRows * loads);
+      ahead.fetch(kRows * loads);
       for (int64_t each = 0; each < loads; ++each) hold(load + each, each);
       for (int64_t one = 0; one < blocks; ++one, ++own) {
         if (own == begin || own % kLanes == 0) take_scales(own);
-        Registers* to = totals + own % kLanes * kGroups;
+        Register* to = totals + own % kLanes * kSums;
         if (!(lanes >> own % kLanes & 1)) put<false>(to, nullptr);
         lanes |= 1u << own % kLanes;
-        Accumulators<kPanelRows * kRegisters> products;
-        const int64_t places = kLanes / blocks;
-        const int32_t* x = x_.values + own * block / kEach * kSequences;
-        for (int64_t each = 0; each < loads; ++each)
-          for (int64_t part = 0; part < kHere; ++part) {
-            const int32_t* from = held_ + each * kPieces + part * kLanes + one * places;
-            for (int64_t lane = 0; lane < places; lane += kSpread, x += kLanes)
-              add(products, from + lane, x);
-          }
-        IntRegister sums[kPanelRows * kRegisters];
-        products.store(sums);
+        IntRegister sums[kProducts];
+        multiply(one * kLanes / blocks, kLanes / blocks, loads * kHere,
+                 x_.values + own * block / kEach * kSequences, sums);
         add_block(sums, own, to);
       }
     }
@@ -188,8 +194,8 @@ class PanelRows {
     for (int64_t apart = kLanes / 2; apart > 0; apart /= 2)
       for (int64_t at = 0; at < apart; ++at)
         if (lanes >> (at + apart) & 1) {
-          if (!(lanes >> at & 1)) put<false>(totals + at * kGroups, nullptr);
-          put<true>(totals + at * kGroups, totals + (at + apart) * kGroups);
+          if (!(lanes >> at & 1)) put<false>(totals + at * kSums, nullptr);
+          put<true>(totals + at * kSums, totals + (at + apart) * kSums);
           lanes |= 1u << at;
         }
     put<false>(found, nullptr), put<true>(found, totals);
@@ -200,13 +206,19 @@ class PanelRows {
 
   // Set sums to zeros, or add others to them.
   template <bool kAdd>
-  static TPC_INLINE void put(Registers* totals, const Registers* others) {
+  static TPC_INLINE void put(Register* totals, const Register* others) {
 #pragma GCC unroll 16
-    for (int group = 0; group < kGroups; ++group)
-      for (int own = 0; own < kRegisters; ++own) {
-        Register& total = totals[group].each[own];
-        total = kAdd ? total + others[group].each[own] : Register{};
-      }
+    for (int at = 0; at < kSums; ++at) totals[at] = kAdd ? totals[at] + others[at] : Register{};
+  }
+
+  // Multiply some pieces of each part of a block by the values of the block.
+  TPC_INLINE void multiply(int64_t first, int64_t pieces, int64_t parts, const int32_t* x,
+                           IntRegister* sums) const {
+    const int32_t* from = held_ + first;
+    Accumulators<kProducts> products;
+    for (int64_t part = 0; part < parts; ++part, from += kLanes)
+      for (int64_t at = 0; at < pieces; at += kSpread, x += kWide) add(products, from + at, x);
+    products.each([&](auto at, IntRegister& sum) TPC_ALWAYS { sums[decltype(at)::value] = sum; });
   }
 
   // Store the parts of a load of all rows.
@@ -225,7 +237,7 @@ class PanelRows {
     constexpr int64_t kHighLoad = kLoad * kHigh<kBits> / 4;
     const int64_t high_at = kHigh<kBits> ? weight_.high_offset(run_.start) + load * kHighLoad : 0;
     const bool high_inside = high_at >= 0 && high_at + kHighLoad <= weight_.high_stride();
-    for (int row = 0; row < kPanelRows; ++row) {
+    for (int row = 0; row < kRows; ++row) {
       const char* bytes = weight_.address(rows_[row]);
       alignas(kLoad) char edge[kLoad];
       if (!inside) copy_inside(bytes, weight_.stride(), at, kLoad, edge);
@@ -243,35 +255,30 @@ class PanelRows {
 #pragma GCC unroll 4
       for (int own = 0; own < kRegisters; ++own) {
         constexpr int64_t kBytes = 4 * kRegister;
-        auto loaded = load_shorts(from + own * kBytes);
-        auto more = load_high<A, kBits>(high + own * kBytes * kHigh<kBits> / 4);
-        keep(loaded);
-        if constexpr (kHigh<kBits> != 0) keep(more);
+        const Parts<A, kBits> parts(from + own * kBytes, high + own * kBytes * kHigh<kBits> / 4);
 #pragma GCC unroll 4
         for (int part = 0; part < kHere; ++part) {
-          const auto found =
-              with_high<A, kBits>(A::template part<kLow<kBits>>(loaded, part), more, part);
+          const ShortRegister found = parts[part];
           std::memcpy(to + part * kLanes + own * kRegister, &found, sizeof found);
         }
       }
     }
   }
 
-  TPC_INLINE void add(Accumulators<kPanelRows * kRegisters>& sums, const int32_t* from,
-                      const int32_t* x) const {
-    ShortRegister values[kRegisters];
+  TPC_INLINE void add(Accumulators<kProducts>& sums, const int32_t* from, const int32_t* x) const {
+    ShortRegister values[kOfRow];
 #pragma GCC unroll 4
-    for (int own = 0; own < kRegisters; ++own) values[own] = load_shorts(x + own * kRegister);
+    for (int own = 0; own < kOfRow; ++own) values[own] = load_shorts(x + own * kRegister);
     sums.each([&](auto at, IntRegister& sum) TPC_ALWAYS {
-      constexpr int kRowOfSum = decltype(at)::value / kRegisters;
+      constexpr int kRowOfSum = decltype(at)::value / kOfRow;
       const ShortRegister own_row = everywhere<kSpread>(from + kRowOfSum * kRow);
-      sum = A::template multiply<kLowBits>(sum, own_row, values[decltype(at)::value % kRegisters]);
+      sum = A::template multiply<kLowBits>(sum, own_row, values[decltype(at)::value % kOfRow]);
     });
   }
 
   // Scales and offsets of the 16 lanes with a block of the run.
   TPC_INLINE void take_scales(int64_t first) {
-    for (int row = 0; row < kPanelRows; ++row)
+    for (int row = 0; row < kRows; ++row)
       for (int lane = 0; lane < kLanes; lane += kRegister) {
         const int64_t own = run_.block + first / kLanes * kLanes + lane;
         const Register scales = weight_.scales(rows_[row], own);
@@ -286,37 +293,34 @@ class PanelRows {
       }
   }
 
-  TPC_INLINE void add_block(IntRegister* sums, int64_t block, Registers* totals) const {
-    sequence_sums<kSequences>(sums);
+  TPC_INLINE void add_block(IntRegister* sums, int64_t block, Register* totals) const {
+    sequence_sums<kSpread, kProducts>(sums);
+    const bool minima = weight_.has_minima(), offsets = weight_.has_offsets();
 #pragma GCC unroll 16
-    for (int at = 0; at < kGroups * kRegisters; ++at) {
-      const int group = at / kRegisters, own = at % kRegisters;
-      const int row = (group * kLanes + own * kRegister) / kSequences;
-      const int64_t place = row * kLanes + block % kLanes;
-      const bool minima = weight_.has_minima();
-      const int bits = weight_.bits();
-      const int32_t raised =
-          bits == 5 || bits == 6 ? 1 << (bits - 1) : A::template kRaised<kLowBits>;
-      IntRegister offsets = IntRegister{} + (minima ? 0 : raised);
-      if (weight_.has_offsets()) offsets += spread<kSequences, IntRegister>(offsets_ + place);
-      const int64_t lane = block * kLanes + own * kRegister;
-      const Register factors = load_register(x_.factors + lane);
-      const Register products = A::less(sums[at], offsets, x_.sums + lane) * factors;
-      Register& total = totals[group].each[own];
-      total = multiply_add(total, products, spread<kSequences, Register>(scales_ + place));
+    for (int at = 0; at < kSums; ++at) {
+      const int64_t place = at * kRegister / kSequences * kLanes + block % kLanes;
+      const int64_t lane = block * kWide + at * kRegister % kWide;
+      if (offsets)
+        sums[at] -= spread<kSequences, IntRegister>(offsets_ + place) *
+                    load_bytes<IntRegister>(x_.sums + lane);
+      const Register numbers =
+          minima ? A::numbers(sums[at]) : A::less(sums[at], x_.raised + lane);
+      const Register products = numbers * load_register(x_.factors + lane);
+      totals[at] =
+          multiply_add(totals[at], products, spread<kSequences, Register>(scales_ + place));
       if (minima)
-        total = multiply_add(total, A::of_sums(x_.sums + lane) * factors,
-                             spread<kSequences, Register>(minima_ + place));
+        totals[at] = multiply_add(totals[at], load_register(x_.minima + lane),
+                                  spread<kSequences, Register>(minima_ + place));
     }
   }
 
   const Grouped& weight_;
   const Run& run_;
-  const Panel<A, kSequences>& x_;
-  int64_t rows_[kPanelRows];
-  alignas(kLoad) int32_t held_[kPanelRows * kRow];
-  alignas(kLoad) float scales_[kPanelRows * kLanes], minima_[kPanelRows * kLanes];
-  alignas(kLoad) int32_t offsets_[kPanelRows * kLanes];
+  const X& x_;
+  int64_t rows_[kRows];
+  alignas(kLoad) int32_t held_[kRows * kRow];
+  alignas(kLoad) float scales_[kRows * kLanes], minima_[kRows * kLanes];
+  alignas(kLoad) int32_t offsets_[kRows * kLanes];
 };
 
 // Multiply rows by up to `kSequences` sequences from `first` on.
@@ -324,33 +328,33 @@ template <class A, int kBits, int kSequences>
 [[gnu::noinline]] void panel_rows(const Grouped& weight, int64_t rows, const LaidValues<A>& x,
                                   int64_t first, float* out, int64_t out_stride,
                                   Scratch& scratch) {
-  constexpr int kGroups = kPanelRows * kSequences / kLanes;
+  using Rows = PanelRows<A, kBits, kSequences>;
+  constexpr int kRows = kPanelRows<kSequences>, kFound = kRows * kSequences;
   const int64_t after = x.batch - first, sequences = after < kSequences ? after : kSequences;
   auto* panels = scratch.take<Panel<A, kSequences>>(x.runs);
   for (int64_t run = 0; run < x.runs; ++run)
     panels[run] = panel_of<A, kBits, kSequences>(x.laid[run].values + first, sequences, x.laid[run],
                                                  weight.block(), scratch);
-  auto* terms = scratch.take<Registers>(x.leaves * kGroups);
+  auto* terms = scratch.take<Register>(x.leaves * Rows::kSums);
   const int64_t far = rows_far_ahead(weight);
-  for (int64_t row = 0; row < rows; row += kPanelRows) {
+  for (int64_t row = 0; row < rows; row += kRows) {
     Lines ahead(ahead_of(weight.address(row), weight.stride(), far, rows - row,
                          scratch.next_weights));
     const Grouped own = weight.from(row, 0);
-    Registers* to = terms;
+    Register* to = terms;
     for (int64_t run = 0; run < x.runs; ++run) {
       const int64_t* blocks = x.laid[run].first_block;
       const auto load = [&](int64_t leaf) {
         return blocks[leaf] * weight.block() / kColumns<kBits>;
       };
-      PanelRows<A, kBits, kSequences> product(own, rows - row, x.laid[run], panels[run]);
-      for (int64_t leaf = 0; leaf < x.laid[run].leaves; ++leaf, to += kGroups)
+      Rows product(own, rows - row, x.laid[run], panels[run]);
+      for (int64_t leaf = 0; leaf < x.laid[run].leaves; ++leaf, to += Rows::kSums)
         product.leaf_sums(load(leaf), load(leaf + 1), ahead, to);
     }
     const auto* found = reinterpret_cast<float*>(terms);
-    const int64_t kept =
-        join_leaves(x, reinterpret_cast<float*>(terms), kGroups * kLanes);
-    const int64_t count = rows - row < kPanelRows ? rows - row : kPanelRows;
-    for (int64_t leaf = 0; leaf < kept; ++leaf, found += kGroups * kLanes)
+    const int64_t kept = join_leaves(x, reinterpret_cast<float*>(terms), kFound);
+    const int64_t count = rows - row < kRows ? rows - row : kRows;
+    for (int64_t leaf = 0; leaf < kept; ++leaf, found += kFound)
       for (int64_t b = 0; b < sequences; ++b)
         for (int64_t own = 0; own < count; ++own)
           out[leaf * x.apart + row + own + (first + b) * out_stride] = found[own * kSequences + b];

@@ -7,11 +7,15 @@ struct Blocks {
   static constexpr int kSums = kLanes / kBlocks;  // registers of lanes, which are added to one
   // The fewest of them that are loaded: those of a quarter of 16 blocks.
   static constexpr int kFewest = kSums * kRegisters > 4 ? kSums * kRegisters / 4 : 1;
+  // Whether so many registers of products are added in lanes of 16 bits.
+  static constexpr bool in_shorts(int registers) {
+    return registers <= A::template kMostInShorts<kBits>;
+  }
 
   const char *from, *high, *ahead;
   const typename A::Value* x;
 
-  // The sums of a register of a load, or of two.
+  // The sums of a register of a load, or of two; in lanes of 16 bits where they may be.
   TPC_INLINE Found lanes_of(int number) const {
     const int sum = number / kRegisters, own = number % kRegisters;
     Found total{};
@@ -19,19 +23,18 @@ struct Blocks {
     for (int load = sum * kLoads; load < (sum + 1) * kLoads; ++load) {
       if (own == 0) __builtin_prefetch(ahead + load * kLoad, 0, 2);
       const int64_t place = load * kLoad + own * 4 * kRegister;
-      auto loaded = load_shorts(from + place), more = load_high<A, kBits>(high + place * kHigh<kBits> / 4);
-      keep(loaded);
-      if constexpr (kHigh<kBits> != 0) keep(more);
+      const Parts<A, kBits> parts(from + place, high + place * kHigh<kBits> / 4);
 #pragma GCC unroll 4
       for (int part = 0; part < kParts<A, kBits>; ++part) {
-        const auto weight =
-            with_high<A, kBits>(A::template part<kLow<kBits>>(loaded, part), more, part);
+        const ShortRegister weight = parts[part];
         const auto* values = x + load * kColumns<kBits> + kOfPart<A, kBits> * part;
-        if constexpr (std::is_same_v<A, Wide>)
+        if constexpr (std::is_same_v<A, Wide>) {
           total = Wide::add(total, weight, values + own * kRegister);
-        else
-          total = A::template multiply<kBits>(
-              total, weight, load_shorts(values + own * kOfPart<A, kBits> / kRegisters));
+        } else {
+          const auto own_values = load_shorts(values + own * kOfPart<A, kBits> / kRegisters);
+          if constexpr (in_shorts(1)) total = A::multiply_in_shorts(total, weight, own_values);
+          else total = A::template multiply<kBits>(total, weight, own_values);
+        }
       }
     }
     return total;
@@ -43,7 +46,8 @@ struct Blocks {
     if constexpr (kUsed <= 0) {
       return Found{};
     } else if constexpr (kOf == 1) {
-      return lanes_of(number);
+      if constexpr (in_shorts(1)) return A::widened(lanes_of(number));
+      else return lanes_of(number);
 #if defined(__AVX2__) && !defined(__AVX512F__)
     } else if constexpr (kOf == 4) {
       return in_order(fours<1, kUsed>(number));
@@ -59,6 +63,17 @@ struct Blocks {
   }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
+  // The sums of adjacent lanes of two sums of `kCount` registers, half by half.
+  template <int kCount>
+  static TPC_INLINE Found halves_paired(Found a, Found b) {
+    if constexpr (in_shorts(2 * kCount)) {
+      return (Found)_mm256_hadd_epi16((__m256i)a, (__m256i)b);
+    } else {
+      if constexpr (in_shorts(kCount)) a = A::widened(a), b = A::widened(b);
+      return (Found)_mm256_hadd_epi32((__m256i)a, (__m256i)b);
+    }
+  }
+
   // The sums of fours of lanes of four registers, each of which is a sum of `kEach`: one of the
   // lower halves of all, then one of the upper halves.
   template <int kEach, int kUsed>
@@ -66,16 +81,22 @@ struct Blocks {
     const auto one = [&](auto own) TPC_ALWAYS {
       constexpr int kLeft = kUsed - kEach * decltype(own)::value;
       const int first = number + kEach * own;
-      const Found found = tree<1, kLeft>(first);
-      return kEach == 1 ? found : found + tree<1, kLeft - 1>(first + 1);
+      if constexpr (kLeft <= 0) return Found{};
+      else if constexpr (kEach == 1 || kLeft == 1) return lanes_of(first);
+      else if constexpr (in_shorts(kEach))
+        return A::add_in_shorts(lanes_of(first), lanes_of(first + 1));
+      else return lanes_of(first) + lanes_of(first + 1);
     };
+    static_assert(in_shorts(kEach) || !in_shorts(1));
     const auto two = [&](auto low, auto high) TPC_ALWAYS {
-      return (Found)_mm256_hadd_epi32((__m256i)one(low), (__m256i)one(high));
+      return halves_paired<kEach>(one(low), one(high));
     };
     using std::integral_constant;
     const Found low = two(integral_constant<int, 0>(), integral_constant<int, 1>());
     const Found high = two(integral_constant<int, 2>(), integral_constant<int, 3>());
-    return (Found)_mm256_hadd_epi32((__m256i)low, (__m256i)high);
+    const Found found = halves_paired<2 * kEach>(low, high);
+    if constexpr (in_shorts(4 * kEach)) return A::widened(found);
+    else return found;
   }
 #endif
 
@@ -179,20 +200,15 @@ template <class A, int kBits, int kLoads, int kBlocks>
   }
 }
 
-// The function above for a weight, and what its integers are raised by.
+// The function above for a weight.
 template <class A>
-struct RowForm {
-  decltype(&row_sums<A, 8, 1, 1>) sums;
-  int32_t raised;
-};
+using RowForm = decltype(&row_sums<A, 8, 1, 1>);
 
 template <class A>
 inline RowForm<A> row_form(const Grouped& weight) {
   RowForm<A> found;
   by_form<A>(weight, [&](auto bits, auto loads, auto blocks) TPC_ALWAYS {
-    constexpr int kBits = decltype(bits)::value;
-    found = {row_sums<A, kBits, decltype(loads)::value, decltype(blocks)::value>,
-             A::template kRaised<kBits>};
+    found = row_sums<A, decltype(bits)::value, decltype(loads)::value, decltype(blocks)::value>;
   });
   return found;
 }
@@ -210,39 +226,67 @@ TPC_INLINE void each_register(const Run& run) {
 
 // Call `use` with each row, from the first one on, and the sums of its blocks.
 template <class A, class Use>
-TPC_INLINE void each_row(const Grouped& weight, const RowForm<A>& form, int64_t first, int64_t rows,
+TPC_INLINE void each_row(const Grouped& weight, RowForm<A> form, int64_t first, int64_t rows,
                          const LaidRun<A>& run, const Laid<A>& x, int64_t readable,
                          const RowsAhead& ahead, const Use& use) {
   for (int64_t row = first; row < rows; row += run.together) {
     const int64_t count = rows - row < run.together ? rows - row : run.together;
-    form.sums(weight, row, count, run, x.values, readable, ahead);
+    form(weight, row, count, run, x.values, readable, ahead);
     for (int64_t own = 0; own < count; ++own)
       use(row + own, run.sums + own * run.rounds * kRegisters);
   }
+}
+
+// Multiply the sums of a row's blocks by what belongs to whole superblocks of `kEach` blocks.
+template <class A, int kEach, bool kMinima, class Take>
+TPC_INLINE void super_dots(const Grouped& weight, int64_t row, const LaidRun<A>& run,
+                           const Laid<A>& x, const typename A::Sums* sums, const Take& take) {
+  const auto [scales, minima, super_scales, super_minima] = weight.place(row, run.block);
+  for (int64_t round = 0; round < run.rounds; ++round)
+    each_register([&](auto own) TPC_ALWAYS {
+      const int64_t after = round * kLanes + own * kRegister;
+      const auto found = sums[round * kRegisters + own];
+      const Register factors = load_register(x.factors + after);
+      const Register found_scales = Grouped::of_whole_supers<kEach>(scales, super_scales, after);
+      if constexpr (kMinima) {
+        take(own, round, A::numbers(found) * factors, found_scales);
+        take(own, round, load_register(x.minima + after),
+             -Grouped::of_whole_supers<kEach>(minima, super_minima, after));
+      } else {
+        take(own, round, A::less(found, x.raised + after) * factors, found_scales);
+      }
+    });
 }
 
 // Multiply the sums of a row's blocks by what belongs to them. `take` gets the products of 16 blocks,
 // a register at a time, and their scales; then, if there are minima, the sums of values and the
 // minima, which are the last ones of a register.
 template <class A, class Take>
-TPC_INLINE void run_dots(const Grouped& weight, const RowForm<A>& form, int64_t row,
-                         const LaidRun<A>& run, const Laid<A>& x, const typename A::Sums* sums,
-                         const Take& take) {
-  const auto begin = run.whole ? weight.place(row, run.block) : Grouped::Place{};
+TPC_INLINE void run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& run, const Laid<A>& x,
+                         const typename A::Sums* sums, const Take& take) {
+  if (run.whole && weight.super_blocks() == (weight.has_minima() ? 8 : 16))  // as k-quants have
+    return weight.has_minima() ? super_dots<A, 8, true>(weight, row, run, x, sums, take)
+                               : super_dots<A, 16, false>(weight, row, run, x, sums, take);
+  const bool whole = run.whole && !weight.has_supers();
+  const auto begin = whole ? weight.place(row, run.block) : Grouped::Place{};
   for (int64_t round = 0; round < run.rounds; ++round)
     each_register([&](auto own) TPC_ALWAYS {
       const int64_t after = round * kLanes + own * kRegister, block = run.block + after;
       const auto found = sums[round * kRegisters + own];
       const Register factors = load_register(x.factors + after);
-      const Register scales = run.whole ? weight.scales(begin, after) : weight.scales(row, block);
-      if (!weight.has_minima()) {
-        IntRegister offsets = IntRegister{} + form.raised;
-        if (weight.has_offsets()) offsets += weight.offsets(row, block);
-        return take(own, round, A::less(found, offsets, x.sums + after) * factors, scales);
+      const Register scales = whole ? weight.scales(begin, after) : weight.scales(row, block);
+      if (weight.has_minima()) {
+        take(own, round, A::numbers(found) * factors, scales);
+        take(own, round, load_register(x.minima + after),
+             whole ? weight.minima(begin, after) : weight.minima(row, block));
+        return;
       }
-      take(own, round, A::numbers(found) * factors, scales);
-      take(own, round, load_register(x.minima + after),
-           run.whole ? weight.minima(begin, after) : weight.minima(row, block));
+      const Register products =
+          weight.has_offsets()
+              ? A::less(found, A::raised(weight.bits()) + weight.offsets(row, block),
+                        x.sums + after)
+              : A::less(found, x.raised + after);
+      take(own, round, products * factors, scales);
     });
 }
 
@@ -250,7 +294,7 @@ TPC_INLINE void run_dots(const Grouped& weight, const RowForm<A>& form, int64_t 
 
 // Multiply rows by sequence `b`. The rows of the instruction from the first one on are `left`.
 template <class A>
-[[gnu::noinline]] void grouped_rows(const Grouped& weight, const RowForm<A>& form, int64_t rows,
+[[gnu::noinline]] void grouped_rows(const Grouped& weight, RowForm<A> form, int64_t rows,
                                     int64_t left, const LaidValues<A>& x, int64_t b, float* out,
                                     Scratch& scratch) {
   Sums sums;
@@ -270,7 +314,7 @@ template <class A>
   each_row(weight, form, steady, rows, *x.laid, values, weight.stride(), ahead,
            [&](int64_t row, const typename A::Sums* found) TPC_ALWAYS {
              weight.fetch_scales(row + ahead.far);
-             run_dots(weight, form, row, *x.laid, values, found,
+             run_dots(weight, row, *x.laid, values, found,
                       [&](auto own, int64_t, Register products, Register scales) TPC_ALWAYS {
                         total[own] = multiply_add(total[own], products, scales);
                       });
@@ -311,7 +355,7 @@ inline void find_lanes(const LaidValues<A>& x, int64_t used, const Register* col
 
 // Multiply the blocks of some rows by sequence `b`, and add the results to `products[row][block]`.
 template <class A>
-[[gnu::noinline]] void add_block_products(const Grouped& weight, const RowForm<A>& form,
+[[gnu::noinline]] void add_block_products(const Grouped& weight, RowForm<A> form,
                                           int64_t rows, int64_t left, const LaidValues<A>& x,
                                           int64_t b, float* products, const Scratch& scratch) {
   const RowsAhead ahead(weight, left, scratch);
@@ -334,8 +378,8 @@ template <class A>
         found = multiply_add(load_register(place), found, by);
         std::memcpy(place, &found, sizeof found);
       };
-      form.sums(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
-      run_dots(weight, form, row, *run, run->values[b], run->sums, take);
+      form(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
+      run_dots(weight, row, *run, run->values[b], run->sums, take);
     }
   }
 }
@@ -383,7 +427,7 @@ class LeafSums {
 
 // The same for several leaves, whose sums are added for some rows at a time.
 template <class A>
-[[gnu::noinline]] void grouped_side_by_side(const Grouped& weight, const RowForm<A>& form,
+[[gnu::noinline]] void grouped_side_by_side(const Grouped& weight, RowForm<A> form,
                                             int64_t rows, int64_t left, const LaidValues<A>& x,
                                             int64_t b, float* out, Scratch& scratch) {
   float* products = scratch.take<float>(kRegister * x.blocks());
@@ -400,7 +444,7 @@ template <class A>
 // The same for several leaves. Their totals are in memory; in one function with the above, compilers
 // would also hold the total of a single leaf there.
 template <class A>
-[[gnu::noinline]] void grouped_leaves(const Grouped& weight, const RowForm<A>& form, int64_t rows,
+[[gnu::noinline]] void grouped_leaves(const Grouped& weight, RowForm<A> form, int64_t rows,
                                       int64_t left, const LaidValues<A>& x, int64_t b, float* out,
                                       Scratch& scratch) {
   Sums sums;
@@ -421,8 +465,8 @@ template <class A>
           total = multiply_add(total, (Register)own_products, scales);
         }
       };
-      form.sums(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
-      run_dots(weight, form, row, *run, run->values[b], run->sums, take);
+      form(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
+      run_dots(weight, row, *run, run->values[b], run->sums, take);
     }
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
       sums.add(load_bytes<Lanes>(totals + leaf), terms + leaf);

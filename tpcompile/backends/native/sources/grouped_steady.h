@@ -41,7 +41,7 @@ class SteadyScales {
 // Multiply the first rows by a sequence. `take` gets the products of blocks, a register at a time, and
 // their scales; then `end` gets the row. Return how many rows; the others need `run_dots`.
 template <class A, class Take, class End>
-TPC_INLINE int64_t steady_dots(const Grouped& weight, const RowForm<A>& form, int64_t rows,
+TPC_INLINE int64_t steady_dots(const Grouped& weight, RowForm<A> form, int64_t rows,
                                const LaidValues<A>& x, int64_t b,
                                const RowsAhead& ahead, const Scratch& scratch, const Take& take,
                                const End& end) {
@@ -50,7 +50,6 @@ TPC_INLINE int64_t steady_dots(const Grouped& weight, const RowForm<A>& form, in
   const int64_t steady = x.runs > 1 ? 0 : weight.steady_rows(rows, run);
   const int64_t groups = weight.groups();
   const SteadyScales of_blocks(weight, run.block);
-  const IntRegister offsets = IntRegister{} + form.raised;
   const uint16_t* scales = of_blocks.first(weight, 0);
   const auto use = [&](int64_t row, const typename A::Sums* sums) TPC_ALWAYS {
     const char* scales_ahead = ahead_of(reinterpret_cast<const char*>(scales), 2 * groups,
@@ -62,7 +61,7 @@ TPC_INLINE int64_t steady_dots(const Grouped& weight, const RowForm<A>& form, in
         const int64_t at = place + own * kRegister;
         const Register factors = load_register(values.factors + at);
         const Register products =
-            A::less(sums[at / kRegister], offsets, values.sums + at) * factors;
+            A::less(sums[at / kRegister], values.raised + at) * factors;
         take(own, row, at, products, of_blocks.load(scales, at, decltype(whole)::value));
       });
       place += kLanes;

@@ -114,9 +114,7 @@ inline ValuesTogether values_together(const LaidRun<A>& run, int64_t first, int6
     for (int64_t turn = 0; turn < turns; ++turn) {
       const int64_t place = (turn * batch + b) * kRegister;
       std::memcpy(factors + place, own.factors + turn * kRegister, sizeof(Register));
-      const auto sums = load_bytes<IntRegister>(own.sums + turn * kRegister);
-      const IntRegister found = sums * A::template kRaised<kBits>;
-      std::memcpy(raised + place, &found, sizeof found);
+      std::memcpy(raised + place, own.raised + turn * kRegister, sizeof(IntRegister));
     }
   }
   return {batch, values, factors, raised};

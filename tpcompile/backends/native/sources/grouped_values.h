@@ -5,7 +5,7 @@ template <class A>
 struct Laid {
   const typename A::Value* values;
   float* factors;
-  const typename A::Sum* sums;
+  const typename A::Sum *sums, *raised;  // of values, and times what integers are raised by
   float* minima;  // what minima are multiplied by: sums times factors
 };
 
@@ -128,11 +128,14 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, const Run& run, S
     lay_out<A, kBits>(from, count, block, at, values, factors, sums);
   }
   auto* minima = scratch.take<float>(blocks);
+  auto* raised = scratch.take<typename A::Sum>(blocks);
+  const auto by = static_cast<typename A::Sum>(A::raised(weight.bits()));
   for (int64_t own = 0; own < blocks; own += kRegister) {
     const Register found = A::of_sums(sums + own) * load_register(factors + own);
     std::memcpy(minima + own, &found, sizeof found);
+    for (int64_t at = own; at < own + kRegister; ++at) raised[at] = sums[at] * by;
   }
-  return {values, factors, sums, minima};
+  return {values, factors, sums, raised, minima};
 }
 
 // About the bytes of sums of blocks that are found before they are multiplied.

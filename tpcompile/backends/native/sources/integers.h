@@ -45,6 +45,18 @@ TPC_INLINE IntRegister load_register(const int8_t* from) {
 #endif
 }
 
+TPC_INLINE IntRegister load_register(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (IntRegister)_mm512_cvtepu8_epi32(load_bytes<__m128i>(from));
+#elif defined(__AVX2__)
+  return (IntRegister)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
+  IntRegister found;
+  for (int lane = 0; lane < kRegister; ++lane) found[lane] = from[lane];
+  return found;
+#endif
+}
+
 // The first lanes; others are 0.
 template <class V>
 TPC_INLINE V first_lanes(V from, int64_t count) {
@@ -107,8 +119,9 @@ constexpr bool kSignedBytes = true;
 #endif
 
 // What is added to integers of so many bits for `multiply_bytes`.
-template <int kBits>
-constexpr int32_t kRaisedBytes = kBits == 8 && kSignedBytes ? 0 : 1 << (kBits - 1);
+constexpr int32_t raised_bytes(int bits) {
+  return bits == 8 && kSignedBytes ? 0 : 1 << (bits - 1);
+}
 
 // Return every second lane: those of `a`, then those of `b`.
 template <int kOdd>

@@ -107,6 +107,17 @@ TPC_INLINE Register load_register(const f16* from) {
 #endif
 }
 
+// One number in all lanes.
+TPC_INLINE Register everywhere(const f16* from) {
+#if defined(__AVX512F__)
+  return (Register)_mm512_cvtph_ps(_mm256_set1_epi16(load_bytes<int16_t>(from)));
+#elif defined(__F16C__)
+  return (Register)_mm256_cvtph_ps(_mm_set1_epi16(load_bytes<int16_t>(from)));
+#else
+  return Register{} + static_cast<float>(*from);
+#endif
+}
+
 TPC_INLINE Register load_register(const bf16* from) {
 #if defined(__AVX512F__)  // GCC widens halves of a register, and joins them
   const auto wide = (BitRegister)_mm512_cvtepu16_epi32(load_bytes<__m256i>(from));

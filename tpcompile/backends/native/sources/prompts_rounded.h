@@ -183,7 +183,7 @@ void hold_raised(const Linear& a, int64_t row, Word* held) {
   const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
   const char* high = static_cast<const char*>(a.high) + row * a.high_bytes;
   const int64_t before = columns_before(a);
-  const __m128i raised = _mm_set1_epi8(static_cast<char>(kRaisedBytes<kBits>));
+  const __m128i raised = _mm_set1_epi8(static_cast<char>(raised_bytes(kBits)));
   for (int64_t at = 0; at < a.columns; at += kLanes) {
     const __m128i found = _mm_add_epi8(integers_at<kBits>(from, high, at, before), raised);
     std::memcpy(held + at / kWord, &found, sizeof found);
@@ -202,7 +202,7 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
   Word* held = scratch.take<Word>(kItemRows * stride);
   Group* groups = scratch.take<Group>(kItemRows * count);
   const bool has_least = a.minima != nullptr, has_offsets = has_least || a.offsets != nullptr;
-  const HeldRows rows{held, stride, groups, kRaisedBytes<kBits>, has_offsets, has_least};
+  const HeldRows rows{held, stride, groups, raised_bytes(kBits), has_offsets, has_least};
   for (int64_t number = first; number < last; ++number) {
     const Item item = item_of(a, number);
     for (int64_t own = 0; own < item.rows; ++own)
