@@ -39,7 +39,7 @@ def cached_directory(model: str) -> Path | None:
 
 @lru_cache(maxsize=16)
 def _asked(model: str, period: int) -> str:
-    """Ask once for a file of the model. The period makes old answers invalid."""
+    """Ask once for a file of the model. A new period invalidates old answers."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (
         EntryNotFoundError,

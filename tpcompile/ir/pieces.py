@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
 """A callback that reads a part of a checkpoint tensor, given its name."""
 _ROWS = 1 << 14
-"""The rows that are read at a time: what is decoded or converted on the way stays in caches."""
+"""The rows that are read at a time, so that decoded or converted values stay in CPU caches."""
 Runs = tuple[range, ...]
 """Indices along one dimension, in order, as ranges."""
 

@@ -112,7 +112,7 @@ def component_of(recipe: Recipe, part: Component) -> Recipe:
     """Return the recipe of one component of a weight, given the recipe of the weight.
 
     Columns are the last dimension, and the other dimensions of a component are those of the weight.
-    Its columns are all that belong to the weight's columns, which must be one run.
+    Its columns are those of the weight's columns, which must be one run.
     """
     last = len(shape_of(recipe)) - 1
     match recipe:

@@ -251,7 +251,7 @@ class Checkpoint(Closing):
         self._require_shape(name, codec.shape(shape))
 
     def _check_known(self, name: str, known: Known) -> None:
-        """Refuse a tensor that says something else than the configuration."""
+        """Refuse a tensor that contradicts the configuration."""
         if name not in self._shapes:
             if known.required:
                 raise self._missing(name, (name,))

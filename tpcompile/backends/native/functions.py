@@ -1,7 +1,7 @@
-"""Functions that emitted modules call if the native backend runs decode steps.
+"""Functions that emitted modules call when the native backend runs decode steps.
 
-In bf16, kernels of the native library replace torch's. They round where the dialect's references
-do. Activations have the same bits for any number of tokens in all dtypes.
+In bf16, kernels of the native library replace torch's. They round at the same places as the
+dialect's references. Activations have the same bits for any number of tokens in all dtypes.
 """
 
 from __future__ import annotations

@@ -34,11 +34,12 @@ from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
 from tpcompile.vm.program.abi import PARTS
 
 _PART, _MOST_PART = 32, 96
-"""The tokens of a part of a sequence in attention. Each part lays out all keys that it reads."""
+"""The shortest and longest part of a sequence in attention. Each part packs all keys that it
+reads."""
 _ITEMS = 8
-"""The items of attention that a thread has at least, if parts are longer than the shortest."""
+"""The minimum number of items of attention per thread, if parts are longer than the shortest."""
 _TOKENS = 128
-"""The tokens of an item of a product: whole panels. All threads have items until the end."""
+"""The tokens of an item of a product: whole panels, few enough to keep all threads busy."""
 _MANY_TOKENS = 512
 """The same for weights of few bits, whose rows each item decodes."""
 _LANES = 16
@@ -49,7 +50,7 @@ PACKED, _ROWS = 64, 48
 """The tokens that an item packs, and the rows of a weight in an item: `kItem` and `kItemRows` of
 prompts_products.h."""
 _WORDS = 64
-"""Rounded tokens are packed so many columns at a time."""
+"""The columns of rounded tokens that are packed together."""
 
 
 def takes_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor) -> bool:
@@ -109,7 +110,7 @@ _AttentionOf = structure(
     ("runs", ADDRESS), *each(NUMBER, "run_count", "window", "rounds"), ("scale", REAL),
 )  # fmt: skip
 _OF_ROWS = ("format", "row_bytes", "high_bytes", "groups", "supers", "first")
-"""The numbers of a weight of few bits: its format, and what its rows have."""
+"""The fields of a weight in few bits: its format, and the layout of its rows."""
 LinearOf = structure(
     ("x", Heads), *each(ADDRESS, "weight", *PARTS),
     *each(NUMBER, *_OF_ROWS),
@@ -244,11 +245,11 @@ class Product:
     x: torch.Tensor
     weight: torch.Tensor | FewBits
     memory: Mapping[str, torch.Tensor]
-    """What `Linear` of prompts.h has for each token, by name: results, and packed tokens."""
+    """The memory per token of `Linear` of prompts.h, by name: results, and packed tokens."""
 
     @classmethod
     def of(cls, x: torch.Tensor, weight: torch.Tensor | FewBits, packed: int) -> Product:
-        """Allocate memory, in which there is room for so many packed tokens."""
+        """Allocate memory with room for this number of packed tokens."""
         rows = len(weight.parts[0] if isinstance(weight, FewBits) else weight)
         names = ("packed", "factors", "sums")
         memory = dict(zip(names, _packed(packed, x.shape[1], weight), strict=False))
@@ -265,7 +266,7 @@ class Product:
         return _MANY_TOKENS if isinstance(self.weight, FewBits) else _TOKENS
 
     def items(self, tokens: Any) -> Any:
-        """Return the number of items of so many tokens."""
+        """Return the number of items of these tokens."""
         return -(-self.memory["out"].shape[1] // _ROWS) * -(-tokens // self.part_tokens)
 
     @property
@@ -364,7 +365,7 @@ def attention(
 def _part_tokens(heads: int, keys: int) -> int:
     """Return the tokens of a part, if tokens times KV heads are `heads` and a token sees `keys`.
 
-    A long part lays out keys less often, but multiplies more of them that are masked out.
+    A long part packs keys less often, but multiplies more keys that are masked out.
     """
     most = min(heads // (_ITEMS * torch.get_num_threads()), keys // _PART)
     return min(_MOST_PART, max(_PART, most // _PART * _PART))
@@ -378,7 +379,7 @@ def _outside(
     window: int | None,
     block: int,
 ) -> ValueError:
-    """Return the error of tables that lead out of the cache."""
+    """Return the error for tables that point outside the cache."""
     sequences = zip(pairwise(starts.tolist()), lengths.tolist(), tables, strict=True)
     try:
         for (start, stop), length, table in sequences:

@@ -94,7 +94,7 @@ class ProgramRanks:
     def launch(self, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by a program; return their tokens, `[steps, sequences]`, or the last logits.
 
-        `each` receives the tokens of each step as they come.
+        `each` receives the tokens of each step as soon as they are known.
         """
         check_open(self.closed)
         step = in_rows(step)
@@ -139,7 +139,7 @@ class ProgramRanks:
         return EXECUTORS[self.executor].takes_times
 
     def most_steps(self, stops: int) -> int:
-        """Return the maximum number of steps per launch if so many tokens end a sequence."""
+        """Return the maximum steps per launch, given the number of tokens that end a sequence."""
         return self.programs.most_steps if stops <= self.programs.most_stops else 1
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:

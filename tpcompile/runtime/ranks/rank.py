@@ -84,15 +84,14 @@ class StatesShape:
     dtype: torch.dtype
 
     def allocate(self, count: int, device: torch.device) -> torch.Tensor:
-        """Allocate so many states of each layer."""
+        """Allocate a number of states of each layer."""
         return _allocated((self.layers, count, *self.shape), self.dtype, device)
 
 
 def _allocated(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate what sequences leave behind; on the CPU it is zero, and in huge pages.
+    """Allocate memory for the states of sequences; on the CPU it is zero, and in huge pages.
 
-    All pages are there from the start. So steps do not wait for them, and the memory that was free
-    when it was allocated cannot be missing later.
+    Pages are faulted in at once, so that steps do not wait for them, and allocation fails early.
     """
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:

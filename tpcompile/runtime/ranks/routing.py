@@ -42,7 +42,7 @@ def routers_of(graph: fx.Graph) -> Iterator[RouterShape]:
 
 
 def run_routed(module: nn.Module, inputs: Mapping[str, Any], routing: Routing) -> torch.Tensor:
-    """Run a module; return the bytes of its result, followed by those of its routers' choices.
+    """Run a module; return the bytes of its result, followed by its routers' choices.
 
     The choices are the routers' own, also if given ones replace them.
     """

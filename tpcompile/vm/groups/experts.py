@@ -115,7 +115,7 @@ def _rows_after(rows: Range, first: int) -> Range:
 
 
 def expected(experts: int, chosen: int, held: int, batch: int) -> float:
-    """Return the number of a rank's experts that a batch is expected to choose, if all are equally
+    """Return the expected number of a rank's experts that a batch chooses, if all are equally
     likely."""
     return float(held * (1 - (1 - chosen / experts) ** batch))
 
