@@ -13,11 +13,10 @@ import torch
 
 from tests import scripts
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     APART,
     BIASED,
     DELTA_APART,
-    EDGES,
     EVEN,
     EXPERTS,
     HYBRID_EXPERTS,
@@ -25,9 +24,12 @@ from tests.backends.reference.stepping import (
     SHARED,
     WHOLE,
     WINDOWED,
+    rotated_whole,
+)
+from tests.backends.reference.stepping import (
+    EDGES,
     Case,
     place,
-    rotated_whole,
     schedules,
     steps_of,
     steps_on,

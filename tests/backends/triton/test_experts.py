@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     EIGHT_OF_MANY,
     EXPERTS,
     HYBRID_EXPERTS,
