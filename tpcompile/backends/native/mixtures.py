@@ -13,15 +13,15 @@ from functools import cached_property
 import torch
 
 from tpcompile.backends.native.many import ADDRESS, NUMBER, Operation, each, run, structure
-from tpcompile.backends.native.prompts import (
+from tpcompile.backends.native.products import (
     PACKED,
     FewBits,
     LinearOf,
     Product,
     parts_of,
-    swiglu,
     takes_product,
 )
+from tpcompile.backends.native.prompts import swiglu
 from tpcompile.ir.format import Format
 from tpcompile.ir.ops import few_bits
 
