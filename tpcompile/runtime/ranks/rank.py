@@ -191,8 +191,42 @@ class OneFront:
 
     @property
     def fronts(self) -> int:
-        """The number of processes that call the model."""
         return 1
+
+
+class RanksOf:
+    """The part of `Ranks` that another executor of the same ranks implements."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def parameter(self, rank: int, name: str) -> torch.Tensor:
+        return self._ranks.parameter(rank, name)
+
+    def agree(self) -> None:
+        self._ranks.agree()
+
+    def same(self, x: torch.Tensor) -> torch.Tensor:
+        return self._ranks.same(x)
+
+    @property
+    def front(self) -> int:
+        return self._ranks.front
+
+    @property
+    def fronts(self) -> int:
+        return self._ranks.fronts
+
+    @property
+    def processes(self) -> list[int]:
+        return self._ranks.processes
+
+    def close(self) -> None:
+        self._ranks.close()
+
+    @property
+    def closed(self) -> str:
+        return self._ranks.closed
 
 
 @paused_collector()
