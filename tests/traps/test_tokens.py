@@ -17,6 +17,7 @@ from tests.models import (
     Pair,
     batch,
     eager_logits,
+    load_into,
     padded,
     preset_pair,
     relative_error,
@@ -240,7 +241,7 @@ def _loaded(name: str, read: RandomWeights, dtype: torch.dtype) -> Any:
     model: Any = AutoModelForCausalLM
     config = AutoConfig.for_model(**preset(name))
     made = model.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
-    read.load_into(made)
+    load_into(made, read)
     return made
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from tpcompile.ir.ops.experts import Routed
-from tpcompile.runtime.ranks.rank import Ranks, RanksOf
+from tpcompile.runtime.ranks.protocols import Ranks, RanksOf
 from tpcompile.runtime.ranks.routing import RouterShape, bytes_of, unpacked
 from tpcompile.runtime.ranks.step import Routing, Step
 

@@ -11,7 +11,7 @@ import torch
 from tpcompile.errors import UsageError
 from tpcompile.runtime.open_calls import OpenCalls
 from tpcompile.runtime.ranks.owner import check_open
-from tpcompile.runtime.ranks.rank import Ranks
+from tpcompile.runtime.ranks.protocols import Ranks
 from tpcompile.runtime.ranks.step import Step
 
 _STAY = "stay"

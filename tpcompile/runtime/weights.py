@@ -140,12 +140,6 @@ class RandomWeights:
         """Return the state to send to a rank, without the most recent tensor."""
         return {**vars(self), "_last": None}
 
-    def load_into(self, model: nn.Module) -> None:
-        """Copy these weights into a Hugging Face model of the same configuration."""
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(self.whole(name))
-
 
 _BLOCK = 1 << 20
 """The elements that are drawn at a time: their fp32 values may be larger than the tensor."""

@@ -19,7 +19,8 @@ from tpcompile.runtime.progress import Loaded
 from tpcompile.runtime.ranks.executors import StepExecutors
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.parameters import Parameters
-from tpcompile.runtime.ranks.rank import OneFront, Rank, RankModule
+from tpcompile.runtime.ranks.protocols import OneFront
+from tpcompile.runtime.ranks.rank import Rank, RankModule
 from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 
 

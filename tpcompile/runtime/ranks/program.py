@@ -18,7 +18,7 @@ from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.parts import Part, in_rows, joined, parts_of
-from tpcompile.runtime.ranks.rank import ModuleRanks, RanksOf
+from tpcompile.runtime.ranks.protocols import ModuleRanks, RanksOf
 from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode, size_for
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from tpcompile.runtime.ranks.descriptors import allocated_file
 from tpcompile.runtime.ranks.later import Later
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.parameters import Places
-from tpcompile.runtime.ranks.rank import OneFront, RankModule
+from tpcompile.runtime.ranks.protocols import OneFront
+from tpcompile.runtime.ranks.rank import RankModule
 from tpcompile.runtime.ranks.shared_sum import offered
 from tpcompile.runtime.ranks.shared_weights import SharedWeights, fill
 from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
