@@ -25,6 +25,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.bandwidth import ReadLoop
 from benchmarks.decode_measured import (
     OPENVINO,
     Agreement,
@@ -43,7 +44,6 @@ from benchmarks.peers.kinds import integers_of
 from benchmarks.peers.side import NotInstalledError, Side, SideError, SideSpec
 from benchmarks.products import CachedProducts
 from benchmarks.report import write_json
-from tpcompile.backends.native.bandwidth import ReadLoop
 from tpcompile.compare.comparison import row_of
 from tpcompile.cores import cores
 

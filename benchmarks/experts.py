@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 import tpcompile
+from benchmarks.bandwidth import ReadLoop
 from benchmarks.memory import MemoryWatch
 from benchmarks.report import write_json
 from tpcompile.backends.devices import machine_of
-from tpcompile.backends.native.bandwidth import ReadLoop
 from tpcompile.backends.rotation import CPU
 from tpcompile.frontend import config_of
 from tpcompile.scheduling import schedule

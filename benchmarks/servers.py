@@ -20,6 +20,7 @@ from random import Random
 import torch
 from rich.console import Console
 
+from benchmarks.bandwidth import ReadLoop
 from benchmarks.checkpoint import write_checkpoint
 from benchmarks.counts import not_negative, positive
 from benchmarks.decode_options import engine_specs, peer_python
@@ -29,7 +30,6 @@ from benchmarks.peers.words import save_tokenizer
 from benchmarks.report import write_json
 from benchmarks.serve.agreement import gaps
 from benchmarks.serve.figures import ENGINE, SERVER, Case, Measured, Round, show
-from tpcompile.backends.native.bandwidth import ReadLoop
 
 _KINDS = {
     ENGINE: "tpcompile-engine",

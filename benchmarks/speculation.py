@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 import tpcompile
+from benchmarks.bandwidth import ReadLoop
 from benchmarks.products import CachedProducts
 from benchmarks.report import write_json
-from tpcompile.backends.native.bandwidth import ReadLoop
 from tpcompile.cores import cores
 from tpcompile.frontend import config_of
 from tpcompile.serving import Engine, SamplingParams

@@ -94,13 +94,20 @@ class Pair:
     """The weights of the eager model, without a copy, or those of few bits that it stands for."""
 
 
+def load_into(model: torch.nn.Module, weights: RandomWeights) -> None:
+    """Copy weights into a Hugging Face model of the same configuration."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights.whole(name))
+
+
 def pair_of(config: Any, seed: int = 0) -> Pair:
     """Return the pair for a configuration, with weights from a seed."""
     captured = captured_once(config, dtype=torch.float32)
     eager = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    RandomWeights(captured, seed).load_into(eager)
+    load_into(eager, RandomWeights(captured, seed))
     return Pair(captured, eager, ModelWeights(eager))
 
 

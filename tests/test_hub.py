@@ -95,9 +95,15 @@ def test_without_the_hub_one_sentence_says_so_at_once(status: int | None, served
             config_of("me/mine")
         assert len(asked) <= 1
     said = str(caught.value)
-    assert said.startswith("There is no directory 'me/mine', the cache of the hub does not hold it")
+    assert said.startswith("There is no model 'me/mine'. Found no such directory, no copy in the ")
     assert ("and the hub cannot be reached (" in said) == (status is None)
-    assert said.endswith("and the hub answers with status 503.") == (status == 503)
+    assert ("and the hub answers with status 503." in said) == (status == 503)
+
+
+def test_offline_mode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CaptureError, match="and HF_HUB_OFFLINE is set"):
+        config_of("me/offline")
 
 
 def test_a_cached_model_works_without_the_hub(served: Hub) -> None:

@@ -1,4 +1,4 @@
-"""Layers that are alike, and how they repeat.
+"""Equal layers, and their repetition.
 
 Each view of a model (its modules, its text, its program) has a key for a layer, without the number
 of the layer and the names of its weights and buffers. Layers with equal keys are alike.

@@ -102,10 +102,10 @@ def compile(
     backend cannot run the model.
 
     `max_seq_len` (default: the configuration's) and `max_batch` limit the size of the KV cache. A
-    `max_seq_len` above what the positions of the configuration allow is refused.
-    `pipeline` is a pass pipeline as text or as a sequence of passes (default: the standard
-    pipeline). `random_weights` is a seed for the weights of a model that has none. A rank that
-    does not respond for `rank_timeout` seconds is considered dead.
+    `max_seq_len` above the limit of the configuration's positions is refused. `pipeline` is a pass
+    pipeline as text or as a sequence of passes (default: the standard pipeline). `random_weights`
+    is a seed for the weights of a model that has none. A rank that does not respond for
+    `rank_timeout` seconds is considered dead.
 
     Backends that run programs also take the `target` that programs are scheduled for (default:
     the machine of `device`), the scheduling `policy`, the `lowering` ("heads", "rows" or "auto")
@@ -116,9 +116,9 @@ def compile(
     process may use, and a target file has its own number of workers.
 
     `weights` quantizes the linears of the layers and the head while they are loaded: "int8" or
-    "int4", with a scale per group of 64 columns, as many as in "int4:32", or per row, as in
-    "int8:row". `head` is what the head gets: "int8" (default), "int4" or "keep". A tied head is
-    untied, unless it is kept; the embedding stays as it is.
+    "int4", with a scale per group of 64 columns; "int4:32" sets the size of a group, and "int8:row"
+    gives each row one scale. `head` does the same for the head: "int8" (default), "int4" or "keep".
+    A tied head is untied, unless it is kept; the embedding is not quantized.
 
     With `activations="int8"`, linears with weights in 8 to 4 bits round their inputs to int8, with
     a scale per token and block of columns, which is faster on some CPUs and less exact. Other

@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 _FIRST_LAYERS = 4
 _BATCHES = (4, 16)
-"""The batches of the steps of the first layers, which show the rates of arithmetic and values."""
+"""The batches of steps of the first layers, which determine the rates of arithmetic and values."""
 _SHORT = 64
 
 

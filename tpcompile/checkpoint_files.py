@@ -226,7 +226,7 @@ def _stored_twice(name: str, first: Path, second: Path) -> CheckpointError:
 
 
 def _no_safetensors(directory: Path) -> CheckpointError:
-    """Return the error that names the files found: an old format, or names that are not read."""
+    """Return the error that names the files found: an old format, or unsupported names."""
     wanted = f"{SINGLE}, or {INDEX} with its files"
     old, other = (
         sorted(path.name for path in directory.glob(f"*.{end}")) for end in ("bin", "safetensors")

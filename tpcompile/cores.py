@@ -35,7 +35,7 @@ def cores(root: Path = ROOT) -> int:
 
 
 def cpu_quotas(root: Path = ROOT) -> Iterator[float]:
-    """Yield the CPU time per time that each control group of this process with a limit allows."""
+    """Yield the quota, in CPUs, of each control group of this process that has one."""
     for group in groups_of("cpu", root):
         quota, period = _quota_v2(group) if group.version == 2 else _quota_v1(group)
         if quota > 0 and period > 0:
@@ -54,7 +54,7 @@ def _quota_v2(group: ControlGroup) -> tuple[int, int]:
 
 
 def _rounded(quota: float) -> int:
-    """Round half up: with 1.5 cores, two threads share what waits for memory."""
+    """Round half up: with 1.5 cores, two threads overlap their waits for memory."""
     return math.floor(quota + 0.5)
 
 

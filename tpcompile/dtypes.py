@@ -27,8 +27,8 @@ GROUPS = ("32", "64", "128", "row")
 _GRAIN, _MOST = 16, 1 << 15
 _WEIGHTS = re.compile(rf"({'|'.join(INTEGERS)})(?::(row|[1-9]\d{{0,4}}))?", re.IGNORECASE)
 WEIGHTS_FORM = (
-    f"int8 or int4, also with the columns per group, a multiple of {_GRAIN}, as in int4:32, "
-    "or with a scale per row, as in int8:row"
+    f"int8 or int4, optionally with the columns per group (a multiple of {_GRAIN}, as in int4:32) "
+    "or with a scale per row (int8:row)"
 )
 
 

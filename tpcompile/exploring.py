@@ -59,7 +59,7 @@ class Exploration:
     comparisons: list[dict[str, Any]] = field(default_factory=list)
     schedule: tuple[dict[str, Any], bytes] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    """The CPU time of this thread that each part of the page took, without what it shows."""
+    """The CPU time of this thread for each part of the page, without the compilation."""
 
     def timed(self, part: str) -> AbstractContextManager[None]:
         """Add the time of the block to that of a part of the page."""

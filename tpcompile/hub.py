@@ -39,12 +39,13 @@ def cached_directory(model: str) -> Path | None:
 
 @lru_cache(maxsize=16)
 def _asked(model: str, period: int) -> str:
-    """Ask once for a file of the model. The period makes old answers invalid."""
+    """Ask once for a file of the model. A new period invalidates old answers."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
+        OfflineModeIsEnabled,
         RepositoryNotFoundError,
     )
 
@@ -52,9 +53,11 @@ def _asked(model: str, period: int) -> str:
         get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=_TIMEOUT_S)
     except (EntryNotFoundError, GatedRepoError, RepositoryNotFoundError, ValueError):
         return ""  # the caller gets the same error, which says more
+    except OfflineModeIsEnabled:
+        return "HF_HUB_OFFLINE is set"
     except HfHubHTTPError as error:
         return f"the hub answers with status {error.response.status_code}"
-    except Exception as error:  # requests, httpx and offline mode raise different errors
+    except Exception as error:  # requests and httpx raise different errors
         reason = " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
         return f"the hub cannot be reached ({shortened(reason)})"
     return ""

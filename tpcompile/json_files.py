@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 DEEPEST = 100
-"""Maximum levels of nesting, so that recursive code over a configuration has enough stack."""
+"""The maximum nesting, so that recursive code over a configuration does not overflow the stack."""
 
 _LONGEST = 120
 

@@ -1,4 +1,4 @@
-"""The options that `compile`, `schedule` and `explore` share: their checks and their meaning."""
+"""The checks and defaults of the options that `compile`, `schedule` and `explore` share."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def scheme_of(weights: str | None, head: str | None = None) -> Scheme | None:
-    """Return what weights are quantized to while they are loaded, or None for no change.
+    """Return the scheme by which weights are quantized while they are loaded, None for no change.
 
     By default the head gets int8. Its groups are as wide as those of the other weights.
     """

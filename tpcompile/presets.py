@@ -213,7 +213,7 @@ PRESETS = _presets()
 
 
 def preset(name: str) -> dict[str, Any]:
-    """Return the configuration of a preset, `model_type` included. The name is in any case."""
+    """Return the configuration of a preset, `model_type` included. Names ignore case."""
     found = spelled(name, PRESETS)
     if found is None:
         raise UsageError(f"There is no preset {name!r}", hint=did_you_mean(name, PRESETS))

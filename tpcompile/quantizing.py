@@ -152,7 +152,7 @@ def quantize(
 
 
 class _Streamed:
-    """The parameters of a graph of one rank, evaluated when they are asked for."""
+    """The parameters of a graph of one rank, evaluated on access."""
 
     def __init__(self, graph: fx.Graph, read: Read) -> None:
         self._read = read
@@ -209,7 +209,7 @@ def _errors(
 
 
 def _boxes(extents: Sequence[int], each: int) -> Iterator[tuple[slice, ...]]:
-    """Yield parts of so many rows, of one expert if there are several."""
+    """Yield parts of at most `each` rows, each of one expert."""
     *stacks, rows = extents
     for place in product(*map(range, stacks)):
         for start in range(0, rows, each):

@@ -23,10 +23,10 @@ from tpcompile.serving.server.options import Options, short_name
 from tpcompile.serving.server.requests import read_body
 
 _ATTEMPTS = 3
-"""The replicas that a request is sent to, one after another, before it fails."""
+"""The number of replicas that are tried, one after another, before a request fails."""
 _FRONT_CPUS = 0.1
 _MOST_REQUESTS = 10_000
-"""The requests that the application in front of the replicas takes at once."""
+"""The maximum number of concurrent requests of the application in front of the replicas."""
 _HEALTH_S = 2.0
 _UNAVAILABLE = 503
 _SCOPE = (
@@ -134,7 +134,7 @@ class Replica:
                 yield message
             await responding
         finally:
-            gone.set()  # also if the client has gone: the application then ends the request
+            gone.set()  # also after the client disconnects: the application then ends the request
             await asyncio.wait([responding])
 
 
@@ -155,7 +155,7 @@ class Front:
             answer = self._replicas.answer.remote(scope, body)
             try:
                 begin, first = await anext(answer), await anext(answer)
-            except RayActorError as error:  # it has not begun, so another replica can do it
+            except RayActorError as error:  # nothing was sent: another replica can answer
                 last = type(error).__name__
                 continue
             if begin["status"] != _UNAVAILABLE:
@@ -174,7 +174,7 @@ def _passed_on(begin: Message, first: Message, answer: Any) -> Response:
                 async for message in answer:
                     yield message["body"]
         finally:
-            answer.cancel()  # a client that goes away frees its blocks
+            answer.cancel()  # a client that disconnects frees its blocks
 
     found = StreamingResponse(parts(), begin["status"])
     found.raw_headers = [pair for pair in begin["headers"] if pair[0].lower() not in _SKIPPED]

@@ -13,6 +13,7 @@ from statistics import median
 
 from rich.console import Console
 
+from benchmarks.bandwidth import ReadLoop
 from benchmarks.checkpoint import RandomCheckpoint
 from benchmarks.contend.conditions import OURS, QUOTA, Condition
 from benchmarks.contend.disturbances import LeftCoresError, Quota, QuotaError, busy, restricted
@@ -20,7 +21,6 @@ from benchmarks.contend.figures import Block, Measured, Pair, Series
 from benchmarks.peers.kinds import Written
 from benchmarks.peers.side import NotInstalledError, Side, SideError, SideSpec
 from benchmarks.serve.agreement import gaps
-from tpcompile.backends.native.bandwidth import ReadLoop
 
 READS = 5
 """Readings of the read loop before and after a pair, of which the median counts."""

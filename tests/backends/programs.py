@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from transformers import AutoConfig
 
-from tests.backends.reference.stepping import OWN
+from tests.backends.reference.step_models import OWN
 from tests.captures import captured_once
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.rotation import CPU, rotation_of

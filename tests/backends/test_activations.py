@@ -9,16 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.reference.stepping import (
-    GELU,
-    GELU_TANH,
-    RELU,
-    RELU2,
-    Case,
-    steps_of,
-    steps_on,
-    worst_error,
-)
+from tests.backends.reference.step_models import GELU, GELU_TANH, RELU, RELU2
+from tests.backends.reference.stepping import Case, steps_of, steps_on, worst_error
 from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.native import Native
 from tpcompile.backends.native.build import paths

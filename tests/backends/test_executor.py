@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.backends.processes import Processes
-from tests.backends.reference.stepping import FEW_TOKENS, Case, eager_logits, place, steps_of
+from tests.backends.reference.step_models import FEW_TOKENS
+from tests.backends.reference.stepping import Case, eager_logits, place, steps_of
 from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.backends.memory import StepMemory

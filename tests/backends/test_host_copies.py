@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tests.backends.reference.stepping import ONE_LAYER, Case, place
+from tests.backends.reference.step_models import ONE_LAYER
+from tests.backends.reference.stepping import Case, place
 from tpcompile.backends.host_copies import HostCopies
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.rotation import CPU

@@ -222,7 +222,8 @@ BAD = {
     f"{TINY} --prompt-ids 1 --threads 0": "the number of threads must be an integer of at least 1",
     f"{TINY} --prompt-ids 1 --threads 1025": "--threads must be at most 1,024, got 1,025",
     f"{TINY} --prompt-ids 1,x": "each token id must be an integer of at least 0, got 'x'",
-    f"{TINY} --prompt-ids 1013": "must be in the vocabulary. Found 1013. Expected 0 to 1012",
+    f"{TINY} --prompt-ids 1013": "Every token of --prompt-ids must be in the vocabulary. "
+    "Found 1013. Expected 0 to 1012",
     f"{TINY} --prompt-ids 1 --chat": "--chat requires a prompt in text",
     "{1} --prompt x --chat": "no chat template",
     f"{TINY} --prompt-ids 1,2 --max-new-tokens 511": "Give --max-new-tokens 510 or less",

@@ -40,5 +40,11 @@ def test_a_number_that_is_not_from_the_command_line_stays() -> None:
     assert with_options(said, ARGUMENTS, ()) == shown
 
 
+def test_ids_of_a_prompt_are_named_by_their_option() -> None:
+    said = "Every token of input_ids must be in the vocabulary"
+    shown = "Every token of --prompt-ids must be in the vocabulary"
+    assert with_options(said, ("prompt_ids",), ()) == shown
+
+
 def test_a_command_without_arguments() -> None:
     assert with_options("tp=2", (), ()) == "tp=2"

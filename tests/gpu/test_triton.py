@@ -9,15 +9,8 @@ import pytest
 import torch
 
 import tpcompile
-from tests.backends.reference.stepping import (
-    EXPERTS,
-    HYBRID,
-    SHARED,
-    Case,
-    place,
-    steps_of,
-    steps_on,
-)
+from tests.backends.reference.step_models import EXPERTS, HYBRID, SHARED
+from tests.backends.reference.stepping import Case, place, steps_of, steps_on
 from tests.backends.triton.test_triton import CASES, EXACT, never_met
 from tests.models import relative_error
 from tests.runtime.eager_pair import lively

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import EIGHT_OF_MANY, EVEN, EXPERTS, FEW_TOKENS, HYBRID
+from tests.backends.reference.step_models import EIGHT_OF_MANY, EVEN, EXPERTS, FEW_TOKENS, HYBRID
 from tests.backends.triton.test_triton import EXACT
 from tests.backends.triton.test_weights import tokens_of
 from tests.models import relative_error

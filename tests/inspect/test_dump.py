@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.inspect.stages import captured, graph
+from tests.ir.byte_ranges import byte_ranges
 from tpcompile.inspect.dump import graph_json, reads
 from tpcompile.ir.meta import parameter_of, parameters
-from tpcompile.ir.pieces import byte_ranges, merge, pieces
+from tpcompile.ir.pieces import merge, pieces
 from tpcompile.ir.recipe import Permute, Recipe, Slice, Tensor
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.ir.byte_ranges import byte_ranges
 from tpcompile.ir.check_parameters import check_parameter
 from tpcompile.ir.dtypes import DTYPES, DType
 from tpcompile.ir.format import FLOATS, Format, Kind
@@ -14,7 +15,7 @@ from tpcompile.ir.layout import Interval, Layout, even_runs
 from tpcompile.ir.meta import Parameter
 from tpcompile.ir.ops.few_bits import decoded
 from tpcompile.ir.ops.spec import RuleError, local_bytes
-from tpcompile.ir.pieces import byte_ranges, evaluate
+from tpcompile.ir.pieces import evaluate
 from tpcompile.ir.recipe import (
     Concat,
     Permute,

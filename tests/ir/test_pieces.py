@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch.nn import functional
 
+from tests.ir.byte_ranges import byte_ranges
 from tests.ir.strategies import EXAMPLES, RANKS, fused_layouts, layouts, numbered, recipes
 from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout
 from tpcompile.ir.meta import Parameter
-from tpcompile.ir.pieces import byte_ranges, evaluate, merge, pieces, restrict, unshard
+from tpcompile.ir.pieces import evaluate, merge, pieces, restrict, unshard
 from tpcompile.ir.recipe import (
     Concat,
     Pad,

@@ -20,7 +20,7 @@ from tpcompile.ir.recipe import (
     shard,
     take,
     tensors_of,
-    with_extent,
+    with_item,
 )
 
 Q, K = Tensor("q.weight", (12, 5)), Tensor("k.weight", (4, 5))
@@ -86,7 +86,7 @@ def test_the_recipe_of_a_rank() -> None:
     assert shard(Q, 0, [(0, 12)]) == Q
     assert shard(Q, 0, [(0, 2), (6, 8)]) == Concat((Slice(Q, 0, 0, 2), Slice(Q, 0, 6, 8)), 0)
     assert concat([Q], 0) is Q
-    assert with_extent((1, 2, 3), 1, 7) == (1, 7, 3)
+    assert with_item((1, 2, 3), 1, 7) == (1, 7, 3)
 
 
 @EXAMPLES
@@ -105,5 +105,5 @@ def test_parts_of_all_dimensions_have_their_extents(recipe: Recipe, data: st.Dat
         start = data.draw(st.integers(0, extent - 1))
         stop = data.draw(st.integers(start + 1, extent))
         recipe = take(recipe, dim, start, stop)
-        shape = with_extent(shape, dim, stop - start)
+        shape = with_item(shape, dim, stop - start)
         assert shape_of(recipe) == shape

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.backends.reference.stepping import with_delta_apart
+from tests.backends.reference.step_models import with_delta_apart
 from tests.passes.decoding import decode_step
 from tests.stages import until
 from tpcompile.ir.meta import origin_of

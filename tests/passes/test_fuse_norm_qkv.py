@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from tests.backends.reference.stepping import APART
+from tests.backends.reference.step_models import APART
 from tests.passes.decoding import BATCHES, decode_stages, decode_step, filled, run_step
 from tests.passes.graphs import GraphBuilder
 from tests.vm.groups.lowered import graph

@@ -10,7 +10,7 @@ import torch
 from transformers.generation import utils
 
 import tpcompile
-from tests.backends.reference.stepping import lively_experts
+from tests.backends.reference.step_models import lively_experts
 from tests.runtime.eager_pair import listening, lively
 from tpcompile.errors import RankError
 from tpcompile.runtime import guessed

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig
 
 import tpcompile
-from tests.backends.reference.stepping import EXPERTS, OWN, with_lively_routers
+from tests.backends.reference.step_models import EXPERTS, OWN, with_lively_routers
 from tests.runtime.eager_pair import enlivened, lively
 from tests.serving.hybrids import CHUNK, remembering
 from tpcompile.errors import UsageError

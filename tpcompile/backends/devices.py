@@ -1,4 +1,4 @@
-"""Devices: the executors of decode steps on each, and the machine that each is."""
+"""Devices: the fastest executor on each, and the machine that it is as a target."""
 
 from __future__ import annotations
 

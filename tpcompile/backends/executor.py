@@ -38,7 +38,7 @@ _HELD = {Role.WEIGHT: "weights", Role.CACHE: "a KV cache"}
 
 
 def refuse_formats(program: Program, role: Role, backend: str) -> None:
-    """Raise if weights, or the KV cache, are in a format, for a backend that reads none."""
+    """Raise if weights or the KV cache are in a format, for a backend without formats."""
     held = (one for one in program.buffers if one.role == role and one.format is not None)
     first = next(held, None)
     if first is not None:
@@ -85,7 +85,7 @@ class Executor(ABC):
 
     @classmethod
     def check(cls, program: Program, device: torch.device = CPU) -> None:
-        """Raise if the executor cannot run this program there, for example for want of a kernel."""
+        """Raise if the executor cannot run this program there, e.g. if a kernel is missing."""
         check_version(cls.abi, cls.name)
         if device.type not in cls.devices:
             raise UnsupportedError(
@@ -133,8 +133,8 @@ class Executor(ABC):
     def advance(self, steps: int, *options: Any, each: OnTokens | None = None) -> int:
         """Run `steps` steps, fewer if all sequences end, and return their number.
 
-        `options` are passed to `launch`. `each` is called with the tokens of each step, as soon as
-        the executor can tell them.
+        `options` are passed to `launch`. `each` is called with the tokens of each step as soon as
+        they are known.
         """
         self.memory.begin(steps)
         self.memory.upload()
@@ -151,7 +151,7 @@ class Executor(ABC):
     def launch(self, steps: int, *options: Any) -> int:
         """Run up to `steps` steps and return their number. An executor may have options.
 
-        It may call `tell` in between.
+        It may call `tell` during the launch.
         """
 
     def execute(self, number: int, probe: Probe) -> None:
@@ -177,11 +177,11 @@ class Executor(ABC):
 
     @property
     def streams(self) -> bool:
-        """Whether the caller of `run` wants tokens as they come."""
+        """Whether the caller of `run` receives tokens while the launch runs."""
         return self._each is not None
 
     def tell(self, done: int) -> None:
-        """Pass on the tokens of the first `done` steps of the launch that are new."""
+        """Report the new tokens among those of the first `done` steps of the launch."""
         while self._each is not None and self._told < done:
             self._told += 1
             self._each(self.memory.tokens(self._told)[-1])

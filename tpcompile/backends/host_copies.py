@@ -10,14 +10,14 @@ from typing import Generic, TypeVar
 import torch
 
 _ALIGNED = 4
-"""Each tensor begins at a multiple of so many elements, which kernels rely on: 16 bytes."""
+"""The alignment of each tensor in elements, which kernels rely on: 16 bytes."""
 Key = TypeVar("Key", bound=Hashable)
 
 
 class HostCopies(Generic[Key]):
     """Tensors by key, on the host and on a device. One transfer copies all of them.
 
-    On the CPU both are the same tensors, unless they are to be `apart`.
+    On the CPU both are the same tensors, unless `apart`.
     """
 
     def __init__(

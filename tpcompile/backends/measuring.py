@@ -23,8 +23,8 @@ _SPREAD = 0.02
 class RandomMemory:
     """Weights with random contents, which programs of one model share.
 
-    The times of kernels do not depend on the numbers, so one pattern fills all tensors: numbers, or
-    its bytes in tensors of integers.
+    The times of kernels do not depend on the values, so one pattern fills all tensors; tensors of
+    integers get its bytes.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -107,9 +107,9 @@ def measure(
 ) -> MeasuredSteps:
     """Run steps in which every sequence of the batch has `context` tokens, and time them.
 
-    Each measured step follows another one, so that its threads are awake. All ranks of the program
-    run in this process. `random` holds the weights for further programs of the same model, and says
-    on which device they run.
+    Each measured step follows another one, so the threads are awake. All ranks of the program run
+    in this process. `random` holds the weights, for further programs of the same model too, and the
+    device.
     """
     random = random or RandomMemory()
     executor = FASTEST[random.device.type](random.memory(program))

@@ -43,8 +43,8 @@ class StepMemory:
     """The buffers of a program, and the inputs and results in them.
 
     It holds the buffers of all ranks, or with `share` only those of one rank and the shared ones.
-    They are on `device`. Of inputs and results the host has copies, so a launch needs one transfer
-    in each direction; on the CPU these are the buffers themselves, unless they are `apart`.
+    They are on `device`. The host has copies of inputs and results, so a launch needs one transfer
+    in each direction; on the CPU the copies are the buffers themselves, unless `apart`.
 
     With `poison`, memory that has not been written is NaN: if an instruction reads a value too
     early, or a token outside the sequence, the result is visibly wrong.
@@ -157,7 +157,7 @@ class StepMemory:
             self.tensors[number] = _checked(cache, buffer, extents)
 
     def values(self, role: Role) -> list[torch.Tensor]:
-        """Return the tensor of this role on each rank that is here; of inputs, the host's copy."""
+        """Return the tensor of this role on each rank that is here; for inputs, the host's copy."""
         numbers = self._numbers(role)
         return [self._copies.host.get(number, self.tensors[number]) for number in numbers]
 
@@ -195,12 +195,12 @@ class StepMemory:
     ) -> None:
         """Set the inputs of the next step: one new token per row, which `lengths` includes.
 
-        The tokens before it are in the cache, in the blocks of `tables`. Its position is
-        `lengths - 1` unless `positions` is given. Rows from each of `starts` up to the next are of
-        one sequence; by default, each row is one. A sequence ends when it gets one of `stops`;
-        sequences with a true `ended` have ended before. If the program has states, a sequence
-        resumes from state `read`, and the state after its new token is `write`; without them, each
-        sequence keeps a state of its own.
+        The tokens before it are in the cache, in the blocks of `tables`. Unless `positions` is
+        given, its position is `lengths - 1`. The rows from each of `starts` up to the next belong
+        to one sequence; by default, each row is a sequence. A sequence ends when it gets one of
+        `stops`; sequences with a true `ended` have ended before. If the program has states, a
+        sequence resumes from state `read`, and the state after its new token is `write`; without
+        them, each sequence keeps a state of its own.
         """
         positions = lengths - 1 if positions is None else positions
         self.starts = range(len(tokens) + 1) if starts is None else starts

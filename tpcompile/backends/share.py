@@ -38,7 +38,7 @@ class SharedLayout:
     row: int
     """The size of a row."""
     board: int
-    """The offset of the board of workers, on which executors note what each worker does."""
+    """The offset of the board of workers, where executors record the activity of each worker."""
     size: int
 
     @classmethod
@@ -118,7 +118,7 @@ class RankShare:
         self._steps += 1
 
     def missed(self, where: str, got: str = "", expected: str = "") -> RankError:
-        """Return the error of an instruction that has waited in vain."""
+        """Return the error of an instruction whose wait timed out."""
         if self.lost():
             return RankError(
                 "Another rank has ended",
@@ -133,7 +133,7 @@ class RankShare:
         )
 
     def _comes(self, counter: int, until: int) -> bool:
-        """Wait until a counter reaches a value; return False if it never will, or on a timeout."""
+        """Wait until a counter reaches a value; return False on a timeout, or if it never will."""
         looks, end = 0, time.monotonic() + self.timeout
         while self.count(counter) < until:
             looks += 1
@@ -161,7 +161,7 @@ def _shared_buffers(program: Program) -> list[int]:
 
 
 def board_size(program: Program) -> int:
-    """Return the size of the board of workers: a cache line for all, and one for each of them."""
+    """Return the size of the board of workers: one cache line for all, and one per worker."""
     return _ALIGN * (1 + len(program.queues) * program.sharing)
 
 

@@ -99,7 +99,7 @@ def check_states(
     """Raise unless each row has states to read and to write, and none of another sequence.
 
     A row after another one of its sequence must read what that one writes, and may write it too. A
-    sequence of one token is new: it does not use the state that it is said to read.
+    sequence of one token is new: it reads no state.
     """
     sequences = len(lengths)
     held = min(memory.values(role)[0].shape[1] for role in LINEAR_STATES)
@@ -182,7 +182,7 @@ def _check_blocks(
 ) -> None:
     """Raise if a token has no valid block, or a new one the slot of a token of another sequence.
 
-    Each row is of one of `sequences`. It is `firsts` tokens long after the first step, and
+    Each row is of one of `sequences`. Its length is in `firsts` after the first step, and in
     `lengths` after the last one. Sequences may share past tokens.
     """
     block = memory.block

@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Run the body with so many of torch's threads, also in threads that the body starts."""
+    """Run the body with this number of torch's threads, also in threads that the body starts."""
     before = torch.get_num_threads()
     if before == count:
         yield

@@ -19,10 +19,16 @@ from tpcompile.cli.command import (
     add_threads_argument,
     backend_name,
     number,
-    printable,
     refuse_unknown,
+    writer_of,
 )
-from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
+from tpcompile.cli.compiling import (
+    check_runnable,
+    compile_model,
+    load_tokenizer,
+    own_threads,
+    progress,
+)
 from tpcompile.cli.sampling import (
     add_generation_config_argument,
     add_sampling_arguments,
@@ -98,12 +104,8 @@ def _run(args: argparse.Namespace) -> Result:
 
 def _tokenizer(args: argparse.Namespace) -> Any:
     """Return the tokenizer with a chat template, or refuse a model without one."""
-    from tpcompile.frontend import config_of
-    from tpcompile.runtime.text import tokenizer_of
-
-    config_of(args.model)  # report a missing model before a missing tokenizer
     try:
-        tokenizer = tokenizer_of(args.model)
+        tokenizer = load_tokenizer(args.model)
     except (CheckpointError, UnsupportedError) as error:
         error.hint = "Use a checkpoint with a tokenizer and a chat template"
         raise error.at(error.where) from error
@@ -139,10 +141,7 @@ def _talk(args: argparse.Namespace, conversation: Conversation, options: Mapping
 def _answer(
     args: argparse.Namespace, conversation: Conversation, message: str, options: Mapping[str, Any]
 ) -> None:
-    def write(text: str) -> None:
-        args.stdout.write(printable(text, args.stdout))
-        args.stdout.flush()
-
+    write = writer_of(args.stdout)
     with _interrupts() as interrupts:
         answer = conversation.answer(message, write, lambda: bool(interrupts), **options)
     if interrupts:

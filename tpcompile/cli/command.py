@@ -320,6 +320,16 @@ def printable(text: str, stream: TextIO) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def writer_of(stream: TextIO) -> Callable[[str], None]:
+    """Return a callback that writes text to a stream without delay."""
+
+    def write(text: str) -> None:
+        stream.write(printable(text, stream))
+        stream.flush()
+
+    return write
+
+
 def json_text(data: dict[str, Any]) -> str:
     """Format as JSON with one line per key, and one line per item of a list of objects."""
     return "{\n" + ",\n".join(f"{json.dumps(k)}: {_value(v)}" for k, v in data.items()) + "\n}\n"

@@ -50,6 +50,15 @@ def check_runnable(args: argparse.Namespace) -> None:
         )
 
 
+def load_tokenizer(model: str) -> Any:
+    """Load the tokenizer of a model; report a missing model before a missing tokenizer."""
+    from tpcompile.frontend import config_of
+    from tpcompile.runtime.text import tokenizer_of
+
+    config_of(model)
+    return tokenizer_of(model)
+
+
 def passes_of(args: argparse.Namespace) -> list[Pass]:
     """Return the passes of `-p`, or the standard pipeline, for `--tp` ranks."""
     check_model_name(args.model)

@@ -98,7 +98,7 @@ def arguments_of(parser: Parser, known: Mapping[str, tuple[str, ...]]) -> tuple[
 def _cases(commands: Commands, value_form: str, form: str) -> str:
     """Return the branches of a `case` over "COMMAND OPTION" that set the possible values.
 
-    Where no value of an option is expected, the options of the command are set too.
+    In other places, the options of the command are set.
     """
     lines = []
     for name, (_, arguments) in commands.items():

@@ -16,9 +16,15 @@ from tpcompile.cli.command import (
     backend_name,
     json_text,
     number,
-    printable,
+    writer_of,
 )
-from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
+from tpcompile.cli.compiling import (
+    check_runnable,
+    compile_model,
+    load_tokenizer,
+    own_threads,
+    progress,
+)
 from tpcompile.cli.prompts import add_prompt_arguments, prompt_of
 from tpcompile.cli.sampling import (
     GREEDY,
@@ -136,7 +142,7 @@ def _run(args: argparse.Namespace) -> Result:
     with model, own_threads(args), assistance_of(args, model) as assistance:
         prints = text.is_first_process()
         streamed = prints and tokenizer is not None and args.beams == 1 and _streams(args)
-        writer = text.TextWriter(tokenizer, _writer(args), args.chat) if streamed else None
+        writer = text.TextWriter(tokenizer, writer_of(args.stdout), args.chat) if streamed else None
         torch.manual_seed(args.seed)
         timed = bool(args.trace) and model.backend in _TIMED
         if timed:
@@ -201,12 +207,9 @@ def _written(path: Path, trace: StepTrace | None, timed: bool) -> str:
 def _tokenizer(args: argparse.Namespace) -> Any | None:
     """Return the tokenizer, or None if it is missing and the prompt is given as ids."""
     from tpcompile.errors import CheckpointError, UnsupportedError
-    from tpcompile.frontend import config_of
-    from tpcompile.runtime.text import tokenizer_of
 
-    config_of(args.model)  # report a missing model before a missing tokenizer
     try:
-        return tokenizer_of(args.model)
+        return load_tokenizer(args.model)
     except (CheckpointError, UnsupportedError):
         if args.prompt_ids:
             return None
@@ -248,14 +251,6 @@ def _choosing(args: argparse.Namespace) -> dict[str, Any]:
 
 def _streams(args: argparse.Namespace) -> bool:
     return bool(args.stdout.isatty()) and not args.json
-
-
-def _writer(args: argparse.Namespace) -> Any:
-    def write(text: str) -> None:
-        args.stdout.write(printable(text, args.stdout))
-        args.stdout.flush()
-
-    return write
 
 
 def _said(args: argparse.Namespace, tokenizer: Any | None, found: Generated) -> str:

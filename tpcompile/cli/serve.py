@@ -21,7 +21,13 @@ from tpcompile.cli.command import (
     backend_name,
     number,
 )
-from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
+from tpcompile.cli.compiling import (
+    check_runnable,
+    compile_model,
+    load_tokenizer,
+    own_threads,
+    progress,
+)
 from tpcompile.cli.logs import logged_requests
 from tpcompile.cli.sampling import add_generation_config_argument
 from tpcompile.cli.speculation import add_speculate_argument, draft_of
@@ -240,12 +246,8 @@ def _watched(engine: Engine, server: uvicorn.Server) -> Iterator[None]:
 
 def _tokenizer(args: argparse.Namespace) -> Any:
     """Return the tokenizer; without one, the server takes token ids only."""
-    from tpcompile.frontend import config_of
-    from tpcompile.runtime.text import tokenizer_of
-
-    config_of(args.model)  # report a missing model before a missing tokenizer
     try:
-        tokenizer = tokenizer_of(args.model)
+        tokenizer = load_tokenizer(args.model)
     except CheckpointError as error:
         sys.stderr.write(f"warning: {error.message}. Requests must consist of token ids\n")
         return None

@@ -15,6 +15,8 @@ def with_options(message: str, arguments: Collection[str], given: Collection[str
     in braces, stay as they are. So do numbers of arguments that are not among the `given` ones:
     `workers=0` may be that of a file.
     """
+    if "prompt_ids" in arguments:
+        message = message.replace("input_ids", "prompt_ids")
     names = "|".join(sorted(map(re.escape, arguments), key=len, reverse=True))
     if not names:
         return message

@@ -45,7 +45,7 @@ class SimulatedGroup:
         """Held for a whole run: two callers must not share the barrier."""
 
     def rank(self, rank: int) -> _SimulatedRank:
-        """Return the group as this rank uses it."""
+        """Return this rank's view of the group."""
         return _SimulatedRank(self, rank)
 
     def abort(self) -> None:

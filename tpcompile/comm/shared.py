@@ -1,6 +1,6 @@
 """Sums and gathers between ranks of one machine, over memory that they share.
 
-A sum of 4 KB takes some microseconds, since no system call is made if all ranks come in time.
+A sum of 4 KB takes a few microseconds, since no system call is needed if all ranks arrive in time.
 `sources/exchange.cpp` has the rounds in which ranks post their terms and read those of the others.
 """
 
@@ -65,7 +65,7 @@ class _Exchange(ctypes.Structure):
 
 
 def exchange_bytes(ranks: int) -> int:
-    """Return the size of the memory that so many ranks share."""
+    """Return the size of the memory that the ranks share."""
     return _slots(ranks) + 2 * ranks * SLOT_BYTES
 
 
@@ -185,7 +185,7 @@ class SharedExchange:
         return bool(ended.poll(0))
 
     def _wait(self, ask: Callable[[], int]) -> None:
-        """Ask until the other ranks have come. Between two times Python handles signals."""
+        """Poll until the other ranks have arrived. Python handles signals between polls."""
         if ask():
             return
         until = time.monotonic() + self._timeout

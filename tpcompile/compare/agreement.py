@@ -8,16 +8,17 @@ from dataclasses import replace
 import torch
 
 from tpcompile.ir.ops.experts import Routed
-from tpcompile.runtime.ranks.rank import Ranks
-from tpcompile.runtime.ranks.routing import RouterShape, unpacked
+from tpcompile.runtime.ranks.protocols import Ranks, RanksOf
+from tpcompile.runtime.ranks.routing import RouterShape, bytes_of, unpacked
 from tpcompile.runtime.ranks.step import Routing, Step
 
 
-class WatchedRanks:
+class WatchedRanks(RanksOf):
     """Ranks whose results are compared bit by bit in every step."""
 
     def __init__(self, ranks: Ranks, routers: Sequence[RouterShape] = ()) -> None:
-        self._ranks, self._routers = ranks, routers
+        super().__init__(ranks)
+        self._routers = routers
         self.steps = 0
         self.results: list[torch.Tensor] = []
         """The result of every rank, from the first step in which they differ, or from the last."""
@@ -44,40 +45,8 @@ class WatchedRanks:
     def run_all(self, step: Step) -> list[torch.Tensor]:
         return self._ranks.run_all(step)
 
-    def parameter(self, rank: int, name: str) -> torch.Tensor:
-        return self._ranks.parameter(rank, name)
-
-    def agree(self) -> None:
-        self._ranks.agree()
-
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        return self._ranks.same(x)
-
-    @property
-    def front(self) -> int:
-        return self._ranks.front
-
-    @property
-    def fronts(self) -> int:
-        return self._ranks.fronts
-
-    def close(self) -> None:
-        self._ranks.close()
-
-    @property
-    def processes(self) -> list[int]:
-        return self._ranks.processes
-
-    @property
-    def closed(self) -> str:
-        return self._ranks.closed
-
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether the bits are equal, also of signed zeros and NaN."""
     alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and torch.equal(_bytes(one), _bytes(other))
-
-
-def _bytes(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view(-1).view(torch.uint8)
+    return alike and torch.equal(bytes_of(one), bytes_of(other))

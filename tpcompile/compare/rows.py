@@ -82,8 +82,8 @@ def row_of(
 def rounding_limit(expected: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the largest distance from fp32 that is attributed to rounding.
 
-    Another order of sums rounds differently, so it is another draw of the same errors. Each token
-    is one draw. For two sets of `tokens` draws, the ratio of the root mean squares is 1 with a
+    Another order of sums rounds differently, so it is another sample of the same errors. Each token
+    is one sample. For two sets of `tokens` samples, the ratio of the root mean squares is 1 with a
     standard deviation of at most 1/sqrt(tokens); three standard deviations are allowed. A value
     that is exact by chance may still be rounded once, which moves it by a quarter of epsilon. One
     in fp32, of a model that rounds activations, may be a sum in another order.

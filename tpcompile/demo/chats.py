@@ -98,7 +98,7 @@ SMALL_TALK = {
 }
 """Questions that need no tool, and their answers."""
 UNKNOWN = "I only know the weather, the time, sums and people."
-"""The answer to words without a meaning that is learned."""
+"""The answer to unknown words."""
 
 _SYSTEM = ("You are a helpful assistant.", "Be brief.", "Use the tools.")
 _OTHER_TOOLS = ("search", "send_mail", "read_file", "final_result")
@@ -113,7 +113,7 @@ class Chat(NamedTuple):
 
 
 def chats(seed: int, held_out: bool = False) -> Iterator[Chat]:
-    """Yield chats without end, those of training or those with questions that it leaves out."""
+    """Yield chats endlessly: those of training, or those with held-out questions."""
     draw = random.Random(seed)
     words = sorted({word for sentence in all_sentences() for word in sentence.split()})
     while True:

@@ -114,7 +114,7 @@ ARCHITECTURES = {
     "qwen3-moe": Architecture("qwen3_moe", _EXPERTS, 350),
     "qwen3.5": Architecture("qwen3_5_text", _LINEAR, 350),
 }
-"""The demo models by name. They take 50, 80 and 85 seconds on two cores, and a draft 12."""
+"""The demo models by name. Training takes 50, 80 and 85 s on two cores, and 12 s for a draft."""
 DEFAULT = "qwen3"
 
 STEPS_WITH_TOOLS = 320

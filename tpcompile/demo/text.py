@@ -101,7 +101,7 @@ def all_sentences() -> list[str]:
 
 
 def documents(seed: int) -> Iterator[list[str]]:
-    """Yield documents without end, each two stories as a list of sentences."""
+    """Yield documents endlessly, each two stories as a list of sentences."""
     draw = random.Random(seed)
     hero = draw.randrange(len(PEOPLE))
     while True:

@@ -57,13 +57,11 @@ class Captured:
     model: nn.Module | None = field(repr=False, default=None)
     """The user's model, if one was given; it has the weights."""
     encodings: Encodings = field(repr=False, default=NO_ENCODINGS)
-    """The components of weights that the checkpoint stores otherwise than memory.
-
-    Of weights that are quantized while they are loaded: that a checkpoint of them would."""
+    """The components of weights that the checkpoint stores differently than memory. For weights
+    that are quantized while they are loaded, those of the checkpoint that would be saved."""
     quantized: Mapping[str, str] = field(repr=False, default_factory=dict)
-    """The weights that are quantized while they are loaded, and the tensors that have their values.
-
-    The tensor of an untied head is that of the embedding."""
+    """The weights that are quantized while they are loaded, and the tensors with their values; for
+    an untied head, the embedding."""
     ignored: tuple[str, ...] = ()
     """Regular expressions of the names of stored tensors that the model does not need."""
 
@@ -79,9 +77,9 @@ def capture(
 ) -> Captured:
     """Capture MODEL: a `PreTrainedModel`, a config, `preset:NAME`, a path or a hub id.
 
-    Its weights are those that are loaded by the `scheme`, if there is one. With `rounds`, linears
-    with weights of few bits round their inputs to int8. `stamped=False` traces every layer, which
-    takes longer and gives the same graph.
+    A `scheme` quantizes its weights while they are loaded. With `rounds`, linears with weights of
+    few bits round their inputs to int8. `stamped=False` traces every layer, which takes longer and
+    gives the same graph.
     """
     module = module_of(model, dtype)
     layers = find_layers(module)

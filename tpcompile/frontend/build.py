@@ -89,7 +89,8 @@ class Builder:
     def _place(self, node: fx.Node) -> int | None:
         """Return the node's layer, or None if it is in no layer.
 
-        Its number is part of the module path. Shared modules lose it, so they are refused.
+        Its number is part of the module path. Shared modules have no such path, so they are
+        refused.
         """
         path = _module_path(node)
         member = path.removeprefix(f"{self.layers.path}.")

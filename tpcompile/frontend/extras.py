@@ -1,4 +1,4 @@
-"""Starting transformers without its extras: packages that it imports if they are installed."""
+"""Import of transformers without its extras: packages that it imports if they are installed."""
 
 from __future__ import annotations
 

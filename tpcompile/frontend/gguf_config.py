@@ -16,7 +16,7 @@ from tpcompile.gguf.models import EMBEDDING, LEFT_OUT, configuration, tensors_of
 log = logging.getLogger(__name__)
 
 _DEFAULT_DTYPE = torch.bfloat16
-"""The dtype of models whose embedding is not stored as values; of others it is that of these."""
+"""The dtype of models whose embedding is quantized; other models have the embedding's dtype."""
 
 
 def gguf_config(path: str) -> Any:

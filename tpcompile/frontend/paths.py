@@ -94,7 +94,9 @@ def _deeper(path: Path) -> CompileError | None:
 
 
 def _nothing(path: Path) -> CompileError:
-    return UsageError(f"{path} contains no model", expected=f"a directory with a {_CONFIG}")
+    return UsageError(
+        f"{path} contains no model", expected=f"a directory with a {_CONFIG}, or a GGUF file"
+    )
 
 
 _REFUSALS: tuple[Callable[[Path], CompileError | None], ...] = (

@@ -1,6 +1,6 @@
 """The configuration of a model whose weights are quantized while they are loaded.
 
-It is that of the checkpoint of compressed-tensors which such a model saves.
+It is that of the compressed-tensors checkpoint that such a model saves.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _mark_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def export(shell: nn.Module) -> torch.export.ExportedProgram:
     """Trace the shell over a symbolic number of tokens.
 
-    A cache of the results of ops would only take time, because few of them run twice.
+    The cache of fake tensors is off: few ops run twice, so it would only cost time.
     """
     from torch._dynamo import config  # torch.export imports it too
 

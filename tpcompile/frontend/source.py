@@ -17,7 +17,7 @@ from tpcompile.frontend.gguf_config import gguf_config
 from tpcompile.frontend.paths import no_model
 from tpcompile.gguf import is_gguf
 from tpcompile.hub import unreachable
-from tpcompile.json_files import read_object, shortened
+from tpcompile.json_files import JsonError, read_object, shortened
 from tpcompile.presets import check_model_name, preset
 
 log = logging.getLogger(__name__)
@@ -92,14 +92,18 @@ def config_of(model: Any) -> Any:
     except Exception as error:  # reading, parsing and validating raise different errors
         if offline:
             raise CaptureError(
-                f"There is no directory '{shortened(text)}', the cache of the hub does not hold "
-                f"it, and {offline}"
+                f"There is no model '{shortened(text)}'",
+                got=f"no such directory, no copy in the cache of the hub, and {offline}",
+                expected="a directory with a config.json, a GGUF file, the id of a model on the "
+                "hub, or preset:NAME, such as preset:tiny-qwen3",
             ) from error
         raise CaptureError(
             f"The configuration of '{shortened(text)}' could not be read",
-            got=_first_line(error),
-            hint="Pass a directory with a config.json, a hub id that can be reached, "
-            "or preset:NAME, e.g. preset:tiny-qwen3",
+            where=shortened(str(file)) if local else "",
+            got=str(error) if isinstance(error, JsonError) else f"the error: {_first_line(error)}",
+            hint="Correct the file, or pass another model"
+            if local
+            else "Check the id and your access to it, or pass a directory with a config.json",
         ) from error
 
 
@@ -145,7 +149,7 @@ def _refuse_code(model: str, values: dict[str, Any]) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split("\n", 2)[:2]).strip()
+    return " ".join(" ".join(str(error).split("\n", 2)[:2]).split())
 
 
 def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:

@@ -26,8 +26,8 @@ from tpcompile.frontend.shell import (
 def watch_layers(module: nn.Module, layers: Layers) -> Layers:
     """Record how the model calls its layers, and separate layers with different arguments.
 
-    Each layer must take the output of the previous layer unchanged; otherwise a stamped layer
-    would be wrong. Stand-ins that compute nothing replace the layers, so this takes no time.
+    Each layer must take the output of the previous layer unchanged; otherwise a stamped layer would
+    be wrong. Stand-ins that compute nothing replace the layers, so this is fast.
     """
     calls: list[_Call] = []
     shell = make_shell(

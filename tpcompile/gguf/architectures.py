@@ -102,15 +102,16 @@ class Architecture:
 
     model_type: str
     names: Mapping[str, str] = field(default_factory=lambda: {**_LAYER, **_DENSE})
-    """The names of the tensors of a layer, by those in the file; empty if another has its rows."""
+    """The names of a layer's tensors, by their names in the file; empty if another tensor has the
+    rows."""
     heads_have_widths: bool = False
     """Whether heads have a width of their own, `head_dim`."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further properties of the configuration."""
     told_by: Mapping[str, str] = field(default_factory=dict)
-    """Properties of the configuration that say whether the model has a tensor."""
+    """Properties of the configuration that follow from the presence of a tensor."""
     properties: Callable[[Told], dict[str, Any]] = _no_more
-    """The further properties that the metadata tells."""
+    """Further properties, computed from the metadata."""
     rotation: Callable[[Told, int], dict[str, Any]] = _whole_heads
     """The further parameters of rotary tables, given the width of a head."""
     conversions: Mapping[str, Conversion] = field(default_factory=dict)

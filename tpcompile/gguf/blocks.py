@@ -46,9 +46,9 @@ def _signed(blocks: torch.Tensor, start: int, stop: int) -> torch.Tensor:
 
 
 def _unsigned(blocks: torch.Tensor, start: int, stop: int, bits: int, each: int) -> torch.Tensor:
-    """Return integers of so many bits, without a sign.
+    """Return unsigned integers of this number of bits.
 
-    First come the lowest bits of `each` bytes, then the next ones of the same bytes, and so on.
+    The lowest bits of `each` bytes come first, then the next bits of the same bytes, and so on.
     """
     octets = blocks[..., start:stop]
     runs = octets.reshape(*octets.shape[:-1], -1, 1, each)

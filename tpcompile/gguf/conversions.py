@@ -1,4 +1,4 @@
-"""Conversions of llama.cpp that are undone when a tensor is read: other orders, other values."""
+"""Conversions of llama.cpp, which are undone when a tensor is read: other orders, other values."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Heads:
 
 @dataclass(frozen=True)
 class Made:
-    """The function that makes the values of a tensor from the stored ones, both in fp32."""
+    """A function from stored values to the values of a tensor, both in fp32."""
 
     function: Callable[[torch.Tensor], torch.Tensor]
     expected: str
-    """The stored values of which it makes finite ones."""
+    """The stored values for which the result is finite."""
 
 
 def _one_less(stored: torch.Tensor) -> torch.Tensor:

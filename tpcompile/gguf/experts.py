@@ -50,7 +50,7 @@ def with_shared(told: Told) -> dict[str, Any]:
 
 
 def _width(told: Told) -> int:
-    """Return the width of MLPs, or 0 if the file does not tell it."""
+    """Return the width of MLPs, or 0 if the file does not have it."""
     return told.count(FEATURES, 0, least=0)
 
 

@@ -1,7 +1,7 @@
 """Reading the metadata and the table of tensors of GGUF files, also of several files.
 
-Every count and size is checked against the bytes that are there before anything is made of it, so
-a damaged file is an error, and takes no more memory than a sound one.
+Every count and size is checked against the size of the file before it is used, so a damaged file is
+an error, and takes no more memory than a valid one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COUNT, _NUMBER = "split.count", "split.no"
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where a tensor is, and how it is stored."""
+    """The place of a tensor in a file, and how it is stored."""
 
     path: Path
     kind: GgufKind
@@ -51,7 +51,7 @@ class GgufTensor:
     order: Order | Heads | None = None
     """The order along an axis, if it is not that of transformers."""
     made: Made | None = None
-    """How its values are made from the stored ones, if they are others."""
+    """The function from stored values to its values, if they differ."""
     parts: tuple[GgufTensor, ...] = ()
     """The tensors that have its rows, one after another, if there are several."""
 
@@ -147,7 +147,7 @@ def _read(path: Path) -> GgufFile:
 
 
 class _Parser:
-    """A parser of one file, which holds its place."""
+    """A parser of one file, with its position."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self._path, self._data, self._size, self._at = path, data, size, 0
@@ -240,7 +240,7 @@ class _Parser:
             raise self._refusal(f"a text with {error.reason}", "UTF-8") from error
 
     def _count(self, least: int) -> int:
-        """Read the number of things that follow, each with at least so many bytes."""
+        """Read the number of items that follow, each of at least `least` bytes."""
         count = int(self._number("Q"))
         if count * least > self._size - self._at:
             raise self._refusal(f"a count of {count:,}", "as many as fit into the file")

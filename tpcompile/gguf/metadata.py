@@ -18,16 +18,16 @@ ROTATED, FEATURES = "rope.dimension_count", "feed_forward_length"
 _AS_MANY_AS = {KV_HEADS: HEADS}
 """Counts that a file may leave out if they equal another one."""
 ROTARY_FACTORS = "rope_freqs.weight"
-"""The tensor with numbers by which the frequencies of rotary tables are divided."""
+"""The tensor of divisors of the frequencies of rotary tables."""
 _ENDS = ("eos", "eot", "eom")
-"""The words of tokens that end a text, a turn, or a message before a tool answers."""
+"""The kinds of tokens that end a text, a turn, or a message that calls a tool."""
 _TEXTS_OF_ENDS = frozenset(
     (
         *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"),
         *("<|end|>", "<end_of_turn>", "<EOT>", "_<EOT>"),
     )
 )
-"""The texts by which llama.cpp finds such tokens, because many files do not name them."""
+"""The texts by which llama.cpp finds these tokens, because many files do not name them."""
 
 
 class Told:
@@ -98,7 +98,7 @@ class Told:
         return list(dict.fromkeys([*(one for one in named if one is not None), *found]))
 
     def token(self, word: str, vocabulary: int) -> int | None:
-        """Return the id of a token, or None if the file does not tell it."""
+        """Return the id of a token, or None if the file does not have it."""
         value = self._file.metadata.get(f"tokenizer.ggml.{word}_token_id")
         if value is None:
             return None

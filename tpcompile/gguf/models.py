@@ -36,7 +36,7 @@ _READ = frozenset(
         ROTATED,
     )
 )
-"""The properties of all architectures that are read. Others may change numbers, and are refused."""
+"""The supported properties of all architectures. Others may change numbers, and are refused."""
 
 
 def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:

@@ -32,7 +32,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "shared_terms": "#90f050",
     }
 )
-"""By kind, in the order of opcodes."""
+"""The colours by kind, in the order of opcodes."""
 
 OTHERS = ("#9098a0", "#f490f0", "#a8f0a0", "#fff0c0")
 """The colours of kinds from other packages."""

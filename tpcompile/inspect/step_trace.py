@@ -17,7 +17,7 @@ from tpcompile.vm.targets import Target
 
 @dataclass(frozen=True)
 class KindTimes:
-    """The instructions of one kind, and their times in all, in µs."""
+    """The instructions of one kind, and their total times in µs."""
 
     kind: str
     count: int

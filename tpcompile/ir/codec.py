@@ -1,4 +1,4 @@
-"""Codecs: how a checkpoint stores components of weights that are stored otherwise in memory."""
+"""Codecs: how a checkpoint stores components of weights that have another layout in memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Words(Codec):
     order: tuple[int, ...] = ()
     """The places of the neighbours in a word, the one in its lowest bits first."""
     less: int = 0
-    """What is subtracted from integers before they are stored."""
+    """The number that is subtracted from integers before they are stored."""
 
     def dtype(self, component: torch.dtype) -> torch.dtype:
         return torch.int32
@@ -234,7 +234,7 @@ class Finite(Codec):
 
 @dataclass(frozen=True)
 class Blocks(Codec):
-    """A row as blocks of bytes, from each of which come some elements of the component."""
+    """A row as blocks of bytes, each of which holds some elements of the component."""
 
     name: str
     size: int
@@ -282,10 +282,10 @@ class Known:
 
 @dataclass(frozen=True)
 class Encodings:
-    """What a checkpoint stores otherwise than memory."""
+    """The components that a checkpoint stores differently than memory."""
 
     components: Mapping[str, Codec] = field(default_factory=dict)
-    """The codecs of the components that it stores otherwise, by name."""
+    """The codecs of these components, by name."""
     known: Mapping[str, Known] = field(default_factory=dict)
     """The tensors that repeat what the configuration says, by name."""
 

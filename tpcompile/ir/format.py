@@ -38,9 +38,9 @@ class Kind(Named):
     INT4 = 8
     """Words of eight columns: see `words.py`."""
     INT5 = 9
-    """Such words of the lower four bits, and words of 32 columns of the highest one."""
+    """Such words of the lower four bits, and words of 32 columns with the highest bit."""
     INT6 = 10
-    """Such words of the lower four bits, and words of 16 columns of the two highest ones."""
+    """Such words of the lower four bits, and words of 16 columns with the two highest bits."""
     FP8 = DType.F8_E4M3
 
     @property
@@ -50,7 +50,7 @@ class Kind(Named):
 
 
 class Scales(Named):
-    """What the numbers of a group are multiplied by, and what is added to the products."""
+    """The factors of the numbers of a group, and the terms added to the products."""
 
     F32 = DType.F32
     BF16 = DType.BF16
@@ -112,10 +112,10 @@ class Format(int):
     `int8:64:bf16` has the components values, in int8, and scales, in bf16; groups of 64 columns of
     a row share a scale, and `row` stands for all columns. `int4:64:bf16:offsets` has offsets too,
     one per scale: a weight is (value - offset) * scale. `int4:32:supermin` has other scales: see
-    `Scales`. `fp8:128:f32` has values in 8-bit floating point. Groups lie on the columns of the
-    whole weight, also where ranks hold some of its columns. `int8:64:bf16:a8` is stored like
-    `int8:64:bf16`, but linears round their inputs to int8 before they multiply them: see `rounded`
-    in `quantize.py`.
+    `Scales`. `fp8:128:f32` has values in 8-bit floating point. Groups are counted from the first
+    column of the whole weight, also where ranks hold some of its columns. `int8:64:bf16:a8` is
+    stored like `int8:64:bf16`, but linears round their inputs to int8 before they multiply them:
+    see `rounded` in `quantize.py`.
 
     Bits 0 to 7 of the number are a `Kind`, bits 8 to 13 the `Scales`, bit 14 says whether inputs
     are rounded, bit 15 whether there are offsets, and bits 16 to 30 are the columns per group, 0
@@ -137,7 +137,7 @@ class Format(int):
     def grouped(
         kind: Kind, scales: torch.dtype | Scales, columns: int = 0, *, offsets: bool = False
     ) -> Format:
-        """Return the format of numbers with a scale per so many columns, or per row."""
+        """Return the format of numbers with a scale per `columns` columns, or per row."""
         if not 0 <= columns <= MOST_COLUMNS:
             raise ValueError(f"groups of {columns} columns are too wide")
         own = scales if isinstance(scales, Scales) else Scales(DType.of(scales))
@@ -239,11 +239,11 @@ class Format(int):
 
     @property
     def grain(self) -> int:
-        """Ranks may cut rows at multiples of so many columns, also within a group."""
+        """The multiple of columns at which ranks may cut rows, also within a group."""
         return 1 if self.plain else _GRAIN
 
     def row_bytes(self, start: int, stop: int) -> int:
-        """Return the bytes of these columns of a row, with those that they share with others."""
+        """Return the bytes of these columns of a row, including bytes shared with other columns."""
         return sum(one.row_bytes(start, stop) for one in self.components)
 
     def decoded(
@@ -275,7 +275,7 @@ class Format(int):
         return (products + others[MINIMUM]).to(dtype)
 
     def _numbers(self, parts: Mapping[str, torch.Tensor], columns: Interval) -> torch.Tensor:
-        """Return what scales multiply, of these columns."""
+        """Return the numbers of these columns, before they are scaled."""
         if self.kind not in _BITS:
             return parts[self.values.suffix]
         start, stop = columns

@@ -2,7 +2,7 @@
 
 Without a format a row is its values in the model's dtype. In the format int8:row:f32 it is the
 values rounded to int8, followed by the bytes of their scale in fp32. Both are in one row of one
-tensor, so that whatever copies, shares or frees rows takes the scales along, and attention reads
+tensor, so that code that copies, shares or frees rows handles the scales too, and attention reads
 one stream of memory.
 """
 
@@ -61,7 +61,7 @@ def loaded_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def rounded_values(x: torch.Tensor, stored: Format) -> torch.Tensor:
-    """Return keys or values `[…, width]` as the rows of a format give them back, in their dtype."""
+    """Return keys or values `[…, width]` after a round trip through a format, in their dtype."""
     row = x.new_empty(0, dtype=stored.values.dtype.torch)
     return loaded_rows(stored_rows(x, row)).to(x.dtype)
 

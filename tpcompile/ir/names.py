@@ -1,4 +1,4 @@
-"""The names of values: their layer, and what they are there.
+"""The names of values: their layer, and their role in it.
 
 The queries of layer 3 are `%l3_q`, and after their norm `%l3_q_normed`. Values outside the layers
 have no prefix. An op without a rule here names its result after itself.

@@ -6,19 +6,28 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from tpcompile.ir.layout import Interval
-from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of, tensors_of
+from tpcompile.ir.recipe import (
+    Concat,
+    Pad,
+    Permute,
+    Recipe,
+    Slice,
+    Tensor,
+    shape_of,
+    tensors_of,
+    with_item,
+)
 
-_T = TypeVar("_T")
 Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
 """A callback that reads a part of a checkpoint tensor, given its name."""
 _ROWS = 1 << 14
-"""The rows that are read at a time: what is decoded or converted on the way stays in caches."""
+"""The rows that are read at a time, so that decoded or converted values stay in CPU caches."""
 Runs = tuple[range, ...]
 """Indices along one dimension, in order, as ranges."""
 
@@ -67,8 +76,8 @@ def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) ->
                 cut = Piece(
                     piece.tensor,
                     piece.shape,
-                    _replaced(piece.source, dim, runs),
-                    _replaced(piece.target, dim, (first - start + offset, last - start + offset)),
+                    with_item(piece.source, dim, runs),
+                    with_item(piece.target, dim, (first - start + offset, last - start + offset)),
                 )
                 found.append(cut)
         offset += stop - start
@@ -138,15 +147,6 @@ def _boxes(piece: Piece) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]
         yield tuple(source for source, _ in box), tuple(target for _, target in box)
 
 
-def byte_ranges(recipe: Recipe, itemsize: int) -> dict[str, list[Interval]]:
-    """Return, for each checkpoint tensor, the byte ranges within it that evaluation reads."""
-    found: dict[str, list[Interval]] = {}
-    for piece in pieces(recipe):
-        ranges = found.setdefault(piece.tensor, [])
-        ranges += [(a * itemsize, b * itemsize) for a, b in _flat_ranges(piece)]
-    return {name: merge(ranges) for name, ranges in found.items()}
-
-
 def merge(ranges: Iterable[Interval]) -> list[Interval]:
     """Return the union of intervals as sorted, disjoint intervals, adjacent ones joined."""
     merged: list[Interval] = []
@@ -158,13 +158,9 @@ def merge(ranges: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def _replaced(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:
-    return (*values[:index], value, *values[index + 1 :])
-
-
 def _moved(piece: Piece, dim: int, offset: int) -> Piece:
     start, stop = piece.target[dim]
-    target = _replaced(piece.target, dim, (start + offset, stop + offset))
+    target = with_item(piece.target, dim, (start + offset, stop + offset))
     return Piece(piece.tensor, piece.shape, piece.source, target)
 
 
@@ -186,7 +182,7 @@ def _permuted(recipe: Permute) -> tuple[Piece, ...]:
     if len(source) == 1 and source[0].target[dim] == (0, len(rows)):
         indices = [index for run in source[0].source[dim] for index in run]
         runs = _runs([indices[row] for row in rows])
-        return (replace(source[0], source=_replaced(source[0].source, dim, runs)),)
+        return (replace(source[0], source=with_item(source[0].source, dim, runs)),)
     moved = (
         _moved(piece, dim, place)
         for place, row in enumerate(rows)
@@ -213,7 +209,7 @@ def _joined(found: Iterable[Piece], dim: int) -> tuple[Piece, ...]:
     last: dict[Any, Piece] = {}
     done: list[Piece] = []
     for piece in found:
-        key = (piece.tensor, _replaced(piece.source, dim, ()), _replaced(piece.target, dim, (0, 0)))
+        key = (piece.tensor, with_item(piece.source, dim, ()), with_item(piece.target, dim, (0, 0)))
         before = last.get(key)
         if before and before.target[dim][1] == piece.target[dim][0]:
             runs = before.source[dim] + piece.source[dim]
@@ -221,8 +217,8 @@ def _joined(found: Iterable[Piece], dim: int) -> tuple[Piece, ...]:
             piece = Piece(
                 piece.tensor,
                 piece.shape,
-                _replaced(piece.source, dim, runs),
-                _replaced(piece.target, dim, box),
+                with_item(piece.source, dim, runs),
+                with_item(piece.target, dim, box),
             )
         elif before:
             done.append(before)
@@ -264,24 +260,3 @@ def _read_spans(
         _read_spans(name, spans, (*chosen, slice(start, stop)), read) for start, stop in spans[dim]
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def _flat_ranges(piece: Piece) -> Iterator[Interval]:
-    """Yield the runs of consecutive elements that the piece reads from its row-major tensor."""
-    strides = [math.prod(piece.shape[dim + 1 :]) for dim in range(len(piece.shape))]
-    if not piece.shape:
-        yield 0, 1
-        return
-    inner = len(piece.shape) - 1
-    while inner and piece.source[inner] == (range(piece.shape[inner]),):
-        inner -= 1
-    outer = [[i for run in runs for i in run] for runs in piece.source[:inner]]
-    spans = [
-        (r.start, r.stop) if r.step == 1 else (i, i + 1)
-        for r in piece.source[inner]
-        for i in ([r.start] if r.step == 1 else r)
-    ]
-    for index in product(*outer):
-        base = sum(i * stride for i, stride in zip(index, strides, strict=False))
-        for start, stop in spans:
-            yield base + start * strides[inner], base + stop * strides[inner]

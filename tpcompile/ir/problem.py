@@ -1,4 +1,4 @@
-"""Violations of rules at nodes of a graph, and where the same violation occurs again."""
+"""Violations of rules at nodes of a graph, merged where they repeat."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Problem:
     hint: str
     line: str
     details: tuple[str, ...] = ()
-    """Further lines, such as whole expressions, of which `got` and `expected` are parts."""
+    """Further lines, such as the whole expressions that contain `got` and `expected`."""
     others: tuple[str, ...] = ()
     """The other nodes that break the rule alike."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """All that is said of the node, which is the same for the same mistake in other layers."""
+        """The text about the node, which is the same for the same mistake in other layers."""
         got, expected = (_LAYER.sub("*", text) for text in (self.got, self.expected))
         return self.rule, got, expected, self.hint
 

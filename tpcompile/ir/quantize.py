@@ -1,7 +1,7 @@
 """Quantization: the integers and scales that stand for the values of a weight, or of an input.
 
 Only elementwise operations and exact maxima are used. So the result depends on the values of a
-group alone, and neither on the rows and groups beside it nor on the machine.
+group alone, not on other groups or on the machine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tpcompile.ir.words import packed
 _STEPS: Mapping[Kind, tuple[float, ...]] = {Kind.INT8: (127.0,), Kind.INT4: (8.0, 8.5, 9.0)}
 """The scales that are tried: the largest magnitude of a group over each of these."""
 _RANGES = {Kind.INT8: (-127.0, 127.0), Kind.INT4: (-8.0, 7.0)}
-"""The range of the integers. There is an odd one in 4 bits, -8, and scales have the sign that gives
-it to the value of the largest magnitude."""
+"""The range of the integers. Only in 4 bits it is not symmetric: scales have the sign that maps the
+value of the largest magnitude to -8."""
 
 
 def quantized(weight: torch.Tensor, stored: Format) -> dict[str, torch.Tensor]:
@@ -50,8 +50,8 @@ def rounded(x: torch.Tensor, stored: Format, first: int = 0) -> torch.Tensor:
     fp32. A block of zeros stays zero, as does one of values so small that 127 / most is infinite. A
     block with a value that is not finite becomes NaN.
 
-    Blocks lie on the columns of the whole weight: `stored.block` columns from each multiple of it.
-    A block of which only a part is here is that part.
+    Blocks are `stored.block` columns of the whole weight, from each multiple on. If only a part of
+    a block is here, it counts as a block.
     """
     width, skipped = x.shape[-1], first % stored.block
     padding = (skipped, -(skipped + width) % stored.block)
@@ -93,7 +93,7 @@ def _scales(groups: torch.Tensor, kind: Kind, dtype: torch.dtype) -> torch.Tenso
 
 
 def _usable(scales: torch.Tensor) -> torch.Tensor:
-    """Return the scales with tiny ones, of which the inverse is infinite, replaced."""
+    """Replace tiny scales, whose inverse is infinite."""
     info = torch.finfo(scales.dtype)
     tiny = max(info.eps * info.tiny, torch.finfo(torch.float32).tiny)
     return torch.where(scales.abs() < tiny, tiny, scales)

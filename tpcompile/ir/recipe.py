@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tpcompile.ir.format import Component, Format
 from tpcompile.ir.layout import Interval
 from tpcompile.ir.roles import Run
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,15 @@ def shape_of(recipe: Recipe) -> tuple[int, ...]:
         case Tensor(shape=shape):
             return shape
         case Slice(source, dim, start, stop):
-            return with_extent(shape_of(source), dim, stop - start)
+            return with_item(shape_of(source), dim, stop - start)
         case Concat(sources, dim):
             shapes = [shape_of(source) for source in sources]
-            return with_extent(shapes[0], dim, sum(shape[dim] for shape in shapes))
+            return with_item(shapes[0], dim, sum(shape[dim] for shape in shapes))
         case Permute(source=source):
             return shape_of(source)
         case Pad(source, dim, rows):
             shape = shape_of(source)
-            return with_extent(shape, dim, shape[dim] + rows)
+            return with_item(shape, dim, shape[dim] + rows)
 
 
 def stored_tensors(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Component | None]]:
@@ -112,7 +115,7 @@ def component_of(recipe: Recipe, part: Component) -> Recipe:
     """Return the recipe of one component of a weight, given the recipe of the weight.
 
     Columns are the last dimension, and the other dimensions of a component are those of the weight.
-    Its columns are all that belong to the weight's columns, which must be one run.
+    Its columns are those of the weight's columns, which must be one run.
     """
     last = len(shape_of(recipe)) - 1
     match recipe:
@@ -215,8 +218,9 @@ def describe(recipe: Recipe) -> str:
             return f"pad({describe(source)}, dim {dim} by {rows})"
 
 
-def with_extent(shape: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:
-    return (*shape[:dim], extent, *shape[dim + 1 :])
+def with_item(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:
+    """Return the values with another one at `index`."""
+    return (*values[:index], value, *values[index + 1 :])
 
 
 def _take_concat(sources: tuple[Recipe, ...], dim: int, start: int, stop: int) -> Recipe:

@@ -62,7 +62,7 @@ class Interleaved:
 class StatesOf:
     """States of linear attention, one per layer and sequence. A step reads one and writes another.
 
-    A state is never changed. So sequences may share it, and it is a snapshot as long as it is held.
+    A state is never changed. So sequences may share it, and a state that is held is a snapshot.
     """
 
     def __str__(self) -> str:

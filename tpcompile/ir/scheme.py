@@ -26,13 +26,13 @@ class Integers:
         return Format.grouped(self.kind, scales, self.columns)
 
     def divides(self, columns: int) -> bool:
-        """Return whether a row of so many columns consists of whole groups."""
+        """Return whether a row of `columns` columns consists of whole groups."""
         return not self.columns or columns % self.columns == 0
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """What the linears of the layers and the head are quantized to."""
+    """The integers for the linears of the layers and for the head."""
 
     layers: Integers
     head: Integers | None

@@ -176,7 +176,7 @@ def _holds_states(node: fx.Node) -> bool:
 
 
 def empty_states(kind: ValueType, rank: int, count: int) -> torch.Tensor:
-    """Return a rank's states of so many sequences, filled with NaN."""
+    """Return a rank's states for a number of sequences, filled with NaN."""
     shape = [count if isinstance(extent, str) else extent for extent in kind.local_shape(rank)]
     return torch.full(shape, torch.nan, dtype=kind.dtype)
 

@@ -63,7 +63,7 @@ def parts_of(
 ) -> list[StackedPart]:
     """Return the tensors that store a component of a stacked weight.
 
-    `stored` is the last part of their names, if it is not that of the component.
+    `stored` is the last part of their names, if it differs from the component's.
     """
     suffix = component.suffix if component else ""
     last = stored or _WEIGHT + suffix

@@ -122,7 +122,7 @@ class ValueType:
         return _known(self.local_shape(rank)[dim])
 
     def columns(self, rank: int) -> Interval:
-        """Return the columns of rows that a rank holds, which are one run of the whole ones."""
+        """Return the columns of a rank's rows, which are one run of the whole weight's columns."""
         layout = self.layout_of(-1)
         first = layout.intervals(rank)[0][0] if isinstance(layout, Layout) else 0
         return first, first + self.local_extent(rank, -1)
@@ -146,11 +146,11 @@ class ValueType:
 
     @property
     def placed_as(self) -> str:
-        """The placement, and format and role if there are any, as text."""
+        """The placement as text, followed by the format and the role, if any."""
         return self.described(str(self.placement))
 
     def described(self, placement: str) -> str:
-        """Return this text of the placement, and format and role if there are any."""
+        """Append the format and the role, if any, to this text of the placement."""
         stored = "" if self.format is None else f" as {self.format}"
         return f"{placement}{stored}" + ("" if self.role is None else f" {self.role}")
 

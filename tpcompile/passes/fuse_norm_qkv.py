@@ -23,7 +23,7 @@ from tpcompile.rewriting.rewrite import Report, absorbed, fuse_each, insert_boun
 from tpcompile.rewriting.structure import head_ops
 
 _STORED = ("q", "k", "v", "cache", "slots", "layer", "block")
-"""The arguments of attention that say what it stores in the cache, and where, as in a pattern."""
+"""The arguments of attention that describe its write to the cache, as in a pattern."""
 
 
 @dataclass(frozen=True)

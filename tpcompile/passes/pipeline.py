@@ -95,7 +95,7 @@ _STEP: tuple[type[Pass], ...] = (
     FuseResidual,
 )
 _DECODE: tuple[type[Pass], ...] = (
-    # Each norm is fused into its reader, and the logits of every row are wanted.
+    # Each norm is fused into its reader, and a step returns the logits of every row.
     *(kind for kind in _STANDARD if kind not in (FuseAddNorm, SelectRows)),
     *_STEP,
 )
@@ -198,7 +198,7 @@ def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
 
 
 class DecodeFork:
-    """An instrument of a prompt pipeline that keeps the graph from which decode passes differ."""
+    """An instrument of a prompt pipeline that keeps the graph where the decode pipeline forks."""
 
     def __init__(self, passes: Sequence[Pass], on_failure: OnFailure | None = None) -> None:
         self._on_failure = on_failure
@@ -206,7 +206,7 @@ class DecodeFork:
         """The passes of the prompt pipeline."""
         pairs = zip(passes, decoding(passes), strict=False)
         self.shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        """The number of passes before they differ."""
+        """The number of passes before the fork."""
         self.prover = Prover()
         """A prover for the prompt pipeline, whose expressions the proofs of decode passes use."""
         self._left = self.shared
@@ -263,7 +263,7 @@ def with_experts(passes: Sequence[Pass], experts: str) -> list[Pass]:
 
 
 def _replaced(passes: Sequence[Pass], kind: type[Any], **options: object) -> list[Pass]:
-    """Return the same passes, with these options for those of a kind."""
+    """Return the same passes, with these options set on those of a kind."""
     return [
         dataclasses.replace(current, **options) if isinstance(current, kind) else current
         for current in passes

@@ -37,7 +37,7 @@ _BY_ROW = frozenset(
 
 @dataclass(frozen=True)
 class SelectRows:
-    """Select the rows whose logits are wanted before the last layer's MLP, not after it.
+    """Select the requested rows before the last layer's MLP, not after it.
 
     %h = %x + %o                            %s = index_select(%x, 0, %rows)
     %m = mlp(norm(%h))                      %t = index_select(%o, 0, %rows)
@@ -46,7 +46,7 @@ class SelectRows:
     %l = linear(%r, %w)                     %n = norm(%h + %m)
                                             %l = linear(%n, %w)
 
-    The last output projection of attention and the MLP then compute no row in vain.
+    The last output projection of attention and the MLP then compute only the requested rows.
     """
 
     name: ClassVar[str] = "select-rows"

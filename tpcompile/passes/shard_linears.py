@@ -143,7 +143,7 @@ def split_rows(linear: fx.Node, layout: Layout | FusedLayout) -> int:
 def split_columns(linear: fx.Node, layout: Layout, *, whole: bool = True) -> int:
     """Make a linear row-parallel: each rank computes a partial sum; add the bias after the sum.
 
-    If its result is not wanted `whole`, a later node is summed.
+    Unless `whole`, a later node is summed.
     """
     weight, bias = weight_of(linear), bias_of(linear)
     if placement_of(weight) != REPLICATE:

@@ -69,7 +69,7 @@ class SplitHeads:
                 report.matches += 1
             except MissError as miss:
                 report.miss(miss)
-        drop_dead(gm.graph)  # so that only readers of a part are left
+        drop_dead(gm.graph)  # then all readers read one part
         for parts in calls(gm, aten.cat.default):
             try:
                 _join(gm, parts)

@@ -81,7 +81,7 @@ def error_of_numbers(
 
 
 def check_inputs(gm: fx.GraphModule) -> None:
-    """Refuse a graph with inputs that have no numbers, such as values that became inputs."""
+    """Refuse a graph with inputs that cannot be generated, such as values that became inputs."""
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
     for name in names:
         if name not in _INPUTS:

@@ -30,7 +30,7 @@ from tpcompile.rewriting.structure import output_of
 
 @dataclass(frozen=True)
 class Difference:
-    """A result that a graph had, and what another graph has instead."""
+    """A result of a graph, and the different result of another graph."""
 
     what: str
     before: Term | None
@@ -46,7 +46,7 @@ class Difference:
 
     @cached_property
     def sides(self) -> tuple[str, str]:
-        """What the graph computes and what it must compute: the smallest difference of them."""
+        """The smallest difference between the computed and the required expression."""
         was, now = self.wholes
         if not self._path or (len(self._path) == 1 and was != now):
             return now, was
@@ -109,8 +109,8 @@ class Prover:
     def after(self, gm: fx.GraphModule, current: Any) -> tuple[Problem | None, str]:
         """Return the change of a value that a pass does not declare, and why it is not proved.
 
-        A pass that declares nothing, of another package, is not proved, and not refused; nor is a
-        graph with an op of another package whose expression is not known.
+        A pass of another package that declares nothing is neither proved nor refused; nor is a
+        graph with an op of another package without a rule.
         """
         old, unread = self._values, self._unproved
         self._read(gm)
@@ -186,7 +186,7 @@ def _unknown_op(gm: fx.GraphModule) -> str:
 
 
 def differs(old: GraphValues, new: GraphValues) -> Difference | None:
-    """Return what two graphs under the same rewrites compute differently, or None."""
+    """Return the first different result of two graphs under the same rewrites, or None."""
     return (
         _of_outputs(old.outputs, new.outputs)
         or _of_states(old, new, False)

@@ -18,7 +18,7 @@ from tpcompile.rewriting.manager import clone
 from tpcompile.rewriting.rewrite import drop_dead, drop_unused_parameters
 
 ErrorOf = Callable[[fx.GraphModule], str]
-"""Function that returns what is wrong with a graph, without names and numbers, or ""."""
+"""A function that returns the error of a graph, without names and numbers, or ""."""
 Edit = Callable[[fx.GraphModule], None]
 
 
@@ -151,7 +151,7 @@ def _first_result(gm: fx.GraphModule) -> None:
 
 
 def _clean(gm: fx.GraphModule) -> None:
-    """Drop unread nodes, inputs and parameters, and what the graph says about dropped nodes."""
+    """Drop unread nodes, inputs and parameters, and information about dropped nodes."""
     drop_dead(gm.graph)
     for node in list(gm.graph.nodes):
         if node.op == "placeholder" and not node.users:

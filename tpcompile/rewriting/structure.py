@@ -241,7 +241,7 @@ def _expect(source: object, target: object, reader: fx.Node, role: str) -> fx.No
 
 
 def _of_plugin(*nodes: fx.Node) -> str:
-    """Return a sentence that names the package of an op in the way, or an empty text."""
+    """Return a sentence that names the package of an unsupported op, or an empty string."""
     for node in nodes:
         package = package_of(node)
         if package:

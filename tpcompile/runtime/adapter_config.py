@@ -1,4 +1,4 @@
-"""Which weights of a model a LoRA adapter changes, and refusals of adapters that do not fit."""
+"""The weights of a model that a LoRA adapter changes, and refusals of adapters that do not fit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NOT_MERGED = {
     "kasa_config": "KaSA",
     "monteclora_config": "MonteCLoRA",
 }
-"""The settings that change what an adapter adds, each with the words for it."""
+"""The settings that change an adapter's update, with their names in messages."""
 
 _SAME_BASE = (True, False, "gaussian", "eva", "orthogonal")
 """The initialisations that leave the weights of the base model as they are."""
@@ -200,7 +200,7 @@ def _weight(
     aliases: Mapping[str, str],
     config: _Config,
 ) -> Tensor:
-    """Return the weight of a module that an adapter changes, or raise if that is not possible."""
+    """Return the weight of a module that an adapter changes; raise if it cannot be merged."""
     name = f"{module}.weight"
     if name in aliases:
         tied = aliases[name].removesuffix(".weight")

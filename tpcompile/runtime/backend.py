@@ -18,7 +18,7 @@ from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.runtime.programs import ProgramOptions, StepPrograms
 from tpcompile.runtime.ranks.program import ProgramRanks
-from tpcompile.runtime.ranks.rank import ModuleRanks, Ranks
+from tpcompile.runtime.ranks.protocols import ModuleRanks, Ranks
 
 AUTO = "auto"
 MODULES = "torch"

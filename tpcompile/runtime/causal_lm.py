@@ -92,7 +92,7 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
         )
 
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
-        """Run Hugging Face's loop on guessed tokens, each of which a program computes as a row."""
+        """Run Hugging Face's loop on guessed tokens; a program computes each as a row."""
         cache: PagedCache = kwargs[CACHE]
         cache.guesses = self.guesses if self.computes_rows else None
         try:

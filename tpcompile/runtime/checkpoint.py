@@ -251,7 +251,7 @@ class Checkpoint(Closing):
         self._require_shape(name, codec.shape(shape))
 
     def _check_known(self, name: str, known: Known) -> None:
-        """Refuse a tensor that says something else than the configuration."""
+        """Refuse a tensor that contradicts the configuration."""
         if name not in self._shapes:
             if known.required:
                 raise self._missing(name, (name,))
@@ -325,20 +325,13 @@ class Checkpoint(Closing):
 
     def _require_shape(self, name: str, expected: tuple[int, ...]) -> None:
         if self._shapes[name] != expected:
-            raise self._unlike(
-                f"The shape of the tensor {name}", name, self._shapes[name], expected
+            raise CheckpointError(
+                f"The shape of the tensor {name} does not match the configuration",
+                where=str(self._where[name]),
+                got=str(self._shapes[name]),
+                expected=str(expected),
+                hint="The config.json and the files must be of the same checkpoint",
             )
-
-    def _unlike(
-        self, what: str, name: str, got: tuple[int, ...], expected: tuple[int, ...]
-    ) -> CheckpointError:
-        return CheckpointError(
-            f"{what} does not match the configuration",
-            where=str(self._where[name]),
-            got=str(got),
-            expected=str(expected),
-            hint="The config.json and the files must be of the same checkpoint",
-        )
 
     def _untied(self, name: str, twin: _Stored) -> CheckpointError:
         """Return the error for tied tensors that differ; Hugging Face does not tie them either."""

@@ -55,7 +55,7 @@ def _stored_config(directory: Path) -> GenerationConfig:
 
 
 def without_sampling(config: GenerationConfig) -> GenerationConfig:
-    """Return a generation configuration with the special tokens of another one, and no more."""
+    """Return a generation configuration with only the special tokens of another one."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     made: Any = GenerationConfig
     kept: GenerationConfig = made(**{name: getattr(config, name) for name in names})
@@ -82,7 +82,7 @@ def decode_greedily(
     """Run Hugging Face's loop for `do_sample=False` on tokens instead of logits.
 
     A program runs several steps per launch if no Python code decides after each token. A streamer
-    gets each token as it comes.
+    receives each token as soon as it is known.
     """
     stops = stop_tokens(stopping_criteria)
     lengths = [one.max_length for one in stopping_criteria if hasattr(one, "max_length")]

@@ -39,12 +39,12 @@ class _Type(IntEnum):
 
 @dataclass(frozen=True)
 class _Maker:
-    """How a tokenizer is made of a file."""
+    """A recipe for a tokenizer from a file."""
 
     make: Callable[[GgufFile, dict[str, int], dict[str, str | None]], Any]
     """A function of a file, its vocabulary, and its special tokens by transformers' names."""
     begins: bool
-    """Whether texts begin with a token if the file does not tell, as llama.cpp has it."""
+    """Whether texts begin with a token if the file does not specify it; llama.cpp's default."""
 
 
 def gguf_tokenizer(path: str) -> Any:
@@ -105,7 +105,7 @@ def _qwen(
 
 
 def _llama3(file: GgufFile, vocabulary: dict[str, int], special: dict[str, str | None]) -> Any:
-    """Make a tokenizer of bytes. A part of a text that is a token needs no merges."""
+    """Make a tokenizer of bytes. A part of a text that is itself a token is not merged."""
     bytewise = Tokenizer(BPE(vocab=vocabulary, merges=_merges(file), ignore_merges=True))
     bytewise.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -80,7 +80,7 @@ class Launches(Leading):
         return max(1, min(self.most_steps(len(stops)), room, remaining))
 
     def most_steps(self, stops: int = 0) -> int:
-        """Return the maximum number of steps per launch if so many tokens end a sequence."""
+        """Return the maximum steps per launch, given the number of tokens that end a sequence."""
         return self._ranks.most_steps(stops) if isinstance(self._ranks, ProgramRanks) else 1
 
     def launch(
@@ -94,7 +94,7 @@ class Launches(Leading):
         """Run `steps` greedy steps, fewer if all sequences end; return tokens, `[steps, batch]`.
 
         `inputs` are the arguments of `forward` for the first step. A sequence that has ended gets
-        -1. `each` receives the tokens of each step as they come.
+        -1. `each` receives the tokens of each step as soon as they are known.
         """
         cache: PagedCache = inputs[CACHE]
         mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")

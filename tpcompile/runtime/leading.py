@@ -11,16 +11,16 @@ import torch
 from tpcompile.errors import UsageError
 from tpcompile.runtime.open_calls import OpenCalls
 from tpcompile.runtime.ranks.owner import check_open
-from tpcompile.runtime.ranks.rank import Ranks
+from tpcompile.runtime.ranks.protocols import Ranks
 from tpcompile.runtime.ranks.step import Step
 
 _STAY = "stay"
-"""A message that asks for nothing."""
+"""A no-op message."""
 
 
 @dataclass(frozen=True)
 class _Released:
-    """A message that lets processes go on with their programs."""
+    """A message that releases following processes."""
 
     result: Any
 
@@ -74,11 +74,11 @@ class Leading:
         return found.result
 
     def keep_followers(self) -> None:
-        """Show the processes that follow that this one is alive. Raise if one of them is not."""
+        """Signal to the following processes that this one is alive. Raise if one of them is not."""
         self._shared(_STAY)
 
     def release_followers(self, result: Any = None) -> None:
-        """Let the processes that follow go on with their programs."""
+        """Release the following processes, which then continue with their programs."""
         if not self._ranks.closed:
             self._shared(_Released(result))
 

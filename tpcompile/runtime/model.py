@@ -47,7 +47,8 @@ from tpcompile.runtime.programs import StepProgram
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.program import ProgramRanks
-from tpcompile.runtime.ranks.rank import RankModule, Ranks, rank_modules
+from tpcompile.runtime.ranks.protocols import Ranks
+from tpcompile.runtime.ranks.rank import RankModule, rank_modules
 from tpcompile.runtime.ranks.routing import unpacked
 from tpcompile.runtime.ranks.step import Routing, Step, StepCounts
 from tpcompile.runtime.router_logits import routed_output, routing_of

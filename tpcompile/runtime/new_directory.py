@@ -41,7 +41,7 @@ def _target(directory: str | Path) -> Path:
 
 @contextlib.contextmanager
 def new_directory(directory: str | Path) -> Iterator[Path]:
-    """Yield a directory to write into; when the body is done its files are at `directory`.
+    """Yield a directory to write into; at the end of the body its files are at `directory`.
 
     If the body raises, also on Ctrl-C, no files are left over.
     """
@@ -58,7 +58,7 @@ def new_directory(directory: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def filled_directory(directory: str | Path, stale: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield a directory to write into; when the body is done its files move to `directory`.
+    """Yield a directory to write into; at the end of the body its files move to `directory`.
 
     They replace files of the same names. Other files are removed if `stale(name)` is true, and
     kept otherwise. If the body raises, `directory` does not change.

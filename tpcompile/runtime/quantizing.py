@@ -40,10 +40,11 @@ _Box = tuple[str, tuple[Interval, ...]]
 
 
 class Quantizing:
-    """A source of the components of weights. It reads the groups of which a part is wanted.
+    """A source of the components of weights.
 
-    Groups lie on the columns of the whole weight, so the components are those of every number of
-    ranks. The values of a part are wanted before its scales, which are kept until then.
+    It reads whole groups, also for a part of one. Groups are those of the whole weight, so
+    components do not depend on the number of ranks. The values of a part are requested before its
+    scales, which are stored until then.
     """
 
     def __init__(self, read: Read, weights: Mapping[str, ToQuantize]) -> None:
@@ -119,7 +120,7 @@ class Quantizing:
 
 
 def _whole_groups(one: ToQuantize, part: Component, wanted: slice) -> Interval:
-    """Return the columns of the groups of which elements of a component are wanted."""
+    """Return the columns of the groups that contain these elements of a component."""
     whole = one.weight.shape[-1]
     group = one.stored.columns or whole
     each = part.columns or whole

@@ -15,7 +15,7 @@ import torch
 from tpcompile.checkpoint_files import INDEX, SINGLE
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.runtime.new_directory import filled_directory
-from tpcompile.runtime.ranks.rank import Ranks
+from tpcompile.runtime.ranks.protocols import Ranks
 from tpcompile.runtime.safetensors_files import SafetensorsWriter
 from tpcompile.runtime.whole_weights import WholeWeights
 

@@ -111,7 +111,7 @@ class RandomWeights:
         return self._kinds[name].stacked
 
     def _experts(self, name: str, experts: slice, *index: slice) -> torch.Tensor:
-        """Return a part of some experts of a stack. Threads share them, and draw no others."""
+        """Return a part of some experts of a stack. Threads share them; no others are drawn."""
         shape = self._kinds[name].shape[1:]
         widths = [one.stop - one.start for one in index]
         found = torch.empty(experts.stop - experts.start, *widths, dtype=self._kinds[name].dtype)
@@ -140,21 +140,15 @@ class RandomWeights:
         """Return the state to send to a rank, without the most recent tensor."""
         return {**vars(self), "_last": None}
 
-    def load_into(self, model: nn.Module) -> None:
-        """Copy these weights into a Hugging Face model of the same configuration."""
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(self.whole(name))
-
 
 _BLOCK = 1 << 20
-"""The elements that are drawn at a time, of which the fp32 values are larger than the tensor."""
+"""The elements that are drawn at a time: their fp32 values may be larger than the tensor."""
 _LEAST = 16
-"""Torch draws so many elements together: blocks of multiples of it are parts of one draw."""
+"""The elements that torch draws together: blocks of multiples of it equal one whole draw."""
 
 
 def _blocks(size: int) -> Iterator[Interval]:
-    """Yield blocks of a tensor, the last of which is not too short to be drawn alike."""
+    """Yield blocks of a tensor; the last one is long enough to be drawn in the same way."""
     edges = [*range(0, size - _LEAST, _BLOCK), size] if size > _LEAST else [0, size]
     return pairwise(edges)
 
@@ -244,8 +238,8 @@ def weights_of(
 ) -> Weights:
     """Return the source of weights for `model`: a seed, its checkpoint, or the model in memory.
 
-    The weights of a seed are random in the format that they have. Others may be changed on the way:
-    an `adapter` is merged into them, and then they may be quantized.
+    The weights of a seed are random in the format that they have. Other weights may be changed: an
+    `adapter` is merged into them, and then they may be quantized.
     """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError("random_weights must be an integer seed", got=repr(seed))

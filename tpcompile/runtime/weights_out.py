@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from tpcompile.frontend import Captured
-from tpcompile.runtime.ranks.rank import Ranks
+from tpcompile.runtime.ranks.protocols import Ranks
 from tpcompile.runtime.saving import refuse_save_options, save_checkpoint
 from tpcompile.runtime.whole_weights import WholeWeights, embeddings_of
 

@@ -39,7 +39,7 @@ class _Whole:
     nodes: Sequence[fx.Node]
     """The parameters that have elements of it."""
     box: tuple[int, slice] | None = None
-    """The part of it that is meant."""
+    """The part of the stacked tensor; None for all of it."""
 
     def meta(self) -> torch.Tensor:
         """Return a meta tensor of the shape and dtype in the checkpoint."""
@@ -49,7 +49,7 @@ class _Whole:
         return self.stored(torch.empty(shape, dtype=dtype, device="meta"))
 
     def stored(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return what the checkpoint stores, given the whole tensor."""
+        """Return the stored form, given the whole tensor."""
         found = whole if self.box is None else whole[self.box].clone()
         return found if self.codec is None else self.codec.encoded(found)
 
@@ -128,7 +128,7 @@ class WholeWeights:
     def gather_all(
         self, names: Iterable[str], ranks: LocalParameters
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield tensors, of which consecutive parts of a stacked one are gathered together."""
+        """Yield tensors; consecutive parts of a stacked tensor are gathered together."""
         for _, run in groupby(names, self._tensor_of):
             name, *others = run
             whole = self._whole.get(self.first_name(name))
@@ -140,7 +140,7 @@ class WholeWeights:
                 yield one, self._whole[one].stored(stacked)
 
     def _tensor_of(self, name: str) -> str:
-        """Return the name of the model's tensor of which a tensor is a part, or its own."""
+        """Return the name of the model's tensor that contains a tensor, or its own name."""
         whole = self._whole.get(name)
         return name if whole is None or whole.box is None else whole.tensor.name
 

@@ -30,14 +30,14 @@ _SUPPORTED = frozenset(
         *("output_logits", "output_scores", "return_dict_in_generate", "_from_model_config"),
     )
 )
-"""The fields of a generation configuration that are followed, or do not matter here."""
+"""The fields of a generation configuration that are supported, or have no effect here."""
 
 _NEUTRAL = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "length_penalty", "typical_p"), 1),
     **dict.fromkeys(("encoder_repetition_penalty", "num_assistant_tokens"), 1),
     "max_time": None,
 }
-"""The values of other fields that change nothing, besides None, False and 0."""
+"""The values of other fields that have no effect, besides None, False and 0."""
 
 Requests = Sequence[tuple[Sequence[int], SamplingParams]]
 """Prompts and their options."""
@@ -58,7 +58,7 @@ def generate_batch(
     so on; with `num_return_sequences` above 1, `req_0#1` is the second continuation of the first.
     `continuous_batching_config` and `progress_bar` have no effect.
     """
-    # Not every version of transformers has it here, and nothing else needs it.
+    # Not every version of transformers has it here, and only this function needs it.
     from transformers.generation.continuous_batching.requests import (
         GenerationOutput,
         RequestStatus,
@@ -145,7 +145,7 @@ def _params(config: GenerationConfig, prompt: int) -> SamplingParams:
 
 
 def _check(config: GenerationConfig) -> None:
-    """Raise if the configuration asks for something that requests do not have."""
+    """Raise if the configuration has options that requests do not support."""
     for name, value in config.to_dict().items():
         if name not in _SUPPORTED and value not in (None, False, _NEUTRAL.get(name)):
             raise UnsupportedError(

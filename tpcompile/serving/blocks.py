@@ -1,4 +1,4 @@
-"""The blocks of an engine's KV cache: who holds them, and which contents can be shared."""
+"""The blocks of an engine's KV cache: their reference counts, and contents that can be shared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Blocks(Stock):
     def find(self, tokens: Sequence[int], salt: Hashable) -> list[Content]:
         """Return the longest known run of blocks that begins with the first of these tokens.
 
-        Contents with another salt are never found, so tenants learn nothing of each other.
+        Contents with another salt are never found, so tenants learn nothing about each other.
         """
         found: list[Content] = []
         parent: Content | None = None
@@ -46,12 +46,12 @@ class Blocks(Stock):
         """Record the contents of the blocks of a sequence from block `first` on.
 
         All of `tokens`, in full blocks, are in the blocks. If the same contents are known in
-        another block, they are not recorded twice. With `merge`, the sequence then has that block
-        in place of its own, and later blocks are recorded too.
+        another block, they are not recorded twice. With `merge`, the sequence then gets that block
+        instead of its own, and later blocks are recorded too.
         """
         parent: Content | None = self._contents.get(blocks[first - 1]) if first else None
         if first and parent is None:
-            return  # the block before holds the same as a known one
+            return  # the previous block duplicates a known one
         for place in range(first, len(tokens) // self.size):
             own = tuple(tokens[place * self.size : (place + 1) * self.size])
             key = _key(parent, own, salt)

@@ -1,4 +1,4 @@
-"""The continuations of requests: their tokens, where they end, and what their callers receive."""
+"""The continuations of requests: their tokens, their ends, and the events of their callers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Continuations:
         return self._all[sequence].most - len(sequence.tokens) - 1
 
     def go_on(self, piece: Piece, results: Many[torch.Tensor | Chosen]) -> int:
-        """Append the tokens that logits give, or that were chosen; begin others after a prompt.
+        """Append the next tokens, given or from logits; begin others after a prompt.
 
         The first result belongs to the last known token, and each further one to a guess. It counts
         only if all guesses up to it equal the appended tokens. Return the number of accepted
@@ -203,7 +203,7 @@ class Continuations:
     def _choose(
         self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen
     ) -> Chosen | None:
-        """Choose the next token; None if the structure is complete without another one."""
+        """Choose the next token; None if the structure is already complete."""
         masks = () if own.matcher is None else (own.matcher.forbidden(),)
         if own.matcher is not None and own.matcher.complete:
             return None
@@ -245,7 +245,7 @@ def _completes(own: _Continuation, token: int) -> bool:
 
 
 def _forced(token: int, found: torch.Tensor | Chosen, most: int | None) -> Chosen:
-    """Return a token that is not the model's choice, described like a choice."""
+    """Return a forced token, described like a chosen one."""
     if most is None or isinstance(found, Chosen):
         return Chosen(token)
     return described(token, found, most)

@@ -1,10 +1,10 @@
 """A random token among those that Hugging Face's warpers keep, mostly without sorting all scores.
 
-Top-k, top-p and min-p keep the best tokens. So a few candidates decide, unless their probabilities
+Top-k, top-p and min-p keep the best tokens. So a few candidates suffice, unless their probabilities
 show that a worse token may be kept: only then all scores are sorted.
 
-NumPy computes this in one thread. For torch's threads a row is work of microseconds, and they wait
-for each other: beside a busy process each operation takes milliseconds.
+NumPy computes this in one thread. A row is too little work for torch's threads, which wait for each
+other: if another process is busy, each operation takes milliseconds.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from tpcompile.errors import UsageError
 
 _ROWS = 64
-"""The scores in a column. The best scores are looked for in the columns with the best maxima."""
+"""The scores in a column. The best scores are searched in the columns with the best maxima."""
 _COLUMNS_PER_COUNT = 4
-"""With fewer columns per wanted score, looking into columns takes longer than into all scores."""
+"""With fewer columns per requested score, a search by columns is slower than a full one."""
 _CANDIDATES = 256
-"""The best tokens that are tried before all of them."""
+"""The number of best tokens that are tried first."""
 _RUN = 256
 """The weights that are added before the sums are cumulated."""
 
@@ -145,9 +145,9 @@ def kept(
 def _candidates(
     scores: np.ndarray, top: np.floating, top_k: int | None, top_p: float, min_p: float
 ) -> tuple[np.ndarray | None, float]:
-    """Return ids among which are all tokens that are kept, and the weight of all others.
+    """Return ids that include all kept tokens, and the weight of all others.
 
-    The weight counts only for top-p: what top-k removes has none. None stands for all ids.
+    The weight counts only for top-p: tokens that top-k removes have none. None stands for all ids.
     """
     if top_k is not None:
         return greatest(scores, top_k), 0.0

@@ -1,4 +1,4 @@
-"""The end of JSON in time: the tokens that close what is open, as few tokens are left."""
+"""Closing JSON in time: the tokens that end open values when few tokens are left."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import numpy as np
 from tpcompile.serving.vocabulary import Vocabulary
 
 _MOST_LEFT = 128
-"""The tokens left at most when a text begins to be closed."""
+"""The maximum number of tokens left when closing begins."""
 _PART = 4
-"""It begins when this part of a continuation is left, if that is less."""
+"""Closing begins when this fraction of a continuation is left, if that is less."""
 
 
 def closes_from(tokens: int) -> int:
-    """Return the tokens left when the text of a continuation of so many tokens is closed."""
+    """Return the number of tokens left when closing begins, given the length of a continuation."""
     return min(_MOST_LEFT, tokens // _PART)
 
 
 class Ending:
-    """The part of a JSON text that has come: whether it is within a string."""
+    """The state of a JSON text so far: whether it is within a string."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -38,17 +38,17 @@ _PROMPT_TOKENS = 1024
 """The tokens of prompts in a step by default: with fewer, more steps have few new tokens."""
 _CHUNK = 128
 _MOST_LOST = 3
-"""The times that a step is tried again, with new ranks."""
+"""The maximum number of retries of a step with new ranks."""
 
 
 class Engine(Closing):
-    """Continuous batching: requests come and go while others run.
+    """Continuous batching: requests join and leave while others run.
 
     Each step computes the next token of every running request, and chunks of the prompts of new
     ones. Requests with the same first tokens share the blocks of whole chunks. `params` decide how
-    a request is continued; the result does not depend on what else is running.
+    a request is continued; the result does not depend on other requests.
 
-    If a rank dies, the model is compiled again, and requests go on as if nothing had happened.
+    If a rank dies, the model is compiled again, and requests continue with the same results.
 
     Without a thread, waiting for a result runs the steps. `start` runs them in a thread, and so
     does `async for`.
@@ -148,7 +148,7 @@ class Engine(Closing):
     def grammar(self, params: SamplingParams) -> Grammar | None:
         """Return the compiled structure of a request, if it has one; it is compiled only once.
 
-        `add` does this in the thread of its caller. A server may do it in another one before.
+        `add` does this in the thread of its caller. A server may do it earlier in another thread.
         """
         if params.structure is None:
             return None
@@ -174,7 +174,7 @@ class Engine(Closing):
         return self._loop.failure
 
     def step(self) -> bool:
-        """Run a step; return whether there is more to do. Call it only without a thread."""
+        """Run a step; return whether there is more work. Call it only without a thread."""
         self._loop.run_commands()
         try:
             return self._run_plan()
@@ -211,12 +211,12 @@ class Engine(Closing):
     def restart(self, **changes: Any) -> None:
         """Compile the model again before the next step, for example with another `tp`.
 
-        Running requests go on afterwards: their tokens are computed again, as prompts.
+        Running requests continue afterwards: their tokens are computed again, as prompts.
         """
         self._loop.command(lambda: self._restart(changes))
 
     def _recover(self, error: RankError) -> None:
-        """Start the ranks again after one has died, or end all requests if that does not help."""
+        """Start the ranks again after one has died, or end all requests if that fails."""
         self._lost += 1
         log.warning("a step failed: %s", error)
         if self.model.made_by is None or self._lost > _MOST_LOST:
@@ -225,7 +225,7 @@ class Engine(Closing):
         self._restart({})
 
     def _restart(self, changes: dict[str, Any]) -> None:
-        """Replace the model by a new one, and let all requests begin again with their tokens."""
+        """Replace the model by a new one, and restart all requests with their tokens."""
         try:
             if self.model.made_by is None:
                 raise UnsupportedError("The model cannot be compiled again under a launcher")
@@ -249,13 +249,13 @@ class Engine(Closing):
         return Runs(model, reserved, self._work.params, self._work.describe_prompt)
 
     def _give_up(self, error: BaseException) -> None:
-        """End all requests, because there is no model that can run."""
+        """End all requests, because no model can run."""
         self._loop.failure = str(error)
         log.error("the engine cannot go on: %s", error)
         self._work.fail(error)
 
     def state(self) -> str:
-        """Describe in a line what runs and what waits."""
+        """Describe running and waiting requests in one line."""
         scheduler, blocks, states = self.scheduler, self.scheduler.blocks, self.scheduler.states
         snapshots = f"{states.kept:,} snapshots, " if states.count else ""
         return (
@@ -264,7 +264,7 @@ class Engine(Closing):
         )
 
     def start(self) -> Engine:
-        """Run steps in a thread whenever there is something to do."""
+        """Run steps in a thread whenever there is work."""
         self._loop.start()
         return self
 
@@ -284,7 +284,7 @@ class Engine(Closing):
             self.model.close()
 
     def _beat(self) -> None:
-        """Notice while there is nothing to do that another process has died."""
+        """Detect a dead process while there is no work."""
         try:
             self.model.keep_followers()
         except RankError as error:

@@ -31,8 +31,8 @@ _JSON = {
     "lenient": False,
     "coerce_one_of": False,
 }
-"""How JSON is written. Whitespace is bounded, so that a model cannot go on with it without end.
-With escapes as code points, a name of `properties` could be written as one of another property."""
+"""How JSON is written. Whitespace is bounded, so that a model cannot emit it endlessly. With
+escapes as code points, a name of `properties` could be written as one of another property."""
 
 
 class Grammar:
@@ -121,7 +121,7 @@ def _compiled(vocabulary: Vocabulary, structure: Structure) -> Any:
 
 
 def _source(vocabulary: Vocabulary, structure: Structure) -> str:
-    """Return a structure as llguidance reads it."""
+    """Return a structure in llguidance's form."""
     library, text = vocabulary.library.LLMatcher, structure.text
     if structure.kind == JSON_OBJECT:
         return _json(vocabulary, {"type": "object"}, structure.alternative)
@@ -135,7 +135,7 @@ def _choice(text: str) -> str:
 
 
 def _json(vocabulary: Vocabulary, schema: Any, alternative: str) -> str:
-    """Return a schema as llguidance reads it, or texts of another grammar."""
+    """Return a schema in llguidance's form, or texts of another grammar."""
     if not alternative:
         return _schema(vocabulary, schema)
     styled = json.dumps({**_object(schema), "x-guidance": _JSON})

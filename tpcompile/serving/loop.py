@@ -1,4 +1,4 @@
-"""The steps of an engine, in a thread or by callers that wait, and commands between steps."""
+"""The loop of an engine, in a thread or in waiting callers, with commands between steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Loop:
     def __init__(
         self, step: Callable[[], bool], has_work: Callable[[], bool], beat: Callable[[], None]
     ) -> None:
-        """`step` returns whether there is more to do. The thread calls `beat` if there is not."""
+        """`step` returns whether there is more work. The thread calls `beat` if there is none."""
         self._step, self._has_work, self._beat = step, has_work, beat
         self._commands: deque[Callable[[], None]] = deque()
         self._turn = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self.failure = ""
-        """Why no step can run; empty while steps can."""
+        """The reason why no step can run; empty while steps can."""
 
     def command(self, command: Callable[[], None]) -> None:
         """Run a command before the next step."""
@@ -43,7 +43,7 @@ class Loop:
             self._commands.popleft()()
 
     def drive(self) -> bool:
-        """Run a step for a caller who waits; return False if a thread runs them."""
+        """Run a step for a waiting caller; return False if a thread runs them."""
         if self._closed:
             raise UsageError("The engine is closed")
         if self._thread is not None:
@@ -51,7 +51,7 @@ class Loop:
         return self._step()
 
     def start(self) -> None:
-        """Run steps in a thread whenever there is something to do."""
+        """Run steps in a thread whenever there is work."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
             self._thread.start()

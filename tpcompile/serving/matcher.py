@@ -20,8 +20,8 @@ _MOST_BLANK = 4
 class Matcher:
     """The state of a grammar after the tokens of a continuation.
 
-    Ask `forbidden` before a token, and `accept` it. In between, the mask of the next token may be
-    computed in another thread.
+    Call `forbidden` before a token, and `accept` after it. The mask of the next token may be
+    computed in another thread in between.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Matcher:
         """Whether the text has the form, and nothing can follow."""
 
     def look_ahead(self, closes: bool) -> None:
-        """Begin to compute the mask of the next token, which `closes` JSON if it can."""
+        """Start computing the mask of the next token, which `closes` JSON if possible."""
         self._closes = closes
         self._next = self._worker.submit(self._compute)
 
     def forbidden(self) -> np.ndarray:
-        """Return for each token whether it must not come next."""
+        """Return whether each token is forbidden as the next one."""
         pending, self._next = self._next, None
         return self._compute() if pending is None else pending.result()
 
@@ -94,9 +94,9 @@ class Prelude:
         """`last` are the bytes with which it ends."""
         self._vocabulary, self._last = vocabulary, last
         self._begun = b""
-        """The beginning of `last` that has come."""
+        """The prefix of `last` that has been read."""
         self.open = True
-        """Whether `last` has not come yet."""
+        """Whether `last` has not been read yet."""
         self._blanks = 0
         """The tokens of whitespace after `last`; at `_MOST_BLANK` no more are allowed."""
 
@@ -118,7 +118,7 @@ class Prelude:
         return self._blanks < _MOST_BLANK
 
     def forbidden(self) -> np.ndarray:
-        """Return the tokens that end the sequence, and those that reach into the form."""
+        """Return the tokens that end the sequence, and those that extend into the form."""
         forbidden = np.zeros(self._vocabulary.size, np.bool_)
         forbidden[self._vocabulary.ends] = True
         forbidden[self._vocabulary.crossing(self._begun, self._last)] = True

@@ -1,4 +1,4 @@
-"""The memory that a KV cache and states of linear attention may take."""
+"""The memory for the KV cache and the states of linear attention."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""By version of control groups: the limit, the use, and its part that holds copies of files.
-
-In version 1 a group without a limit has one that no machine reaches.
+"""By version of control groups: the limit, the usage, and its part that caches files. In version 1
+an unlimited group has a limit that no machine reaches.
 """
 
 
@@ -62,7 +61,7 @@ def room_for(
 
 
 def states_for(model: CompiledModel, sequences: int, snapshots: int | None = None) -> int:
-    """Return the states of so many sequences, and snapshots; 0 without linear attention.
+    """Return the number of states for sequences and snapshots; 0 without linear attention.
 
     By default there is a snapshot for each state of a sequence, or as many as fit in half of the
     memory of the KV cache and the states.
@@ -79,7 +78,7 @@ def states_for(model: CompiledModel, sequences: int, snapshots: int | None = Non
 
 
 def tokens_that_fit(model: CompiledModel, states: int) -> int:
-    """Return the tokens whose K and V fit in the free memory beside so many states."""
+    """Return the tokens whose K and V fit in the free memory beside the states."""
     return max(0, _tokens_in(model, _free(model.device) * _share(model), states))
 
 
@@ -109,7 +108,7 @@ def _free(device: torch.device) -> int:
 def free_memory(root: Path = ROOT) -> int:
     """Return the bytes that this process can take without swapping, in its container if any.
 
-    Memory that holds copies of files counts as free. `root` is where `/proc` and `/sys` are.
+    Memory that caches files counts as free. `root` is where `/proc` and `/sys` are.
     """
     return min((_of_machine(root), *_of_groups(root)))
 
@@ -133,7 +132,7 @@ def _of_groups(root: Path) -> Iterator[int]:
 
 
 def _of_files(group: ControlGroup, name: str) -> int:
-    """Return the bytes of a group that hold copies of files not in use."""
+    """Return the bytes of a group that cache inactive files."""
     for line in (group.read("memory.stat") or "").splitlines():
         if line.startswith(f"{name} "):
             return int(line.split()[1])

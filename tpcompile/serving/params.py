@@ -22,9 +22,9 @@ class SamplingParams:
     """The options of a request. The defaults continue greedily, as Hugging Face's do."""
 
     max_tokens: int | None = None
-    """The new tokens at most; None: as many as fit."""
+    """The maximum number of new tokens; None for as many as fit."""
     min_tokens: int = 0
-    """The new tokens before which no token ends the sequence."""
+    """The minimum number of new tokens: no earlier token ends the sequence."""
     n: int = 1
     """The number of continuations."""
     temperature: float = 0.0
@@ -52,7 +52,7 @@ class SamplingParams:
     logprobs: int | None = None
     """The number of best tokens whose log-probabilities are returned, besides the chosen one's."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt. All of them are computed, also if they are known."""
+    """The same for the tokens of the prompt, all of which are computed, even if they are cached."""
     structure: Structure | None = None
     """The form that the text must have. It needs a tokenizer."""
 
@@ -124,7 +124,7 @@ class SamplingParams:
 
     @property
     def plain(self) -> bool:
-        """Whether the best token is always chosen, and nothing but the token is wanted."""
+        """Whether the best token is always chosen, and only the token is requested."""
         changed = self.min_tokens or self.logprobs is not None or self.repetition_penalty != 1
         changed = changed or self.structure is not None or bool(self.logit_bias)
         return not (changed or self.temperature or self.presence_penalty or self.frequency_penalty)
@@ -146,7 +146,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "logprobs": (0, 20, True),
     "prompt_logprobs": (0, 20, True),
 }
-"""The least and the greatest value, and whether it must be whole."""
+"""The minimum and the maximum, and whether the value must be whole."""
 
 
 def _biases(value: Any) -> tuple[tuple[int, float], ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tpcompile.errors import UsageError
 
 _RUN_TOKENS = 512
-"""The most tokens of chunks that share a run. Requests get their first tokens after each run."""
+"""The maximum tokens of chunks that share a run. Requests get their first tokens after each run."""
 
 
 @dataclass(frozen=True)
@@ -16,15 +16,15 @@ class Limits:
     """The limits of a scheduler."""
 
     blocks: int
-    """The blocks of the KV cache."""
+    """The number of blocks of the KV cache."""
     block: int = 32
     """The tokens in a block."""
     sequences: int = 16
-    """The sequences that may run at the same time."""
+    """The maximum number of sequences that run at the same time."""
     step_tokens: int = 512
-    """The tokens of a step, new ones and those of prompts together."""
+    """The maximum number of tokens of a step, of prompts and new ones together."""
     chunk: int = 128
-    """The tokens of a chunk. Prompts are cut at its multiples, wherever they begin or meet."""
+    """The tokens of a chunk. Prompts are cut at its multiples, wherever computation resumes."""
     states: int = 0
     """The states of linear attention, two for each sequence and snapshots; 0 if there are none."""
     snapshot_chunks: int = 16
@@ -75,7 +75,7 @@ class Sequence:
     shared: int = 0
     """The tokens that were in the cache when it was last admitted."""
     whole: bool = False
-    """Whether all of its tokens are computed, because their logits are wanted."""
+    """Whether all of its tokens are computed, because their logits are requested."""
     state: int | None = None
     """The state of linear attention after the computed tokens; None before the first one."""
     next_state: int | None = None
@@ -106,7 +106,7 @@ class Piece:
 
     @property
     def last(self) -> bool:
-        """Whether the next token of the sequence follows from it."""
+        """Whether the next token of the sequence is known after it."""
         return self.first + self.count == len(self.sequence.tokens)
 
     @property

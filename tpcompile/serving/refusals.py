@@ -1,7 +1,7 @@
-"""The place in a JSON schema that a compiler of grammars refuses.
+"""The place in a JSON schema that the grammar compiler refuses.
 
-llguidance says what it refuses, but not where. So schemas that lack parts of the refused one are
-compiled: the part without which the message changes is the place.
+llguidance reports what it refuses, but not where. So the schema is compiled again without each of
+its parts: the place is the part whose removal changes the message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 Key = str | int
 Refuse = Callable[[Any], str]
-"""Returns why a schema is refused; empty if it is not."""
+"""A function that returns why a schema is refused; empty if it is not."""
 
 _SCHEMAS = (
     *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not"),
@@ -79,7 +79,7 @@ def _place(schema: Any, reason: str, refuse: Refuse) -> list[Key]:
 
 
 def _least(most: int, holds: Callable[[int], bool]) -> int | None:
-    """Return the least count from 1 to `most` from which on something holds, or None."""
+    """Return the smallest count from 1 to `most` from which on `holds` is true, or None."""
     place = bisect_left(range(1, most + 1), True, key=holds)
     return place + 1 if place < most else None
 

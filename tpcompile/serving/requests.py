@@ -1,4 +1,4 @@
-"""Requests: what callers hold, and the events that they receive."""
+"""Requests: the handles of callers, and the events that they receive."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Handle:
         return found
 
     def ready(self) -> Iterator[Event]:
-        """Take the events that have come so far, without waiting."""
+        """Take the pending events, without waiting."""
         while self._left and not self._events.empty():
             yield self._next()
 

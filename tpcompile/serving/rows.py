@@ -1,4 +1,4 @@
-"""Whether the rows of a product depend on other rows. If not, chunks of prompts can share a run."""
+"""Measurement whether rows of products depend on others. If not, chunks of prompts share a run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tpcompile.runtime.model import CompiledModel
 ROWS = 16
 """The rows whose logits are computed together; fewer are padded, more are padded to a multiple."""
 _LEAST = (ROWS, 65, 128)
-"""The numbers of rows from which products are tried. Some kernels differ for up to 64."""
+"""The candidates for the minimum number of rows. Some kernels differ for up to 64."""
 _MORE = (0, 1, 48, 113, 256)
-"""The numbers of rows above the least that are tried."""
+"""The numbers of additional rows that are tried."""
 _MOST_OUT = 16384
 """The largest number of columns of a product that are tried; vocabularies have more."""
 
 
 def independent_from(model: CompiledModel) -> int | None:
-    """Return the rows from which products have the same bits for each row, in this model's modules.
+    """Return the number of rows from which on this model's products give each row the same bits.
 
     Kernels may choose the order of a sum by the number of rows, so this is measured, with the
-    library and the number of threads of this process. None: rows depend on each other. The rows of
-    an expert are those of the tokens that have chosen it, so any number of them must be
+    library and the number of threads of this process. None means that rows depend on each other.
+    The rows of an expert are those of the tokens that have chosen it, so any number of them must be
     independent.
     """
     package = TORCH if model.backend == MODULES else EXECUTORS[model.backend].functions
@@ -89,7 +89,7 @@ def _independent(
     model: CompiledModel,
     least: int,
 ) -> bool:
-    """Return whether runs of at least so many rows give the bits of one run of all rows."""
+    """Return whether runs of at least `least` rows give the bits of one run of all rows."""
     every = _random(least + max(_MORE), width, model.dtype, model.device)
     whole = linear(every, weight)
     runs = [every[-least - more :].clone() for more in _MORE]

@@ -20,16 +20,16 @@ from tpcompile.serving.sampling import Chosen
 from tpcompile.serving.steps import step_of
 
 Found = tuple[Piece, Any]
-"""A piece after which a sequence goes on, with the logits of its next token and of those after its
-guesses, or with these tokens."""
+"""A piece after which a sequence continues, with the logits of its next token and of the tokens
+after its guesses, or with these tokens."""
 
 
 class Runs:
     """Runs of one model, in blocks of its KV cache.
 
-    Chunks share a run if that changes no bit of theirs: see `independent_from`. A program computes
-    chunks of few tokens, whether they come with the rest of their prompts or later, and they share
-    its steps.
+    Chunks share a run if their results stay bitwise identical: see `independent_from`. A program
+    computes chunks of few tokens, whether they come with the rest of their prompts or later, and
+    they share its steps.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Runs:
         self._copies: Many[tuple[int, int]] = ()
 
     def run(self, plan: Plan) -> Iterator[tuple[Many[Piece], list[Found]]]:
-        """Run a plan; yield the pieces of each run, and the sequences that go on after it.
+        """Run a plan; yield the pieces of each run, and the sequences that continue after it.
 
         Chunks come first: new requests get their first token sooner, and others wait no longer,
         since each of their tokens waits for one step's chunks in either order.
@@ -81,7 +81,7 @@ class Runs:
         return [(piece, list(islice(results, 1 + len(piece.guesses)))) for piece in last]
 
     def _described(self, pieces: Many[Piece], rows: int) -> list[Found]:
-        """Run a chunk of which all logits are wanted."""
+        """Run a chunk whose logits are all requested."""
         (piece,) = pieces
         step = step_of([piece], "logits", self._reserved, self._copies, every=True, pad=rows)
         found = self._run(step)[: piece.count]

@@ -1,4 +1,4 @@
-"""The choice of a token from logits. Hugging Face's processors are its meaning."""
+"""The choice of a token from logits, defined by Hugging Face's processors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tpcompile.serving.drawing import Cumulative, greatest, kept
 from tpcompile.serving.params import SamplingParams
 
 _PIECE = 2**14
-"""The logits that torch converts at a time: for so few it wakes no thread."""
+"""The logits that torch converts at a time: so few that it uses no other threads."""
 _CHANCE_BITS = 52
-"""The bits of a random number, which with a sum as float64 always gives less than the sum."""
+"""The bits of a random number, few enough that its product with a float64 sum is less than the
+sum."""
 
 
 class Chosen(NamedTuple):
@@ -26,9 +27,9 @@ class Chosen(NamedTuple):
 
     token: int
     logprob: float | None = None
-    """Its log-probability before temperature and penalties, if it was asked for."""
+    """Its log-probability before temperature and penalties, if requested."""
     top: tuple[tuple[int, float], ...] = ()
-    """The tokens with the greatest log-probabilities, and these."""
+    """The tokens with the greatest log-probabilities, with their log-probabilities."""
 
 
 class Sampler:
@@ -58,8 +59,8 @@ class Sampler:
     ) -> Chosen:
         """Choose the token that follows `tokens`, the prompt and all new ones, from `logits`.
 
-        The tokens of an earlier call must be the first ones of later calls. A token that is
-        `forbidden` is never chosen, and has no part in what top-k, top-p and min-p keep.
+        The tokens of an earlier call must be the first ones of later calls. A `forbidden` token is
+        never chosen, and does not count for top-k, top-p and min-p.
         """
         params = self._params
         scores = _scores_of(logits)
@@ -82,7 +83,7 @@ class Sampler:
         )
 
     def _penalise(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
-        """Change the scores of tokens that have occurred, and of those that come too early."""
+        """Penalise tokens that have occurred, and forbid ends that come too early."""
         params = self._params
         added = params.presence_penalty or params.frequency_penalty
         if added or params.repetition_penalty != 1:
@@ -106,14 +107,14 @@ class Sampler:
 
 
 class _Seen:
-    """The tokens of a sequence, counted as they come."""
+    """The tokens of a sequence, counted incrementally."""
 
     def __init__(self, prompt: int) -> None:
         self._prompt, self._read = prompt, 0
         self.all, self.new = _Counts(), _Counts()
 
     def read(self, tokens: Sequence[int], vocabulary: int) -> None:
-        """Count the tokens that were not there before."""
+        """Count the new tokens."""
         ids = np.array(tokens[self._read :], np.int64)
         self.all.add(ids, vocabulary)
         self.new.add(ids[max(0, self._prompt - self._read) :], vocabulary)
@@ -121,7 +122,7 @@ class _Seen:
 
 
 class _Counts:
-    """How often each token has occurred."""
+    """The number of occurrences of each token."""
 
     def __init__(self) -> None:
         self.ids = np.zeros(0, np.int64)

@@ -1,6 +1,7 @@
-"""The scheduler: which sequences run in a step, and in which blocks. Data in, a plan out.
+"""The scheduler: which sequences run in a step, and in which blocks.
 
-It knows neither torch nor time nor threads, so simulations run the same code as engines.
+Data in, a plan out. It uses neither torch nor clocks nor threads, so simulations run the same code
+as engines.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Scheduler:
         self.limits = limits
         self._forget_all()
         self.running: list[Sequence] = []
-        """By `order`, as those that wait."""
+        """The running sequences by `order`, like the waiting ones."""
         self.waiting: deque[Sequence] = deque()
         self._numbers = count()
         self._copies: list[tuple[int, int]] = []
@@ -44,7 +45,7 @@ class Scheduler:
     def add(self, tokens: list[int], salt: Hashable = None, whole: bool = False) -> Sequence:
         """Add a sequence, which waits until its first chunk fits.
 
-        With `whole`, it does not use what is in the cache already.
+        With `whole`, it reuses nothing from the cache.
         """
         if not tokens:
             raise UsageError("A prompt must have at least one token")
@@ -63,7 +64,7 @@ class Scheduler:
         """Add a sequence with the same tokens, which shares the blocks of a running one.
 
         It gets a copy of the last block if this is not full. If it cannot run now, it waits and
-        shares nothing but whole chunks. Either way it comes before requests that arrived later.
+        shares only whole chunks. Either way it comes before requests that arrived later.
         """
         order = sequence.order[0], next(self._numbers)
         found = Sequence(order, list(sequence.tokens), sequence.salt)
@@ -100,7 +101,7 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def restart(self) -> None:
-        """Let all sequences wait, because the KV cache and the states are lost."""
+        """Requeue all sequences, because the KV cache and the states are lost."""
         self._copies = []
         for sequence in self.running:
             self.states.end(sequence)
@@ -147,7 +148,7 @@ class Scheduler:
         return guesses
 
     def accept(self, sequence: Sequence, accepted: int) -> None:
-        """Count the guesses before the last token as computed, so many of them.
+        """Count the `accepted` guesses before the last token as computed.
 
         A sequence that has ended is not changed.
         """
@@ -166,10 +167,10 @@ class Scheduler:
                 self._know(sequence, piece.first // block)
 
     def _know(self, sequence: Sequence, first: int) -> None:
-        """Record the contents of the blocks of a chunk, and take a snapshot if it may be of use.
+        """Record the contents of the blocks of a chunk; take a snapshot where one may be useful.
 
-        Prompts with the same beginning may go on from the last chunks of this one, from chunks at
-        some distance, and from where this one parts with an earlier one.
+        Prompts with the same prefix may resume from the last chunks of this one, from
+        chunks at regular distances, and from where this one diverges from an earlier one.
         """
         limits, end = self.limits, sequence.computed
         blocks, has_states = sequence.blocks, limits.states > 0
@@ -222,10 +223,10 @@ class Scheduler:
         return min(len(sequence.tokens), (first // chunk + 1) * chunk)
 
     def _room(self, sequence: Sequence, tokens: int, plan: Plan) -> bool:
-        """Take blocks for so many tokens of a running sequence; return whether there were enough.
+        """Take blocks for some tokens of a running sequence; return whether there were enough.
 
-        Sequences that arrived later lose theirs. So the first one always gets further, and the last
-        one keeps its blocks until the others need them.
+        Sequences that arrived later lose theirs. So the first one always makes progress, and the
+        last one keeps its blocks until the others need them.
         """
         missing = self._missing(sequence, tokens)
         if not missing:
@@ -240,11 +241,11 @@ class Scheduler:
         return True
 
     def _missing(self, sequence: Sequence, tokens: int) -> int:
-        """Return the number of blocks that a sequence lacks for so many tokens."""
+        """Return the number of blocks that a sequence lacks for some tokens."""
         return max(0, -(-tokens // self.limits.block) - len(sequence.blocks))
 
     def _preempt(self, victim: Sequence, plan: Plan) -> None:
-        """Take the blocks of the sequence that arrived last, and let it wait."""
+        """Preempt the sequence that arrived last."""
         self.running.pop()
         for pieces in (plan.decodes, plan.chunks):
             pieces[:] = [piece for piece in pieces if piece.sequence is not victim]

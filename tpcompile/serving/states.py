@@ -28,15 +28,15 @@ class States(Stock):
         return known[: next(ends, 0)]
 
     def begin(self, sequence: Sequence, known: Many[Content]) -> None:
-        """Let a sequence run that resumes after the last of these blocks, if there are any."""
+        """Take states for a sequence that resumes after the last of these blocks, if any."""
         self._begin(sequence, self._snapshots[known[-1]] if known and self.count else None)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let a sequence run that resumes from the state of another one."""
+        """Take states for a sequence that resumes from the state of another one."""
         self._begin(child, parent.state)
 
     def advance(self, sequence: Sequence) -> None:
-        """Note that a piece of a sequence has written its next state."""
+        """Record that a piece of a sequence has written its next state."""
         if not self.count:
             return
         if sequence.state is not None:
@@ -69,7 +69,7 @@ class States(Stock):
         sequence.guessed = []
 
     def keep(self, sequence: Sequence, content: Content) -> None:
-        """Keep the state of a sequence, all of whose computed tokens are in known blocks.
+        """Keep the state of a sequence whose computed tokens are all in known blocks.
 
         `content` is the last one of these.
         """

@@ -1,4 +1,4 @@
-"""A fixed number of items that sequences hold, and that may be kept for their contents."""
+"""A fixed number of items that sequences hold, and that may be cached for their contents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Stock(ABC):
         self.count, self.size = count, size
         self._pool = BlockPool(size, enough=count)
         self._contents: dict[int, Content] = {}
-        """By item. The contents of a state are those of the last block before it."""
+        """The contents of each item; for a state, those of the last block before it."""
         self._kept: OrderedDict[int, None] = OrderedDict()
         """Items that only their contents hold, least recently used first."""
 
@@ -58,7 +58,7 @@ class Stock(ABC):
         return self.count - self._pool.used
 
     def take(self, count: int) -> list[int] | None:
-        """Take so many items, or none if fewer are available."""
+        """Take `count` items, or none if fewer are available."""
         if count > self.available:
             return None
         for _ in range(count - self._free):
@@ -74,7 +74,7 @@ class Stock(ABC):
     def release(self, items: Sequence[int]) -> None:
         """Remove a holder from the items of a sequence.
 
-        Later items are useless without earlier ones, so they count as used longer ago.
+        Later items are useless without earlier ones, so they are evicted first.
         """
         self._pool.free(items)
         for item in reversed(items):
@@ -91,11 +91,11 @@ class Stock(ABC):
         self._pool.share((item,))
 
     def _forget(self, item: int) -> None:
-        """Let an item be taken for other contents."""
+        """Make an item available for other contents."""
         self._kept.pop(item, None)
         self._pool.free((item,))
         self._lose(self._contents.pop(item))
 
     @abstractmethod
     def _lose(self, content: Content) -> None:
-        """Forget where contents are."""
+        """Forget the place of contents."""

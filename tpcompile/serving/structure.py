@@ -33,8 +33,8 @@ class Structure:
     """The JSON schema, the regular expression, a JSON list of the texts to choose from, or the
     grammar in llguidance's form of Lark; empty for "json_object"."""
     after: str = ""
-    """A text such as "</think>": what precedes it and whitespace after it are free. Empty: the form
-    is that of the whole continuation."""
+    """A text such as "</think>": the text before it and whitespace after it are free. If it is
+    empty, the whole continuation has the form."""
     alternative: str = ""
     """For "json_object" and "json_schema": a grammar whose texts are allowed instead of JSON."""
 

@@ -1,4 +1,4 @@
-"""Limits of thinking: the tokens with which it begins and ends, whatever the model prefers."""
+"""Limits of thinking: forced tokens at its beginning and end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tpcompile.errors import UsageError
 
 @dataclass(frozen=True)
 class ThinkingRules:
-    """The tokens of a request's thinking, and its length at most."""
+    """The tokens of a request's thinking, and its maximum length."""
 
     begin: int
     """The token with which the model begins to think."""

@@ -1,4 +1,4 @@
-"""The tokens of a model as grammars need them."""
+"""The tokens of a model, as bytes for grammars."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Vocabulary:
         self._crossing: dict[tuple[bytes, bytes], np.ndarray] = {}
 
     def crossing(self, begun: bytes, text: bytes) -> np.ndarray:
-        """Return the tokens that complete a text and go on with something but whitespace.
+        """Return the tokens that complete a text and continue with other text than whitespace.
 
-        `begun` is the part of the text that has come.
+        `begun` is the part of the text so far.
         """
         tokens = self._crossing.get((begun, text))
         if tokens is None:
@@ -57,7 +57,7 @@ class Vocabulary:
         return tokens
 
     def _where(self, fits: Callable[[bytes], bool]) -> np.ndarray:
-        """Return the tokens whose bytes fit."""
+        """Return the tokens whose bytes satisfy a condition."""
         return np.array([token for token, word in enumerate(self.words) if fits(word)], np.int64)
 
 

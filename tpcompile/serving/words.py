@@ -1,11 +1,11 @@
-"""The text of new tokens, as it comes, up to a stop text."""
+"""The incremental text of new tokens, up to a stop text."""
 
 from __future__ import annotations
 
 from typing import Any, AnyStr
 
 _INCOMPLETE = "\ufffd"
-"""The character by which tokenizers decode one that is not complete."""
+"""The character that tokenizers return for an incomplete one."""
 
 
 class Words:
@@ -19,11 +19,11 @@ class Words:
         self._hidden = _special(tokenizer) - set(shown) if shown else frozenset()
         self._tokens: list[int] = []
         self._prefix, self._read = 0, 0
-        """Tokens from `prefix` on are decoded again with each new one; those before `read` have
-        been passed on, and decide about spaces."""
+        """Tokens from `prefix` on are decoded again with each new one; tokens before `read` have
+        been returned, and are context for spaces."""
         self._held = ""
         self.stopped = False
-        """Whether a stop text has come."""
+        """Whether a stop text was found."""
 
     def push(self, token: int) -> str:
         """Add a token; return the text that it completes."""
@@ -62,13 +62,13 @@ class Words:
 
 
 def _special(tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that a tokenizer leaves out of texts."""
+    """Return the tokens that a tokenizer omits from texts."""
     added = tokenizer.added_tokens_decoder
     return frozenset(token for token, entry in added.items() if entry.special)
 
 
 def overlap(text: AnyStr, mark: AnyStr) -> int:
-    """Return the length of the longest end of a text with which a mark begins."""
+    """Return the length of the longest suffix of a text that is a prefix of a mark."""
     for length in range(min(len(text), len(mark) - 1), 0, -1):
         if text.endswith(mark[:length]):
             return length

@@ -41,7 +41,7 @@ class Target:
     value_us: float = 0.0
     """The time of one worker per value that an instruction norms, converts or activates."""
     alone_bytes_per_us: float = 0.0
-    """The bandwidth of one worker while no other one loads; 0 if it is that of all being busy."""
+    """The bandwidth of one worker while no other one loads; 0 if others do not change it."""
     matrix_macs_per_us: float = 0.0
     """The multiply-accumulates of all matrix units, which multiply weights with values of 16 bits;
     0 if there are none."""
@@ -49,7 +49,7 @@ class Target:
     """The blocks of a phase per worker. If several, workers share a queue, so a worker that loses
     its core to another program delays the others by a block and not by its share of the phase."""
     span_tokens: int = 1
-    """The tokens that a worker attends to at a time. A span of fewer takes as long."""
+    """The tokens that a worker attends to at a time. A shorter span takes as long."""
 
     @property
     def worker_bytes_per_us(self) -> float:
@@ -86,7 +86,8 @@ def target_of(name: str | Target, workers: int | None = None, ranks: int = 1) ->
     """Return the target of this name, in any case, or JSON file. `workers` overrides its workers.
 
     `cpu` has one worker per core by default, of which each of `ranks` ranks gets an equal share.
-    Fields that a file omits are those of `cpu`. A target is returned as it is, but for its workers.
+    Fields that a file omits are those of `cpu`. A `Target` is returned unchanged except for its
+    workers.
     """
     if isinstance(name, Target):
         found = name

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from tests.backends.reference.stepping import APART, INT4, INT8, place
+from tests.backends.reference.step_models import APART, INT4, INT8
+from tests.backends.reference.stepping import place
 from tests.models import TOLERANCE
 from tests.vm.mutants.bases import MODELS, Base, FineCase
 from tpcompile.backends.memory import StepMemory

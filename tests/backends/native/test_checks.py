@@ -13,7 +13,8 @@ import torch
 
 from tests.backends.native.damage import CASES, Damaged, word
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import APART, INT4, RELU2, Case
+from tests.backends.reference.step_models import APART, INT4, RELU2
+from tests.backends.reference.stepping import Case
 from tests.vm.mutants.bases import FineCase
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native, executor

@@ -9,18 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.native.test_prompts import PATHS, TOKENS, near, random
-from tpcompile.backends.native import delta, functions, many
+from tests.backends.native.many_tokens import NEEDS, TOKENS, near, random
+from tpcompile.backends.native import delta, functions
 from tpcompile.backends.torch_tp import functions as torchs
 
-pytestmark = pytest.mark.skipif(not many.available(), reason="needs AVX2")
+pytestmark = NEEDS
 STATES, LAYERS, LAYER = 9, 3, 1
-
-
-@pytest.fixture(autouse=True, params=PATHS)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "_path", lambda: request.param)
-    torch.manual_seed(0)
 
 
 class Tokens:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.native.test_prompts import PATHS, near, random, random_weight
-from tpcompile.backends.native import functions, many, mixtures
+from tests.backends.native.many_tokens import NEEDS, near, random, random_weight
+from tpcompile.backends.native import functions, mixtures
 from tpcompile.backends.torch_tp import matrix
 from tpcompile.ir.format import Format
 from tpcompile.ir.ops.experts import top_experts
 
-pytestmark = pytest.mark.skipif(not many.available(), reason="needs AVX2")
+pytestmark = NEEDS
 EXPERTS, HIDDEN, FEATURES = 7, 96, 64
 FORMATS = {
     "bf16": None,
@@ -24,12 +24,6 @@ FORMATS = {
     "int8, rounded tokens": Format.int8(torch.float16, 32).rounding(True),
     "fp8": Format.parsed("fp8:32:f32"),
 }
-
-
-@pytest.fixture(autouse=True, params=PATHS)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "_path", lambda: request.param)
-    torch.manual_seed(0)
 
 
 def drawn(stored: Format | None, rows: int, columns: int, count: int = EXPERTS) -> Any:

@@ -13,11 +13,10 @@ import torch
 
 from tests import scripts
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     APART,
     BIASED,
     DELTA_APART,
-    EDGES,
     EVEN,
     EXPERTS,
     HYBRID_EXPERTS,
@@ -25,9 +24,12 @@ from tests.backends.reference.stepping import (
     SHARED,
     WHOLE,
     WINDOWED,
+    rotated_whole,
+)
+from tests.backends.reference.stepping import (
+    EDGES,
     Case,
     place,
-    rotated_whole,
     schedules,
     steps_of,
     steps_on,
@@ -37,7 +39,6 @@ from tests.models import NEXT, TOLERANCE, relative_error
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native, checks, executor
-from tpcompile.backends.native.bandwidth import ReadLoop
 from tpcompile.backends.native.build import paths
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import UnsupportedError, UsageError
@@ -380,11 +381,3 @@ def test_dtypes_without_a_kernel_are_refused(name: str, said: str) -> None:
 def test_the_library_refuses_unknown_paths() -> None:
     assert executor.library().tpc_path(99) is None
     assert executor.library().tpc_open(None, None) is None
-
-
-@pytest.mark.parametrize("threads", [None, 1, 3])
-def test_the_read_loop(threads: int | None) -> None:
-    loop = ReadLoop(1_000_001)
-    assert loop.size >= 1_000_001
-    assert 1e6 < loop.bandwidth(threads) < 1e13
-    assert 1e5 < loop.bandwidth(threads, 100_000) < 1e13

@@ -7,46 +7,24 @@ rounding of bf16.
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import tpcompile
+from tests.backends.native.many_tokens import NEEDS, TOKENS, near, random
 from tpcompile.backends.native import functions, many, prompts
-from tpcompile.backends.native.build import paths
 from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.ir.format import Format
 from tpcompile.ir.kv import ROUNDED, loaded_rows, nan_element, row_in_memory, stored_rows
 from tpcompile.ir.ops import pointwise
 
-pytestmark = pytest.mark.skipif(not many.available(), reason="needs AVX2")
-PATHS = [path for path in paths() if path in many.PATHS]
+pytestmark = NEEDS
 
-TOKENS = [1, 3, 16, 65, 200]
 BLOCK = 16
 SLOTS = 64 * BLOCK
-
-
-def near(found: torch.Tensor, expected: torch.Tensor, steps: int = 2) -> None:
-    """Assert that results differ by a few units of bf16, of the largest value of the row."""
-    assert found.dtype == expected.dtype and found.shape == expected.shape
-    largest = expected.float().abs().amax(-1, keepdim=True)
-    assert bool(((found.float() - expected.float()).abs() <= steps * 2**-8 * largest).all())
-
-
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape).bfloat16()
-
-
-@pytest.fixture(autouse=True, params=PATHS)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "_path", lambda: request.param)
-    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -84,43 +62,6 @@ def test_values_at_the_ends_of_the_range() -> None:
     gate, up = gate.bfloat16(), torch.ones(1, 24).bfloat16()
     found, expected = functions.swiglu(gate, up), torchs.swiglu(gate, up)
     assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
-
-
-@pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("shape", [(1, 32), (47, 64), (100, 96), (352, 224)])
-@pytest.mark.parametrize("biased", [False, True])
-def test_linears(
-    tokens: int, shape: tuple[int, int], biased: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prompts, "_multiplies", lambda: True)
-    weight, bias = random(*shape), random(shape[0]) if biased else None
-    x = random(tokens, shape[1] + 32)[:, 32:]
-    assert prompts.takes_product(x, weight, bias)
-    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    found = functions.linear(x, weight, bias)
-    size = x.double().abs() @ weight.double().abs().T
-    allowed = 2**-8 * exact.abs() + 2**-16 * size + (0 if bias is None else 2**-16)
-    assert bool(((found.double() - exact).abs() <= allowed).all())
-    for first in range(0, tokens, 7):  # a token's products do not depend on others
-        assert torch.equal(functions.linear(x[first : first + 7], weight, bias), found[first:][:7])
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process has had since the last call."""
-    (held,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    Path("/proc/self/clear_refs").write_text("5")
-    return int(held) * 1024
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs the peak of /proc")
-def test_products_of_many_tokens_reuse_their_memory() -> None:
-    """A thread needs about 200 KB for 48 rows; it once took them again for each of 1,376 items."""
-    x, weight = random(2048, 1024), random(4096, 1024)
-    peak_bytes()
-    before = peak_bytes()
-    out = prompts.linear(x, weight, None)
-    packed = 4 * x.numel()
-    assert peak_bytes() - before < out.numel() * out.itemsize + packed + (32 << 20)
 
 
 class Case:
@@ -312,114 +253,3 @@ def test_a_model_uses_them_for_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
             ran.clear()
     assert used == {"norm", "add_norm", "swiglu", "rope"} and not ran
     near(*found, steps=8)
-
-
-Cut = tuple[int, int, bool, torch.dtype]
-CUTS: list[Cut] = [
-    (64, 0, False, torch.bfloat16),
-    (48, 80, True, torch.float16),
-    (0, 32, True, torch.float32),
-    (256, 112, False, torch.float32),
-]
-"""Columns of a group, the first column, whether there are offsets, and the dtype of scales."""
-
-
-def few_bits(bits: int, cut: Cut, rounds: bool, rows: int = 101, width: int = 160) -> Any:
-    """Return a random weight. Its rows fill no blocks, and may begin and end within groups."""
-    columns, first, offsets, scales = cut
-    make = Format.int4 if bits == 4 else Format.int8
-    return random_weight(
-        make(scales, columns, offsets=offsets).rounding(rounds), first, rows, width
-    )
-
-
-def drawn(rows: int, columns: int, signed: bool) -> torch.Tensor:
-    """Return random numbers, of many magnitudes if they have signs."""
-    if not signed:
-        return torch.rand(rows, columns)
-    return torch.randn(rows, columns) * torch.randint(-9, 7, (rows, columns)).exp2()
-
-
-def random_weight(stored: Format, first: int, rows: int, width: int) -> Any:
-    """Return a random weight of these columns."""
-    parts = [
-        drawn(rows, part.width(first, first + width), part == stored.values).to(part.dtype.torch)
-        if part.dtype.torch.is_floating_point
-        else torch.randint(
-            *((-(2**31), 2**31) if part.dtype.torch == torch.int32 else (-100, 100)),
-            (rows, part.width(first, first + width)),
-            dtype=part.dtype.torch,
-        )
-        for part in stored.components
-    ]
-    return functions.decoded(str(stored), parts, (first, first + width), torch.bfloat16)
-
-
-@pytest.mark.parametrize("tokens", [1, 65, 200])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("rounds", [False, True])
-def test_products_with_weights_of_few_bits(tokens: int, bits: int, cut: Cut, rounds: bool) -> None:
-    weight = few_bits(bits, cut, rounds)
-    x, bias = random(tokens, 160), random(101)
-    assert prompts.takes_product(x, weight, bias)
-    found = functions.linear(x, weight, bias)
-    near(found, torchs.linear(x, weight.decoded(torch.bfloat16), bias))
-
-
-@pytest.mark.parametrize("tokens", [1, 65, 200])
-@pytest.mark.parametrize("first", [0, 16, 272])
-@pytest.mark.parametrize(
-    "word",
-    [
-        *("int4:32:f16min", "int5:32:f16", "int5:32:f16min", "int5:64:bf16:offsets"),
-        *("int4:32:supermin", "int5:32:supermin", "int6:16:super", "int6:row:f32"),
-        *("fp8:128:f32", "fp8:32:bf16", "fp8:row:f32"),
-        *("int4:32:supermin:a8", "int5:32:f16min:a8", "int5:64:bf16:offsets:a8"),
-        *("int6:16:super:a8", "int6:row:f32:a8"),
-    ],
-)
-def test_products_with_weights_of_blocks(word: str, first: int, tokens: int) -> None:
-    """Rows may begin within groups, superblocks, and words of high bits."""
-    weight = random_weight(Format.parsed(word), first, 101, 320)
-    x, bias = random(tokens, 320), random(101)
-    assert prompts.takes_product(x, weight, bias)
-    found = functions.linear(x, weight, bias)
-    near(found, torchs.linear(x, weight.decoded(torch.bfloat16), bias))
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_products_of_rounded_tokens_are_exact_within_blocks(bits: int) -> None:
-    """Integers at the ends of their range, also of other signs; no sum of a block overflows."""
-    weight = few_bits(bits, (0, 0, False, torch.float32), True, 64, 128)
-    values, scales = weight.parts
-    values.random_(*((-(2**31), 2**31) if bits == 4 else (-128, -125)))
-    scales.fill_(1)
-    x = torch.randint(-1, 2, (70, 128)).bfloat16() * 127
-    x[0], x[1] = 127, -127
-    named = {"_packed" if bits == 4 else "": values, "_scale": scales}
-    exact = x.double() @ weight.format.decoded(named, weight.columns, torch.float64).T
-    found = functions.linear(x, weight, None)
-    assert torch.equal(found, exact.float().bfloat16())
-
-
-def test_a_rounded_token_depends_on_no_other() -> None:
-    weight = few_bits(8, CUTS[0], True)
-    x = random(130, 160)
-    x[3], x[4, 70], x[5, :64] = 0, torch.nan, 1e-42
-    x[6, 100] = torch.inf
-    found = functions.linear(x, weight, None)
-    assert found[4].isnan().all() and found[6].isnan().all()
-    assert found[[3]].eq(0).all() and found[[0, 1, 2, 5, 7]].isfinite().all()
-    for first in range(0, 130, 9):
-        part = functions.linear(x[first : first + 9], weight, None)
-        assert torch.equal(part.nan_to_num(7), found[first : first + 9].nan_to_num(7))
-
-
-def test_rounding_blocks_with_several_scales_are_torchs() -> None:
-    weight = few_bits(8, (160, 0, False, torch.float32), True, width=320)
-    x = random(3, 320)
-    assert not prompts.takes_product(x, weight, None)
-    assert torch.equal(
-        functions.linear(x, weight), torchs.linear(x, weight.decoded(torch.bfloat16))
-    )

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.backends.reference.stepping import WIDE_HEADS, Case
+from tests.backends.reference.step_models import WIDE_HEADS
+from tests.backends.reference.stepping import Case
 from tests.backends.reference.test_rows import (
     LENGTHS,
     MODELS,

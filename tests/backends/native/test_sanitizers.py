@@ -18,7 +18,7 @@ import torch
 
 from tests.backends.native.dump import write_dump
 from tests.backends.programs import FLOATS8, KINDS, ROUNDS, memory_of
-from tests.backends.reference.stepping import INT4
+from tests.backends.reference.step_models import INT4
 from tpcompile.backends.native import Native, build
 from tpcompile.backends.native.build import paths
 from tpcompile.compare.rows import TOLERANCES

@@ -8,22 +8,24 @@ from itertools import product
 import pytest
 import torch
 
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     APART,
     BIASED,
     DELTA_APART,
-    EDGES,
     EVEN,
     EXPERTS,
     HYBRID_EXPERTS,
     INT4_EXPERTS,
     SHARED,
-    STEPS,
     WHOLE,
     WINDOWED,
+    rotated_whole,
+)
+from tests.backends.reference.stepping import (
+    EDGES,
+    STEPS,
     Case,
     eager_logits,
-    rotated_whole,
     schedules,
     steps_of,
     tables_of,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.backends.reference.stepping import EVEN, Case, steps_on, worst_error
+from tests.backends.reference.step_models import EVEN
+from tests.backends.reference.stepping import Case, steps_on, worst_error
 from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.backends.reference import Machine, shuffled

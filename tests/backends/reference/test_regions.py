@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.reference.stepping import HYBRID_EXPERTS, WHOLE, Case, tables_of, texts
+from tests.backends.reference.step_models import HYBRID_EXPERTS, WHOLE
+from tests.backends.reference.stepping import Case, tables_of, texts
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.regions import verify_regions
 from tpcompile.errors import VerifyError

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     APART,
-    BLOCK,
     EIGHT_OF_MANY,
     EXPERTS,
     HYBRID,
@@ -21,11 +20,8 @@ from tests.backends.reference.stepping import (
     INT4,
     SHARED,
     WINDOWED,
-    Case,
-    steps_on,
-    tables_of,
-    texts,
 )
+from tests.backends.reference.stepping import BLOCK, Case, steps_on, tables_of, texts
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.reference.orders import in_program_order, shuffled
 from tpcompile.backends.reference.regions import verify_regions

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig
 
 import tpcompile
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     GELU,
     GELU_TANH,
     HYBRID,
@@ -27,8 +27,8 @@ from tests.backends.reference.stepping import (
     INT4,
     RELU,
     RELU2,
-    Case,
 )
+from tests.backends.reference.stepping import Case
 from tpcompile.backends.triton.ahead import Compiled, compile_ahead
 from tpcompile.errors import UsageError
 from tpcompile.presets import preset

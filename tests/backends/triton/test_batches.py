@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import HYBRID, ONE_LAYER, Case, steps_of, steps_on
+from tests.backends.reference.step_models import HYBRID, ONE_LAYER
+from tests.backends.reference.stepping import Case, steps_of, steps_on
 from tests.backends.triton.test_triton import EXACT
 from tests.models import relative_error
 from tpcompile.backends.triton import Triton

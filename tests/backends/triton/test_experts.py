@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     EIGHT_OF_MANY,
     EXPERTS,
     HYBRID_EXPERTS,
@@ -25,7 +25,8 @@ from tpcompile.backends.reference import Machine
 from tpcompile.backends.triton import Triton
 from tpcompile.backends.triton.branches import branch_of
 from tpcompile.errors import UnsupportedError
-from tpcompile.vm.groups.experts import ExpertTerms, MixtureInstruction, NormExperts, TopExperts
+from tpcompile.vm.groups.experts import ExpertTerms, MixtureInstruction, NormExperts
+from tpcompile.vm.groups.router import TopExperts
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.encoding import first_weights
 from tpcompile.vm.program.instruction import NONE, WeightInstruction

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import INT4_WIDE, ONE_LAYER, Case
+from tests.backends.reference.step_models import INT4_WIDE, ONE_LAYER
+from tests.backends.reference.stepping import Case
 from tpcompile.backends.triton import Triton
 from tpcompile.backends.triton.branches import branch_of
 from tpcompile.backends.triton.emit import emit

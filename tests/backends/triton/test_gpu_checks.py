@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from tests.backends.reference.stepping import HYBRID, Case, place
+from tests.backends.reference.step_models import HYBRID
+from tests.backends.reference.stepping import Case, place
 from tests.backends.triton.test_triton import CASE
 from tpcompile.backends.executor import EXECUTORS
 from tpcompile.backends.triton import Triton

@@ -12,7 +12,8 @@ import pytest
 import triton
 
 import tpcompile
-from tests.backends.reference.stepping import FEW_TOKENS, Case, steps_of, steps_on
+from tests.backends.reference.step_models import FEW_TOKENS
+from tests.backends.reference.stepping import Case, steps_of, steps_on
 from tests.models import relative_error
 from tpcompile.backends.triton import Triton, load
 from tpcompile.backends.triton.ahead import compile_ahead

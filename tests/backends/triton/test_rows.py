@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.backends.reference.stepping import BLOCK, FEW_TOKENS, Case
+from tests.backends.reference.step_models import FEW_TOKENS
+from tests.backends.reference.stepping import BLOCK, Case
 from tests.backends.reference.test_rows import logits_of_rows, logits_of_steps
 from tpcompile.backends.triton import Triton
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.backends.reference.stepping import HYBRID, HYBRID_ODD, Case, place, tables_of, texts
+from tests.backends.reference.step_models import HYBRID, HYBRID_ODD
+from tests.backends.reference.stepping import Case, place, tables_of, texts
 from tests.backends.triton.test_triton import EXACT
 from tests.models import relative_error
 from tpcompile.backends.executor import Executor

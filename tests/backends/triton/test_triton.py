@@ -10,7 +10,7 @@ from triton import JITFunction
 
 import tpcompile
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     APART,
     BIASED,
     EVEN,
@@ -24,11 +24,8 @@ from tests.backends.reference.stepping import (
     SHARED,
     WHOLE,
     WINDOWED,
-    Case,
-    place,
-    steps_of,
-    steps_on,
 )
+from tests.backends.reference.stepping import Case, place, steps_of, steps_on
 from tests.models import relative_error
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     EVEN,
     HYBRID,
     INT4,
@@ -14,10 +14,8 @@ from tests.backends.reference.stepping import (
     INT4_WIDE,
     INT8,
     ONE_LAYER,
-    Case,
-    steps_of,
-    steps_on,
 )
+from tests.backends.reference.stepping import Case, steps_of, steps_on
 from tests.backends.triton.test_triton import EXACT
 from tests.models import relative_error
 from tpcompile.backends.executor import Executor

@@ -8,10 +8,10 @@ from tests.browser.checks.texts import names, number
 from tests.browser.reader import Reader
 from tests.browser.subject import LAYERS, TP, Truth
 from tests.inspect.explorer.test_needs import problems_without
+from tests.ir.byte_ranges import byte_ranges
 from tpcompile.inspect.explorer.needs import rule_of
 from tpcompile.ir.meta import origin_of, parameter_of, value_type
 from tpcompile.ir.ops import ALL_REDUCE, op_name, spec_of
-from tpcompile.ir.pieces import byte_ranges
 from tpcompile.ir.types import Replicate, Shard
 from tpcompile.rewriting.rewrite import calls
 

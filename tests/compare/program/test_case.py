@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from tests.backends.reference.stepping import SHARED, pair_named
+from tests.backends.reference.step_models import SHARED, pair_named
 from tests.compare.program.cases import (
     BLOCK,
     QWEN2,

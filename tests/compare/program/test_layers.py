@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.backends.reference.stepping import with_delta_apart
+from tests.backends.reference.step_models import with_delta_apart
 from tests.compare.program.cases import BATCH, HYBRID, case_of, tiny
 from tests.models import TOLERANCE, relative_error
 from tpcompile.compare.groups import Group, Key

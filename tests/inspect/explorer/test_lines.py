@@ -10,11 +10,12 @@ from transformers import AutoConfig
 
 from tests.captures import captured_once
 from tests.inspect.explorer.recorded import MODELS, Recorded, filled, recorded, unfolded
+from tests.ir.byte_ranges import byte_ranges
 from tpcompile.inspect.explorer.lines import Lines, generalised
 from tpcompile.inspect.explorer.stages import StageRecorder
 from tpcompile.ir.meta import origin_of, parameter_of, type_of
 from tpcompile.ir.ops import spec_of
-from tpcompile.ir.pieces import byte_ranges, merge
+from tpcompile.ir.pieces import merge
 from tpcompile.ir.types import Shard, ValueType
 from tpcompile.passes import decode_pipeline, run_passes
 from tpcompile.presets import preset

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpcompile
-from tests.backends.reference.stepping import lively_experts
+from tests.backends.reference.step_models import lively_experts
 from tests.runtime.eager_pair import lively
 from tests.serving.hybrids import remembering
 from tpcompile.backends.native.executor import Native

@@ -13,7 +13,7 @@ import torch
 import tpcompile
 from benchmarks.oracle import Oracle
 from benchmarks.speculation_bits import SIZES, answers, requests, take_equal_times, texts
-from tests.backends.reference.stepping import lively_experts
+from tests.backends.reference.step_models import lively_experts
 from tests.runtime.eager_pair import lively
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.kv.cache import Guesses

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from torch import fx
 
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     APART,
     DELTA_APART,
     GELU,

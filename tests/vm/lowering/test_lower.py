@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import fx
 
-from tests.backends.reference.stepping import EVEN, Case
+from tests.backends.reference.step_models import EVEN
+from tests.backends.reference.stepping import Case
 from tests.models import preset_pair
 from tests.stages import graph_after
 from tpcompile.errors import UnsupportedError, UsageError, VerifyError

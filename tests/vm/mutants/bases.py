@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from tests.backends.reference.stepping import (
+from tests.backends.reference.step_models import (
     APART,
     BIASED,
     DELTA_APART,
@@ -18,8 +18,8 @@ from tests.backends.reference.stepping import (
     RELU2,
     SHARED,
     WHOLE,
-    Case,
 )
+from tests.backends.reference.stepping import Case
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Instruction, Join, Program, Region
 from tpcompile.vm.program.instruction import StepInstruction

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import pytest
 import torch
 
-from tests.backends.reference.stepping import APART, DELTA_APART, Case
+from tests.backends.reference.step_models import APART, DELTA_APART
+from tests.backends.reference.stepping import Case
 from tests.vm.mutations import changed
 from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import UnsupportedError, UsageError, VerifyError

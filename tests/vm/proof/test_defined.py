@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.backends.reference.stepping import DELTA_APART, Case
+from tests.backends.reference.step_models import DELTA_APART
+from tests.backends.reference.stepping import Case
 from tests.vm.mutations import changed, made_scratch
 from tests.vm.programs import KEPT, MANY, Touch, program_of, programs
 from tpcompile.errors import VerifyError

@@ -1,4 +1,4 @@
-"""Torch's threads, asleep while a caller waits for a launch."""
+"""Torch's threads sleep while a caller waits for a launch."""
 
 from __future__ import annotations
 

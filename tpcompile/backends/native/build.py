@@ -12,6 +12,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -22,30 +23,36 @@ from tpcompile.vm.program import abi
 from tpcompile.vm.program.c_rules import rules_header
 
 _EXACT = ("-ffp-contract=off",)
-"""Each product is rounded before it is added: compilers would fuse them in some places only."""
+"""Round each product before it is added: compilers would fuse only some of them."""
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 _BF16 = (*_AVX512, "-mavx512bf16")
-_PATHS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "amx_bf16": {
-        "amx_bf16": (*_BF16, "-mamx-tile", "-mamx-bf16"),
-        **dict.fromkeys(
-            ("few_bits_avx512_bf16", "rounded_avx512_bf16", "prompts_avx512_bf16"), _BF16
-        ),
-    },
-    "avx512_bf16": dict.fromkeys(
-        ("avx512_bf16", "few_bits_avx512_bf16", "rounded_avx512_bf16", "prompts_avx512_bf16"), _BF16
-    ),
-    "avx512_vnni": {
-        **dict.fromkeys(("avx512_vnni", "few_bits_avx512_vnni", "rounded_avx512_vnni"), _AVX512),
-        "prompts_avx2": _AVX2,
-    },
-    "avx2": dict.fromkeys(("avx2", "few_bits_avx2", "rounded_avx2", "prompts_avx2"), _AVX2),
-    "portable": dict.fromkeys(("portable", "few_bits_portable", "rounded_portable"), _EXACT),
+_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "amx_bf16": (*_BF16, "-mamx-tile", "-mamx-bf16"),
+    "avx512_bf16": _BF16,
+    "avx512_vnni": _AVX512,
+    "avx2": _AVX2,
+    "portable": _EXACT,
 }
-"""The source files of the kernels of each vector path, and their flags."""
-_PROMPTS = "prompts_"
-"""The beginning of the file of a path's operations on many tokens, which are for bf16 alone."""
+"""The flags of each vector path, by name, fastest first."""
+
+
+class _Shared(NamedTuple):
+    """The paths whose source files a path uses."""
+
+    few_bits: str
+    """For weights in few bits, also with rounded activations."""
+    prompts: str | None
+    """For operations on many tokens, which are for bf16 alone."""
+
+
+_SHARED = {
+    "amx_bf16": _Shared("avx512_bf16", "avx512_bf16"),
+    "avx512_bf16": _Shared("avx512_bf16", "avx512_bf16"),
+    "avx512_vnni": _Shared("avx512_vnni", "avx2"),
+    "avx2": _Shared("avx2", "avx2"),
+    "portable": _Shared("portable", None),
+}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COMMON: Mapping[str, tuple[str, ...]] = dict.fromkeys(
     ("interpreter", "checks", "paths", "asleep", "prompts", "scratch"), ()
@@ -77,9 +84,9 @@ def paths() -> list[str]:
 
 @functools.cache
 def kernels(path: str, dtype: torch.dtype) -> ctypes.c_void_p:
-    """Return the kernels of a vector path for values of a dtype, which are built if needed.
+    """Return the kernels of a vector path for values of a dtype; build them if needed.
 
-    They are for functions of the library. The path must be one of `paths()`.
+    Functions of the library take them. The path must be one of `paths()`.
     """
     return _found(path, dtype, f"tpc_{path}")
 
@@ -87,8 +94,7 @@ def kernels(path: str, dtype: torch.dtype) -> ctypes.c_void_p:
 @functools.cache
 def prompts(path: str) -> ctypes.c_void_p:
     """Return the operations on many tokens of a vector path; see `kernels`."""
-    unit = next(name for name in _PATHS[path] if name.startswith(_PROMPTS))
-    return _found(path, torch.bfloat16, f"tpc_{unit}")
+    return _found(path, torch.bfloat16, f"tpc_prompts_{_SHARED[path].prompts}")
 
 
 def _found(path: str, dtype: torch.dtype, symbol: str) -> ctypes.c_void_p:
@@ -101,8 +107,8 @@ def _found(path: str, dtype: torch.dtype, symbol: str) -> ctypes.c_void_p:
 def has_kernel(path: str, dtype: torch.dtype, opcode: int, *formats: Format | None) -> bool:
     """Return whether a path has a kernel for values of a dtype, and for these formats if given.
 
-    They are those of values, of the weight, of norms and biases, and of the cache; None for an
-    instruction without them.
+    The formats are those of the values, the weight, norms and biases, and the cache; None for an
+    absent operand.
     """
     if dtype not in _DTYPES:
         return False
@@ -115,14 +121,10 @@ def sources(path: str | None = None, dtype: torch.dtype | None = None) -> CppLib
 
     Without a dtype, the library has kernels for all.
     """
-    units = _COMMON if path is None else {**_PATHS[path], "scratch": ()}
+    units = _COMMON if path is None else {**_units(path, dtype), "scratch": ()}
     if path is not None and dtype is not None:
         values = f"-DTPC_DTYPE={DType.of(dtype).word}"
-        units = {
-            name: (*flags, values)
-            for name, flags in units.items()
-            if dtype == torch.bfloat16 or not name.startswith(_PROMPTS)
-        }
+        units = {name: (*flags, values) for name, flags in units.items()}
     return CppLibrary(
         name="native backend",
         sources=Path(__file__).parent / "sources",
@@ -133,12 +135,21 @@ def sources(path: str | None = None, dtype: torch.dtype | None = None) -> CppLib
     )
 
 
+def _units(path: str, dtype: torch.dtype | None) -> dict[str, tuple[str, ...]]:
+    """Return the source files of the kernels of a vector path, and their flags."""
+    few_bits, prompts = _SHARED[path]
+    files = {path: path, f"few_bits_{few_bits}": few_bits, f"rounded_{few_bits}": few_bits}
+    if prompts is not None and dtype in (None, torch.bfloat16):
+        files[f"prompts_{prompts}"] = prompts
+    return {file: _FLAGS[flags_of] for file, flags_of in files.items()}
+
+
 def known() -> list[str]:
     """Return the vector paths that compilers for this CPU know."""
-    return list(_PATHS) if platform.machine() in ("x86_64", "AMD64") else ["portable"]
+    return list(_FLAGS) if platform.machine() in ("x86_64", "AMD64") else ["portable"]
 
 
 def whole() -> CppLibrary:
     """Return the description of one library with the kernels of all known paths."""
-    units = {name: flags for path in known() for name, flags in _PATHS[path].items()}
+    units = {name: flags for path in known() for name, flags in _units(path, None).items()}
     return replace(sources(), units={**_COMMON, **units})

@@ -25,7 +25,7 @@ from tpcompile.vm.program.weight import Weight
 
 
 class Dtypes(NamedTuple):
-    """The formats of an instruction's floating-point operands, by what they hold; None for none."""
+    """The formats of an instruction's floating-point operands by kind; None for absent operands."""
 
     values: Format | None
     weights: Format | None
@@ -49,19 +49,15 @@ def dtype_of(program: Program) -> torch.dtype:
 
 def check_kernels(program: Program, path: str) -> None:
     """Raise unless a path has kernels for all instructions with the dtypes of their operands."""
+    dtype = dtype_of(program)
     shared: dict[tuple[int, type], Holders] = {}
-    typed: list[tuple[StepInstruction, Dtypes]] = []
     for one in program.instructions:
-        if not isinstance(one, StepInstruction):
+        if not isinstance(one, StepInstruction) or not has_kernel(path, dtype, one.opcode):
             _refuse_kernel(one, one.name)
         key = id(one.at), type(one)
         if key not in shared:
             shared[key] = _holders(one, program, shared=True)
-        typed.append((one, _dtypes(shared[key], _holders(one, program, shared=False))))
-    dtype = dtype_of(program)
-    for one, dtypes in typed:
-        if not has_kernel(path, dtype, one.opcode):
-            _refuse_kernel(one, one.name)
+        dtypes = _dtypes(shared[key], _holders(one, program, shared=False))
         if not has_kernel(path, dtype, one.opcode, *dtypes):
             values = dtypes.values or Format.of(dtype)
             _refuse_kernel(one, str(dtypes._replace(values=values)))
@@ -76,7 +72,7 @@ def _refuse_kernel(one: Any, subject: str) -> NoReturn:
 
 
 Holders = tuple[tuple[str, Format, str], ...]
-"""For each of some buffers, the field of `Dtypes` that it belongs to, its format and its name."""
+"""Buffers: the field of `Dtypes` that each belongs to, its format and its name."""
 
 
 def _holders(one: Any, program: Program, shared: bool) -> Holders:

@@ -38,7 +38,7 @@ class Sequences(NamedTuple):
     write: torch.Tensor
 
     def of(self, states: torch.Tensor) -> Any:
-        """Return them as an argument. Raise an error if `states` lacks one that they have."""
+        """Return the argument for these sequences. Raise if `states` lacks one of their states."""
         own = _Sequences(*(one.data_ptr() for one in self), len(self.lengths))
         if not library().tpc_has_states(ctypes.byref(own), ctypes.c_int64(len(states))):
             read, write = self.read.tolist(), self.write.tolist()

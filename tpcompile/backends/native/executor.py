@@ -26,7 +26,7 @@ from tpcompile.vm.program.instruction import NONE, Probe
 from tpcompile.vm.proof.verify import verify_program
 
 _LOOK_MS = 100
-"""The time between two looks for a signal such as Ctrl-C during a launch."""
+"""The interval of checks for signals such as Ctrl-C during a launch."""
 _ALL = 2**63 - 1
 """More steps than any launch has."""
 _FAILED = -1
@@ -60,10 +60,10 @@ class Native(Executor):
 
     The threads start with the executor and sleep between launches. `path` is the name of a vector
     path, by default the fastest of this CPU. `delays` is the seed of random delays before
-    instructions, by which tests look for races; 0 means none.
+    instructions, which expose races in tests; 0 disables them.
 
-    The program is verified again here, because kernels rely on it: an operand or a queue that is
-    wrong would make them access other memory.
+    The program is verified again here, because kernels rely on it: a wrong operand or queue would
+    make them access other memory.
     """
 
     name: ClassVar[str] = "native"
@@ -249,7 +249,7 @@ class Native(Executor):
         return _TIMEOUT_S if share is None else share.timeout
 
     def _refresh(self) -> None:
-        """Write caches and states that have changed to the table of buffers. Others may not."""
+        """Write changed caches and states to the table; other buffers must not change."""
         for number, buffer in self._kept:
             kept = self.memory.tensors[number]
             if kept is self._known.get(number):

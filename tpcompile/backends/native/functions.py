@@ -1,7 +1,7 @@
-"""Functions that emitted modules call if the native backend runs decode steps.
+"""Functions that emitted modules call when the native backend runs decode steps.
 
-In bf16, kernels of the native library replace torch's. They round where the dialect's references
-do. Activations have the same bits for any number of tokens in all dtypes.
+In bf16, kernels of the native library replace torch's. They round at the same places as the
+dialect's references. Activations have the same bits for any number of tokens in all dtypes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from tpcompile.backends.native import delta, mixtures, prompts
+from tpcompile.backends.native import delta, mixtures, products, prompts
 from tpcompile.backends.native.many import takes
 from tpcompile.backends.native.mixtures import DecodedExperts
-from tpcompile.backends.native.prompts import FewBits
+from tpcompile.backends.native.products import FewBits
 from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.backends.torch_tp.functions import (  # noqa: F401 - modules call them from here
     Router,
@@ -45,8 +45,8 @@ def linear(
     x: torch.Tensor, weight: torch.Tensor | FewBits, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Apply `torch.nn.functional.linear`."""
-    if len(x) and prompts.takes_product(x, weight, bias):
-        return prompts.linear(x, weight, bias)
+    if len(x) and products.takes_product(x, weight, bias):
+        return products.linear(x, weight, bias)
     return torchs.linear(
         x, weight.decoded(x.dtype) if isinstance(weight, FewBits) else weight, bias
     )

@@ -45,7 +45,7 @@ class Operation(IntEnum):
 
 
 GRAIN = 1 << 14
-"""The values that one thread computes at a time, at least."""
+"""The minimum number of values that a thread computes at a time."""
 ADDRESS, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 """The types of arguments."""
 
@@ -102,7 +102,7 @@ def each(kind: Any, *names: str) -> list[tuple[str, Any]]:
 
 
 def run(operation: Operation, arguments: ctypes.Structure, items: int, values: int) -> None:
-    """Run an operation; each item computes so many values."""
+    """Run an operation on items of `values` values each."""
     library().tpc_many(
         prompts(chosen_path()),
         ctypes.c_int32(operation),

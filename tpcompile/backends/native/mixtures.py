@@ -13,15 +13,15 @@ from functools import cached_property
 import torch
 
 from tpcompile.backends.native.many import ADDRESS, NUMBER, Operation, each, run, structure
-from tpcompile.backends.native.prompts import (
+from tpcompile.backends.native.products import (
     PACKED,
     FewBits,
     LinearOf,
     Product,
     parts_of,
-    swiglu,
     takes_product,
 )
+from tpcompile.backends.native.prompts import swiglu
 from tpcompile.ir.format import Format
 from tpcompile.ir.ops import few_bits
 
@@ -41,14 +41,14 @@ _LANES = 16
 
 
 class DecodedExperts(few_bits.DecodedExperts):
-    """Weights of experts in few bits, of which kernels decode the rows of those that are chosen."""
+    """Weights of experts in few bits; kernels decode only the rows of chosen experts."""
 
     def __getitem__(self, place: int) -> FewBits:
         return FewBits(Format.parsed(self.word), [one[place] for one in self.parts], self.columns)
 
     @property
     def whole(self) -> FewBits:
-        """All of them, with the experts as the first dimension of components."""
+        """The weights, with the experts as the first dimension of components."""
         return FewBits(Format.parsed(self.word), self.parts, self.columns)
 
 
@@ -85,7 +85,7 @@ class Groups:
         return (self.ids.flatten()[self.order] - self.first).bincount(minlength=self.held)
 
     def places(self, order: torch.Tensor) -> torch.Tensor:
-        """Return the rows of each token's choices in an order, or -1 for those of other ranks."""
+        """Return the row of each token's choices in an order, -1 for choices of other ranks."""
         found = torch.full((self.ids.numel(),), -1)
         found[self.order] = torch.arange(len(self.order))
         return found.view_as(self.ids).gather(1, order)

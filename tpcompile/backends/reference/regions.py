@@ -1,7 +1,8 @@
 """A check that instructions touch only the regions that they declare, by running them.
 
-The verifier trusts declared regions, so wrong ones make its proofs void. Authors of instructions
-use this check in tests. It copies the memory for each instruction, so use it with small models.
+The verifier trusts declared regions, so its proofs are void if they are wrong. Authors of
+instructions use this check in tests. It copies the memory for each instruction, so use it with
+small models.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def mask(memory: StepMemory, number: int, regions: Iterable[Region], states: Rol
 def _states(memory: StepMemory, rows: slice, states: Role) -> list[int]:
     """Return the states that rows read or write.
 
-    To read are those that sequences resume from, and those that all rows but the last one write.
+    Rows read the state that their sequence resumes from, and the state of the row before them.
     """
     numbers: list[int] = memory.values(states)[0][rows].tolist()
     if states == Role.WRITE:

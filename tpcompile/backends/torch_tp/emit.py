@@ -193,7 +193,7 @@ def _registered(graph: fx.Graph, scope: Scope) -> Iterator[str]:
 
 
 def _made(layers: Sequence[int], classes: Sequence[str], kept: Mapping[int, int]) -> Iterator[str]:
-    """Yield the lines that make the layers, each of its class."""
+    """Yield the lines that construct the layers."""
     if not layers:
         return
     yield "        self.layers = torch.nn.ModuleList("
@@ -216,7 +216,7 @@ def _numbers(layer: int, kept: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _spelled(layers: Sequence[int], kept: Mapping[int, int]) -> str:
-    """Return the expression of what layers are made by: their numbers, or pairs of these."""
+    """Return the expression of layers' arguments: their numbers, or pairs of numbers."""
     if layers[0] in kept:
         own = _range([kept[layer] for layer in layers])
         return f"zip({_range(layers)}, {own}, strict=True)"

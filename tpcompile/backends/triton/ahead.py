@@ -1,4 +1,4 @@
-"""Compilation of kernels for a GPU that need not be there, and the resources that they take."""
+"""Ahead-of-time compilation of kernels, without the GPU, and the resources of the kernels."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _ALIGNED = 16
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel for a GPU, and what each worker needs."""
+    """A kernel for a GPU, and the resources of each worker."""
 
     arch: str
     registers: int
     """Registers per thread."""
     spills: int
-    """Bytes per thread of registers that are kept in memory."""
+    """Bytes of spilled registers per thread."""
     shared_bytes: int
     """Bytes of shared memory."""
     code_bytes: int
@@ -84,7 +84,7 @@ def compile_ahead(program: Program, arch: str) -> Compiled:
         },
     )
     target = backends.GPUTarget("cuda", number, 32)
-    # What Triton has in its cache is compiled too, so that the seconds are those of compilation.
+    # Compile also what Triton's cache holds, so that the seconds are those of compilation.
     with set_knob(triton().knobs.compilation, "always_compile", True):
         started = time.perf_counter()
         found = compiler.compile(source, target=target, options=COMPILED)

@@ -22,12 +22,13 @@ from tpcompile.ir.ops.activation import Activation
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.delta import DeltaStep
 from tpcompile.vm.groups.embed import Embed
-from tpcompile.vm.groups.experts import ExpertTerms, NormExperts, SharedTerms, TopExperts
+from tpcompile.vm.groups.experts import ExpertTerms, NormExperts, SharedTerms
 from tpcompile.vm.groups.head import Argmax, NormLmHead
 from tpcompile.vm.groups.mlp import NormGateUpSwiglu, NormUpActivation
 from tpcompile.vm.groups.project import LinearResidual, LinearTerms
 from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.reduce import AllReduce
+from tpcompile.vm.groups.router import TopExperts
 from tpcompile.vm.groups.rows import NormRows
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.fields import rules_of
@@ -40,7 +41,7 @@ Source = Callable[[Program, Any], Constant]
 """A constant as a function of the program and an instruction."""
 
 _MOST_KEYS = 16_384
-"""The elements of keys, and as many of values, that a worker holds at a time."""
+"""The elements of keys that a worker holds at a time; values have as many."""
 _MOST_VALUES = 65_536
 """The fp32 values that the registers of an SM hold."""
 _MOST_CHOICES = 32_767
@@ -87,7 +88,7 @@ def _constants(kind: Any) -> list[tuple[str, Source]]:
 def _constant(path: str, rule: Any) -> Source:
     """Return the constant of a shared operand.
 
-    It is a number; of a buffer, the dtype; of one that may be absent, whether it is there.
+    It is a number, the dtype of a buffer, or whether an optional buffer is present.
     """
     operand = attrgetter(path)
     each = rule.rules.values() if isinstance(rule, Chosen) else [rule]

@@ -110,8 +110,8 @@ def megakernel(
 '''
 
 _GOING = "tl.condition(going, disable_licm=True)"
-"""Without this, registers hold what depends on the thread alone of all branches at once. The
-interpreter knows only plain conditions."""
+"""Without this, registers hold the thread-dependent values of all branches at once. The interpreter
+supports only plain conditions."""
 _END = """\
             if branch == {branch}:  # {name}
                 if head.all_ended(row, buffers, BATCH={batch}):
@@ -121,7 +121,7 @@ _END = """\
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source of a program's kernel, and what it needs beside the program."""
+    """The source of a program's kernel, and its further arguments."""
 
     source: str
     branches: torch.Tensor

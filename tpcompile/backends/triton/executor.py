@@ -31,8 +31,8 @@ class Triton(Executor):
 
     On a GPU, each worker has an SM, and waits in the kernel. On the CPU, Triton's interpreter runs
     the workers one after another: a worker whose wait is not met saves its place and returns, and
-    the kernel is launched again. If no worker got further, the program is deadlocked, and the error
-    names what each worker waits for. On a GPU, this happens after a bounded number of looks.
+    the kernel is launched again. If no worker makes progress, the program is deadlocked, and the
+    error names what each worker waits for. On a GPU, this happens after a bounded number of polls.
     """
 
     name: ClassVar[str] = "triton"
@@ -69,7 +69,7 @@ class Triton(Executor):
         """Emit and load the kernel; on a GPU, compile it.
 
         The program is verified again, because the kernel relies on it. `verify=False` is for tests
-        of what happens without.
+        of invalid programs.
         """
         super().__init__(memory)
         if memory.share is not None:
@@ -153,7 +153,7 @@ class Triton(Executor):
             )
 
     def _go_on(self, times: torch.Tensor | None) -> None:
-        """Launch the kernel once. Raise if no worker gets further."""
+        """Launch the kernel once. Raise if no worker makes progress."""
         arguments = self._arguments(times)
         self._grid.upload()
         with self._context():
@@ -205,7 +205,7 @@ class Triton(Executor):
         return self._buffers
 
     def _own_scratch(self, workers: int) -> None:
-        """Allocate the scratch memory of so many workers, unless there is enough."""
+        """Allocate the scratch memory of the workers, unless there is enough."""
         needed = workers * self.emitted.scratch
         if self._scratch.numel() < needed:
             self._scratch = torch.zeros(needed, device=self.memory.device)

@@ -51,7 +51,7 @@ def check_shared(needed: int, gpu: Any) -> None:
 
 
 def target_on(device: torch.device, ranks: int) -> Target:
-    """Return the target that a GPU is if it runs so many ranks."""
+    """Return a GPU as a target that `ranks` ranks share."""
     return target_like(torch.cuda.get_device_properties(device), ranks)
 
 

@@ -62,7 +62,7 @@ class Grid:
         self._copies.upload()
 
     def download(self) -> bool:
-        """Wait for the kernel to return; return whether any worker got further."""
+        """Wait for the kernel to return; return whether any worker made progress."""
         self._copies.download()
         return not torch.equal(self._then, self._turns) or self.done
 

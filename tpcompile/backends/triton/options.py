@@ -10,9 +10,9 @@ LAUNCHED = COMPILED | {"launch_cooperative_grid": True}
 STEP = 16
 """The columns of a matrix instruction."""
 LEAST_SEQUENCES, MOST_SEQUENCES = 8, 64
-"""The sequences that share the reading of a tile, few or many: few are those of a matrix
-instruction."""
+"""The number of sequences that share a load of a tile: as few as a matrix instruction has, or
+many."""
 SPINS = 1 << 24
-"""The looks at a counter after which a worker gives up: about ten seconds on a GPU."""
+"""The maximum polls of a counter before a timeout: about ten seconds on a GPU."""
 LEAST_CAPABILITY = (8, 0)
 """The least compute capability: asynchronous copies and bf16."""

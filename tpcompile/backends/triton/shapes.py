@@ -21,7 +21,7 @@ columns of all slices, those of weights in the model's dtype share none."""
 
 
 def sequences(program: Program, one: WeightInstruction) -> int:
-    """Return the number of sequences that share the reading of a tile. Some may be missing."""
+    """Return the number of sequences that share a load of a tile. Some may be missing."""
     return LEAST_SEQUENCES if _few(one) else MOST_SEQUENCES
 
 
@@ -86,12 +86,12 @@ def stages(program: Program, one: WeightInstruction) -> int:
 
 
 def items(program: Program, one: MixtureInstruction) -> int:
-    """Return the maximum number of items: experts that are chosen, with up to so many choices."""
+    """Return the maximum number of items: chosen experts with some of their choices."""
     choices = one.at.batch * one.at.chosen
     found: int = (choices + (LEAST_SEQUENCES - 1) * min(one.at.held, choices)) // LEAST_SEQUENCES
     return found
 
 
 def power_of_two(count: int) -> int:
-    """Return the least power of two that is not below a count."""
+    """Return the smallest power of two of at least `count`."""
     return 1 << max(0, count - 1).bit_length()

@@ -127,7 +127,7 @@ class ProgramSide:
 
 
 class LaunchedSide(ProgramSide):
-    """An executor that need not report values that it does not store, and that launches each step.
+    """An executor that launches each step, and need not report values that it does not store.
 
     The launch, on a second executor, must compute the same logits, bit by bit.
     """

@@ -42,7 +42,7 @@ class Texts:
         return self.tables[sequence][tokens // self.block] * self.block + tokens % self.block
 
     def going_on(self, tokens: torch.Tensor) -> Texts:
-        """Return the sequences with one more token each."""
+        """Return the sequences, extended by one token each."""
         longer = (torch.cat([old, new]) for old, new in zip(self.tokens, tokens, strict=True))
         return replace(self, tokens=tuple(longer))
 

@@ -73,10 +73,7 @@ def _weights(
 
 
 def _stacked(module: nn.Module, stored: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:
-    """Return the weights with those of experts in the places of their own.
-
-    The experts of a layer must be stored alike.
-    """
+    """Return the weights, with experts stacked; those of a layer must be stored alike."""
     found = dict(stored)
     first: dict[str, str] = {}
     for one in model_linears(module):
@@ -99,7 +96,7 @@ def _stacked(module: nn.Module, stored: Mapping[str, StoredWeight]) -> dict[str,
 
 
 def encodings_of(tensors: Iterable[Tensor], stored: Mapping[str, StoredWeight]) -> Encodings:
-    """Return what the checkpoint stores otherwise than memory, of these weights."""
+    """Return which parts of these weights the checkpoint stores differently than memory."""
     components: dict[str, Codec] = {}
     known: dict[str, Known] = {}
     whole = {tensor.name: tensor for tensor in tensors}

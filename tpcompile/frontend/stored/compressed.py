@@ -149,7 +149,7 @@ class _Patterns:
 def _stored(
     scheme: Mapping[str, Any], group: Mapping[str, Any], whole: int, scales: torch.dtype
 ) -> StoredWeight:
-    """Return how a weight with so many columns is stored."""
+    """Return how a weight is stored; `whole` is the number of its columns."""
     given = group.get("weights")
     if not isinstance(given, dict):
         refuse("config_groups.weights", given, "an object")

@@ -1,4 +1,4 @@
-"""How checkpoints store weights of several components, and refusals of what is not read."""
+"""How checkpoints store weights of several components, and refusals of other layouts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Layout:
     kind: Kind
     """The kind of the values in memory."""
     codecs: Mapping[str, Codec] = field(default_factory=dict)
-    """The codecs of components that are stored otherwise than in memory, by suffix."""
+    """The codecs of components that are stored differently than in memory, by suffix."""
     known: Callable[[tuple[int, ...], int], Mapping[str, Known]] = _nothing
     """Further tensors of a module, given the shape of its weight and the columns per group.
 
@@ -59,7 +59,7 @@ Supported = Mapping[str, tuple[Any, ...]]
 
 
 def require_all(supported: Supported, given: Mapping[str, Any], whose: str = "") -> None:
-    """Raise for the first property that has another value; `whose` is the prefix of its name."""
+    """Raise for the first property with another value; `whose` is the prefix of its name."""
     for name, allowed in supported.items():
         if given.get(name) not in allowed:
             refuse(whose + name, given.get(name), " or ".join(map(repr, allowed)))
@@ -74,7 +74,7 @@ def columns_of(group_size: Any, whole: int) -> int:
 
 
 def block_of(name: str, value: Any) -> tuple[int, int]:
-    """Return the rows and columns that share a scale; a property of the configuration has them."""
+    """Return the rows and columns that share a scale, given by a property of the configuration."""
     sizes = value if isinstance(value, list | tuple) else ()
     right = len(sizes) == 2 and all(type(one) is int and one > 0 for one in sizes)
     if not right or sizes[1] > MOST_COLUMNS:

@@ -12,11 +12,11 @@ _SIGNS = {
     "bitsandbytes": ("load_in_8bit", "load_in_4bit"),
     "MLX": ("group_size", "bits"),
 }
-"""The properties by which a configuration without a `quant_method` shows its method."""
+"""The properties that reveal the method of a configuration without a `quant_method`."""
 
 
 def method_of(scheme: Mapping[str, Any]) -> str:
-    """Return the method of a `quantization_config`, or an empty text if it cannot be told."""
+    """Return the method of a `quantization_config`, or an empty string if it is unknown."""
     method = scheme.get("quant_method")
     if method is not None:
         return method if isinstance(method, str) else shortened(repr(method))
@@ -25,7 +25,7 @@ def method_of(scheme: Mapping[str, Any]) -> str:
 
 
 def unread(method: str, known: Iterable[str]) -> UnreadWeightsError:
-    """Return the error for a checkpoint that another method than the `known` ones quantized."""
+    """Return the error for a checkpoint quantized with a method other than the `known` ones."""
     quantized = f"quantized with {method}" if method else "quantized with an unnamed method"
     return UnreadWeightsError(
         f"The weights of this checkpoint are {quantized}, which tpcompile does not read",

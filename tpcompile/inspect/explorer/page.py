@@ -41,7 +41,7 @@ _LEVEL = 6
 
 
 def page_html(title: str, data: Mapping[str, Any], blobs: Mapping[str, bytes]) -> str:
-    """Return the page. Views find `data` at once, and decode `blobs` when they need them."""
+    """Return the page. `data` is decoded at once, `blobs` when a view needs them."""
     whole = {"page": json.dumps(data, separators=(",", ":")).encode(), **blobs}
     licence = _static("vendor/dagre.LICENSE.txt").replace("*/", "")
     scripts = f"/* dagre\n{licence}*/\n" + "\n".join(_static(name) for name in _SCRIPTS)

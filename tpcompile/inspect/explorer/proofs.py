@@ -1,4 +1,4 @@
-"""What passes did to the expressions of values, for the page."""
+"""The changes that passes made to the expressions of values, for the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import Value
 
 Named = Callable[[fx.Node], tuple[str, Callable[[str], str]]]
-"""The name of a node in templates, and a function that makes a template of a text beside it."""
+"""A function from a node to its name in templates, and to a function that makes templates of
+texts."""
 
 
 class Prover(Protocol):
@@ -43,7 +44,7 @@ class ProofRecorder:
     """The rewrites that the values of the last stage use, by captured value."""
 
     def changes(self, gm: fx.GraphModule, named: Named) -> dict[str, dict[str, Any]]:
-        """Return what is not as in the last stage: by name, the rewrites and both expressions.
+        """Return the differences from the last stage: by name, the rewrites and both expressions.
 
         Names are those of templates if all layers agree, which the page looks up last. Expressions
         of a template are those of its first layer. A value that is unchanged has no entry, unless
@@ -81,7 +82,7 @@ class ProofRecorder:
 
 
 class _EarlierNames:
-    """The names of the values of a graph, of which a node may be shown with earlier ones."""
+    """The names of the values of a graph, some of which are shown under earlier names."""
 
     def __init__(self, terms: Terms, values: GraphValues) -> None:
         self._terms, self._values = terms, values

@@ -40,7 +40,7 @@ def _layers(names: Iterable[str]) -> str:
 
 
 def distinct(sources: Sequence[str]) -> list[str | int]:
-    """Return the sources, with the number of an equal one that came before in place of a copy."""
+    """Return the sources; a copy of an earlier one is replaced by its number."""
     first: dict[str, int] = {}
     found: list[str | int] = []
     for rank, source in enumerate(sources):

@@ -56,7 +56,7 @@ class StageRecorder:
         self._add(name, gm, stats, self._seen[-1] if self._seen else {})
 
     def resumed(self, after: int, prover: Prover) -> Callable[[str, fx.GraphModule, Stats], None]:
-        """Return an instrument for passes that go on from a copy of the graph of a stage."""
+        """Return an instrument for passes that continue from a copy of a stage's graph."""
         before: dict[fx.Node, _Seen] = {}
         self._proofs = ProofRecorder(prover)
 
@@ -165,7 +165,7 @@ def _meanings(node: fx.Node) -> tuple[str, ...]:
 def _fates(
     before: dict[fx.Node, _Seen], now: dict[fx.Node, _Seen]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield what became of each node that is gone: its name, and its fate with another name.
+    """Yield the fate of each removed node: its name, and its fate with another name.
 
     Names are those of templates if all layers agree, which the page looks up last. A node that is
     kept is named if the template says something else of other layers.
@@ -234,7 +234,7 @@ def _heir(seen: _Seen, heirs: dict[str, fx.Node]) -> fx.Node | None:
 def _gone_readers(
     node: fx.Node, before: dict[fx.Node, _Seen], now: dict[fx.Node, _Seen]
 ) -> Iterator[fx.Node]:
-    """Yield the readers of a node that are gone too, and their own, the nearest first."""
+    """Yield the removed readers of a node, and their removed readers, the nearest first."""
     known, waiting = {node}, deque([node])
     while waiting:
         for reader in before[waiting.popleft()].users:

@@ -92,7 +92,7 @@ def _parts(parts: Sequence[Parts]) -> tuple[list[list[float]], np.ndarray]:
 
 
 def _order(program: Program) -> Columns:
-    """Return what each instruction waits for, and the counters that it signals."""
+    """Return the waits of each instruction, and the counters that it signals."""
     waits = list(chain.from_iterable(program.waits))
     return {
         "waits": small(map(len, program.waits)),
@@ -104,7 +104,7 @@ def _order(program: Program) -> Columns:
 
 
 def _clock(program: Program, timing: Timing) -> Columns:
-    """Return when each instruction starts and finishes, where, and what it waited for last."""
+    """Return the start, the finish, the worker and the last wait of each instruction."""
     timeline = Timeline(program, timing)
     early = timeline.released_by
     return {
@@ -129,7 +129,7 @@ def _measured(number: int, step: MeasuredStep) -> Columns:
 
 
 def _ns(moments: Sequence[float]) -> np.ndarray:
-    """Return moments in ns: int32, or whole floats if a step takes longer than two seconds."""
+    """Return times in ns: int32, or whole floats if a step takes longer than two seconds."""
     found = np.rint(np.array(moments, np.float64) * 1000)
     fits = not found.size or found.max() <= np.iinfo(np.int32).max
     return found.astype(np.int32) if fits else found

@@ -23,7 +23,7 @@ def kept_type(cache: ValueType, tokens: Dim) -> ValueType:
 
 
 def stored_type(cache: ValueType, tokens: Dim) -> ValueType:
-    """Return the same type in the format of the cache, in which costs count its bytes."""
+    """Return the same type in the format of the cache, for costs in bytes."""
     return replace(kept_type(cache, tokens), format=cache.format)
 
 

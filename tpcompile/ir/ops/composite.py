@@ -45,7 +45,7 @@ class Operand:
     kind: Any
     """The type of the tensor, or the pattern of the call that computes it."""
     interpret: Callable[[Any, tuple[Any, ...]], Any]
-    """Function that returns the kind of a call's result, given the target and the arguments."""
+    """A function that returns the kind of a call's result, given the target and the arguments."""
 
     @property
     def shape(self) -> Any:
@@ -89,7 +89,7 @@ def _kind(arg: Any) -> Any:
 
 @dataclass(frozen=True)
 class Part:
-    """A function of tensors that bodies may call although it is no op, and its two rules."""
+    """A function of tensors that bodies may call although it is not an op, and its two rules."""
 
     function: Callable[..., Any]
     rule: Rule

@@ -26,8 +26,8 @@ from tpcompile.ir.types import REPLICATE, Partial, ValueType
 from tpcompile.ir.values.recurrent import conv_value, rule_value
 
 CHUNK = 64
-"""The tokens that a prompt adds to the state at once. Prompts cut at multiples of it, counted from
-their start, have the same bits."""
+"""The tokens that a prompt adds to the state at once. Cutting a prompt at multiples of it, counted
+from its start, changes no bits."""
 _EPSILON = 1e-6
 
 
@@ -40,7 +40,8 @@ def causal_conv(
 ) -> torch.Tensor:
     """Convolve each channel of `x[T, channels]` with its `weight[channels, 1, taps]`; apply SiLU.
 
-    The last tap is that of the token itself. Before the first token of a sequence there are zeros.
+    The last tap is that of the token itself. A sequence is padded with zeros before its first
+    token.
     """
     out = torch.empty_like(x)
     tokens, given = out.flatten(0, -2), x.flatten(0, -2)

@@ -44,8 +44,8 @@ def top_experts(
     """Choose the `count` experts with the largest logits; return their scores and their numbers.
 
     Scores are the softmax over all experts, in fp32. If they are `normalized`, those of a token add
-    up to 1. They are rounded last. Of equal logits, that of the lower number is the larger one;
-    torch's `topk`, which Hugging Face calls, promises no order.
+    up to 1. They are rounded last. Among equal logits, the lower number wins; torch's `topk`, which
+    Hugging Face calls, guarantees no order.
     """
     order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
     ids = order[..., :count].contiguous()
@@ -74,7 +74,7 @@ class Routed(NamedTuple):
 def replayed(own: Routed, given: torch.Tensor, normalized: bool) -> torch.Tensor:
     """Return the scores of the `given` experts of each token, in their order.
 
-    A token that has chosen these itself keeps its scores. Those of others follow from its logits.
+    A token whose own choice is the same keeps its scores; otherwise its logits determine them.
     """
     places = (given.unsqueeze(-1) == own.ids.unsqueeze(-2)).int().argmax(-1)
     kept, others = own.scores.gather(-1, places), scores_of(own.logits, given, normalized)
@@ -82,7 +82,7 @@ def replayed(own: Routed, given: torch.Tensor, normalized: bool) -> torch.Tensor
 
 
 def same_experts(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return for which tokens two choices are the same, in any order."""
+    """Return whether two choices are the same, in any order, for each token."""
     return (ids.sort(-1).values == others.sort(-1).values).all(-1)
 
 
@@ -99,7 +99,7 @@ def experts(
 
     Expert `e` is a SwiGLU MLP: `gate_up[e]` has the rows of gate and then of up, `down[e]` those of
     the result. The tensors begin with expert `first`; others are on other ranks. Results are added
-    in fp32, in the order of the experts' numbers, so a sum is that of the token alone. Only the
+    in fp32, in the order of the experts' numbers, so a sum depends on the token alone. Only the
     weights of chosen experts are read.
     """
     total = torch.zeros_like(x, dtype=torch.float32)
@@ -113,9 +113,9 @@ def experts(
 def chosen(
     ids: torch.Tensor, first: int, count: int
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Yield which of `count` experts from `first` on tokens have chosen, in order.
+    """Yield the chosen experts among `count` from `first` on, in order.
 
-    Each has the tokens, and the places of the expert among their choices.
+    Each comes with its tokens, and its places among their choices.
     """
     numbers, counts = torch.unique(ids, return_counts=True)
     order = torch.argsort(ids.flatten(), stable=True)

@@ -1,4 +1,4 @@
-"""Weights in formats of several components, as linears multiply and embeddings read them."""
+"""Weights in formats of several components, for linears and embeddings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tpcompile.ir.quantize import rounded
 class RoundingWeight:
     """A weight of a linear that rounds its input to int8, or a stack of them.
 
-    Ops take it in the place of a tensor. Values in fp32 are multiplied, and the result is rounded
-    once, to the dtype of the input.
+    Ops take it instead of a tensor. Values in fp32 are multiplied, and the result is rounded once,
+    to the dtype of the input.
     """
 
     values: torch.Tensor
@@ -61,7 +61,7 @@ class RoundingWeight:
 
 @dataclass(frozen=True)
 class DecodedExperts:
-    """The weights of experts for linears, each of which is decoded when it is read.
+    """The weights of experts for linears; each is decoded when it is read.
 
     A backend with linears that decode weights has a subclass.
     """

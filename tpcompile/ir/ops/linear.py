@@ -81,7 +81,7 @@ def _linear_placement(input: ValueType, weight: ValueType, bias: ValueType | Non
 
 
 def _row_parallel(input: ValueType, weight: ValueType, bias: ValueType | None) -> Placement:
-    """Return the placement for a split contraction, where each rank computes a term of the sum."""
+    """Return the placement for a split contraction: each rank computes a term of the sum."""
     features, columns = input.layout_of(-1), weight.layout_of(1)
     if features != columns or features is None:
         refuse(

@@ -38,7 +38,7 @@ def paged_attention(
     `b` consists of `block` slots from slot `b * block`. Blocks not in the tables are never read.
 
     If the cache rounds its rows, new tokens too attend to the rounded keys and values. So a result
-    depends neither on the tokens of the step, nor on which step stored a token.
+    depends neither on the other tokens of the step, nor on the step that stored a token.
     """
     keys, values = append_rows(k, v, cache, slots, layer)
     out = torch.empty_like(q)

@@ -1,8 +1,8 @@
-"""Activations that give an element the same bits wherever it is in a tensor.
+"""Activations whose bits do not depend on the place of an element in a tensor.
 
-Torch's own kernels vectorize these on a CPU, and compute the last elements of each thread by other
-instructions, which round differently. A token's bits would depend on the number of tokens. Its
-`exp`, `log1p`, `tanh` and `erfc` compute all elements alike.
+Torch's own kernels vectorize these on a CPU, and compute the last elements of each thread with
+other instructions, which round differently. A token's bits would depend on the number of tokens.
+Its `exp`, `log1p`, `tanh` and `erfc` compute all elements alike.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The expressions of ops by their references: what the reference calls, run on expressions.
+"""The expressions of ops from their references, which are run on expressions.
 
-The reference is the meaning of an op. So a pass that raises calls of ATen to an op is right if the
-calls of the op's reference are the same. References that look at elements cannot be run so.
+The reference is the meaning of an op. So a pass that raises ATen calls to an op is correct if the
+op's reference makes the same calls. References that read elements cannot be run on expressions.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Traced(Operand):
 
 
 def _without_inplace(kwargs: Any) -> dict[str, Any]:
-    """Return the keyword arguments of torch's function that the op has, too."""
+    """Return the keyword arguments of torch's function that the op also has."""
     return {name: arg for name, arg in (kwargs or {}).items() if name != "inplace"}
 
 

@@ -44,7 +44,7 @@ def resumed_conv(
     write: torch.Tensor,
     layer: int,
 ) -> torch.Tensor:
-    """Compute the `causal_conv` of new tokens, after those of which the tails are kept."""
+    """Compute the `causal_conv` of new tokens, after the tokens whose tails are stored."""
     out, kept = torch.empty_like(x), weight.shape[-1] - 1
     for own, is_new, old, new in _sequences(starts, lengths, read, write):
         tail = x.new_zeros(kept, x.shape[-1]) if is_new else tails[layer, old]
@@ -68,7 +68,7 @@ def resumed_delta_rule(
     layer: int,
     k_heads: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Compute the `gated_delta_rule` of new tokens, after those that made the states."""
+    """Compute the `gated_delta_rule` of new tokens, starting from the states."""
     out = torch.empty_like(v)
     for own, is_new, old, new in _sequences(starts, lengths, read, write):
         state = states[layer, new]

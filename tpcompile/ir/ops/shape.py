@@ -50,7 +50,7 @@ def view_rule(self: ValueType, size: tuple[Any, ...] = (), shape: Any = None) ->
         "write the view as unflatten or flatten (pass canonicalize)",
     )
     wanted = [s.symbol if isinstance(s, SymbolType) else s for s in (shape or size)]
-    # Tokens may be merged with what follows them, but not vanish in an extent that is known.
+    # Tokens may be merged with later dimensions, but not disappear in a known extent.
     total, symbols = _elements(self.shape)
     known, named = _elements(extent for extent in wanted if extent != -1)
     left = [symbol for symbol in symbols if symbol not in named]

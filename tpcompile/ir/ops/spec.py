@@ -73,8 +73,8 @@ class OpSpec:
     pattern: Any = None
     """The calls that a composite op fuses; None for other ops."""
     value: ValueRule | None = None
-    """The expression of the result, given a scope and the arguments by name: that of a body, of the
-    reference, or of its own. None for an op that is only known to depend on its operands."""
+    """The rule of the result's expression, given a scope and the arguments by name. None for an op
+    that is only known to depend on its operands."""
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, in the order of the schema, with defaults filled in."""

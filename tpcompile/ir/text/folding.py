@@ -1,4 +1,4 @@
-"""Lists of names in the text of a graph, in which a number may stand for many: `%l{0..3,5}_q`."""
+"""Lists of names in the text of a graph, with ranges of numbers: `%l{0..3,5}_q`."""
 
 from __future__ import annotations
 

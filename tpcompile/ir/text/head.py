@@ -23,7 +23,7 @@ _PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _FOLDED = re.compile(r"[A-Za-z0-9_.{},@/-]+")
 _USER = re.compile(r"%([A-Za-z0-9_{}.,]*[A-Za-z0-9_}])")
 _PART = re.compile(r" \((rank|layer) ")
-"""The beginning of what the text of a part says about itself."""
+"""The suffix that marks the text of one rank or layer."""
 _TITLES = ("layouts", "plan", "biases")
 
 

@@ -82,9 +82,9 @@ def format_node(node: fx.Node, rank: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class Printer:
-    """A printer of nodes: of all ranks or of one, with the names of the graph's layouts or of axes.
+    """A printer of nodes, for all ranks or one, with the names of the graph's layouts or of axes.
 
-    Lines that name layouts have everything that a parser needs.
+    Lines that name layouts can be parsed.
     """
 
     rank: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tpcompile.ir.format import Format
-from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of, with_extent
+from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of, with_item
 from tpcompile.ir.text.scanner import Scanner
 from tpcompile.ir.text.words import quoted
 
@@ -76,7 +76,7 @@ class RecipeParser:
 
     def _check_alike(self, sources: list[Recipe], dim: int) -> None:
         first, last = shape_of(sources[0]), shape_of(sources[-1])
-        if dim >= len(first) or with_extent(first, dim, 0) != with_extent(last, dim, 0):
+        if dim >= len(first) or with_item(first, dim, 0) != with_item(last, dim, 0):
             raise self._line.refusal(
                 f"The shapes {list(first)} and {list(last)} cannot be joined along dim {dim}"
             )

@@ -54,7 +54,7 @@ class Scanner:
             raise self.refusal("The line has unexpected text", expected="the end of the line")
 
     def match(self, pattern: re.Pattern[str], expected: str) -> re.Match[str]:
-        """Read what a pattern describes."""
+        """Read text that matches a pattern."""
         found = pattern.match(self.text, self.place)
         if found is None:
             raise self.refusal("The line is not valid", expected=expected)

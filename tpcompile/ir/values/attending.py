@@ -116,7 +116,7 @@ def cached_value(
     starts: Value | None = None,
     **options: Any,
 ) -> Value:
-    """Return the attention of queries to a layer of the cache, as it is at this place."""
+    """Return the attention of queries to the current contents of a layer of the cache."""
     state = scope.state(cache, layer)
     if starts is None and scope.allows(ONE_NEW_TOKEN):
         starts = scope.input("starts")
@@ -153,7 +153,7 @@ def partial_value(
 
 
 def reduce_value(scope: Scope, values: Value, lse: Value, dtype: torch.dtype) -> Value:
-    """Return merged spans, which are the whole attention if no span is of another one."""
+    """Return merged spans: the whole attention if they are all of one partial attention."""
     *tokens, _, width = values.shape
     bound = {"values": values, "lse": lse, "dtype": dtype}
     (result,) = called(scope.terms, "tpc.attention_reduce", bound, ((*tokens, width), dtype))

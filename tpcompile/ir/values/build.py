@@ -1,4 +1,4 @@
-"""Rules of values that ops of a kind share: elementwise ops, ops over the last axis, and calls."""
+"""Rules of values that several ops share: elementwise ops, ops over the last axis, and calls."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def called(
 
 
 def call_of(name: str, bound: Mapping[str, Any]) -> tuple[Any, list[tuple[tuple[Dim, ...], Term]]]:
-    """Return the head of a call, with its arguments that are no values, and its operands."""
+    """Return the head of a call, with the arguments that are not values, and its operands."""
     args: list[tuple[tuple[Dim, ...], Term]] = []
     head = (name, *((key, _said(arg, args)) for key, arg in bound.items()))
     return head, args
@@ -208,7 +208,7 @@ def _biased(terms: Terms, total: Value | float, bias: Value | float) -> Value | 
 def unchanged(scope: Scope, **bound: Any) -> Value:
     """Return the first operand: the rule of copies, and of moves between ranks, maybe with a cast.
 
-    A value is what the ranks hold together, and the sum of their terms, as their types prove.
+    A value is the union of the ranks' parts, or the sum of their terms, as their types prove.
     """
     value: Value = next(iter(bound.values()))
     dtype = bound.get("dtype")

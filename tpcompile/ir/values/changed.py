@@ -1,4 +1,4 @@
-"""The values of a graph that have other expressions than the values that they stand for."""
+"""The values of a graph whose expressions differ from the values that they stand for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpcompile.ir.values.value import Value
 def earlier_values(old: GraphValues, new: GraphValues) -> dict[fx.Node, Value]:
     """Return the value of an earlier graph that each node of a later one stands for.
 
-    A node that stands for another captured value than before stands for that one.
+    If a node's captured value has changed, the new one counts.
     """
     known: dict[str, Value] = {}
     for node, captured in old.names.items():

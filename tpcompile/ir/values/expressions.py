@@ -51,7 +51,7 @@ def called_values(values: GraphValues, until: fx.Node | None = None) -> dict[str
 
 
 class _Call(NamedTuple):
-    """A call, and what its rule asked and did."""
+    """A call, and the events of its rule."""
 
     target: Any
     args: Any
@@ -75,7 +75,7 @@ class Expressions:
 
     terms: Terms = field(default_factory=Terms)
     _calls: dict[Any, list[tuple[Any, list[Event]]]] = field(default_factory=dict)
-    """The values of each call, with what its rule asked and did."""
+    """The values of each call, with the events of its rule."""
     _last: dict[fx.Node, Any] = field(default_factory=dict)
     """The values of the graph that was read last."""
     _last_calls: dict[fx.Node, _Call] = field(default_factory=dict)
@@ -118,9 +118,9 @@ class Expressions:
     def mistakes(
         self, gm: fx.GraphModule, right: Mapping[fx.Node, Value], rewrites: frozenset[Rewrite]
     ) -> Iterator[tuple[fx.Node, Value, Value]]:
-        """Yield each node that makes another value than the right one of right operands.
+        """Yield each node whose value is wrong although its operands are right.
 
-        Both values are yielded, too. So what depends on a mistake is none.
+        Both values are yielded too. A value that only depends on a mistake is not a mistake.
         """
         scope = self._scope(rewrites)
         values: dict[fx.Node, Any] = {}
@@ -161,7 +161,7 @@ class Expressions:
         return self._once(scope, spec, args, kwargs, node)
 
     def input(self, name: str, kind: ValueType) -> Value:
-        """Return an input of a graph, of which nothing is known but its name and type."""
+        """Return an input of a graph; only its name and type are known."""
         key = name, kind.shape, kind.dtype, kind.format
         if key not in self._inputs:
             source = self.terms.source("input", (name, kind.format), kind.dtype)
@@ -214,7 +214,7 @@ class Expressions:
         return result
 
     def _opaque(self, spec: OpSpec, bound: dict[str, Any], node: fx.Node | None) -> Any:
-        """Return the results of an op of which only its operands are known."""
+        """Return opaque results of an op: they depend on its operands alone."""
         schema = getattr(spec.target, "_schema", None)
         if schema is not None and schema.is_mutable:
             raise UnprovedError(f"{spec.name} overwrites an operand, and has no rule", node)

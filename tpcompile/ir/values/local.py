@@ -1,4 +1,4 @@
-"""What a call computes from its operands alone: its expression over their names."""
+"""The expression of a single call over the names of its operands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpcompile.ir.values.shown import shown
 from tpcompile.ir.values.value import OpaqueError, Value
 
 _DEEP = 1000
-"""A depth that no expression of one call has."""
+"""A depth above that of any expression of one call."""
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Names:
     def _places(self, value: Value, term: Term) -> tuple[Index, ...] | None:
         """Return the indices at which a value is a term; they are tried before they are returned.
 
-        The terms are the same object then, so a wrong guess gives no name, and never a wrong one.
+        A correct guess gives the same object, so a wrong one yields no name, never a wrong name.
         """
         own = own_indices(value.shape)
         if value.body is term:

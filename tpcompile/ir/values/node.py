@@ -1,4 +1,4 @@
-"""The nodes of expressions, and what is true of one node alone."""
+"""The nodes of expressions, and properties of single nodes."""
 
 from __future__ import annotations
 

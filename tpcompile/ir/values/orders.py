@@ -17,7 +17,7 @@ class Orders:
         self._known: dict[tuple[Term, int], Index | None] = {}
 
     def of(self, term: Term) -> Index | None:
-        """Return the inverse of the first reordering of what a term binds, or None."""
+        """Return the inverse of the first reordering of a term's bound variable, or None."""
         if OWN in term.free and (term, 0) not in self._known:
             self._find(term)
         return self._known.get((term, 0))

@@ -1,4 +1,4 @@
-"""Terms whose index variables are replaced: each is made again of its replaced parts."""
+"""Replacement of index variables in terms: each term is rebuilt from its replaced parts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def threshold_split(
 ) -> tuple[Variable, tuple[int, ...]] | None:
     """Return a variable, and runs of its values in each of which an index is in one piece.
 
-    The pieces lie side by side. Return None if the index does not depend on one variable alone.
+    The pieces are adjacent. Return None if the index does not depend on one variable alone.
     """
     if not place.digits:
         return None

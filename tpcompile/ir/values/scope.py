@@ -13,18 +13,19 @@ from tpcompile.ir.values.value import Value
 
 @dataclass(frozen=True)
 class Rewrite:
-    """An equality that is not one of real numbers alone, which a pass declares to use it.
+    """An equality beyond those of real numbers, which a pass declares in order to use it.
 
-    Rules of ops consult it: under the rewrite they return the value of what the pass replaces.
+    Rules of ops consult it: under the rewrite they return the value of the calls that the pass
+    replaces.
     """
 
     name: str
     says: str
     """The equality, and what it leaves out, as a sentence."""
     adds_states: bool = False
-    """Whether the graph may keep more than before, such as a cache."""
+    """Whether the graph may keep further states, such as a cache."""
     reorders_states: bool = False
-    """Whether what it keeps may be in another order within heads."""
+    """Whether its states may be in another order within heads."""
 
 
 class Kept(NamedTuple):
@@ -33,7 +34,7 @@ class Kept(NamedTuple):
     term: Term
     interleaved: bool = False
     written: tuple[Value, ...] = ()
-    """What the step has written, if it is all that has been written since the step began."""
+    """The values written by the step, if nothing else has been written since it began."""
     initial: bool = False
     """Whether the step has written nothing yet."""
 
@@ -56,11 +57,11 @@ class Scope:
     rewrites: frozenset[Rewrite] = frozenset()
     inputs: dict[str, Value] = field(default_factory=dict)
     states: dict[tuple[Term, int], Kept] = field(default_factory=dict)
-    """What has been written, by the input and its layer."""
+    """The states of written inputs, by input and layer."""
     left_out: dict[Term, None] = field(default_factory=dict)
-    """The calls that rewrites have replaced; what a rewrite leaves out must not change either."""
+    """The calls that rewrites have replaced; these must not change either."""
     events: list[Event] = field(default_factory=list)
-    """What the current call has asked and done besides reading its operands."""
+    """The questions and actions of the current call besides reading its operands."""
 
     def allows(self, rewrite: Rewrite) -> bool:
         """Return whether a pass has declared a rewrite."""
@@ -88,7 +89,7 @@ class Scope:
         self._do("leave out", value.body, None)
 
     def replay(self, events: Sequence[Event]) -> bool:
-        """Do again what a call has done, if everything that it has asked has the same answer."""
+        """Repeat the actions of a call, if all of its questions have the same answers."""
         written: dict[Any, Kept] = {}
         for kind, what, answer in events:
             if kind == "write":

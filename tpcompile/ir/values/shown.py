@@ -15,7 +15,7 @@ _SIGNS = {"add": "+", "mul": "·", "sub": "-", "div": "/"}
 
 
 _LONG = 320
-"""The number of characters from which on less of an expression is shown."""
+"""The number of characters above which an expression is abbreviated."""
 
 
 class _How(NamedTuple):
@@ -35,9 +35,9 @@ def shown(
     naming: Naming = lambda term: None,
     path: frozenset[Term] = frozenset(),
 ) -> str:
-    """Return an expression as text, with values by name, and `…` for what is nested deeper.
+    """Return an expression as text, with values by name, and `…` for deeper terms.
 
-    The terms of a path, such as that to a difference, are shown however deep they are.
+    The terms of a path, such as that to a difference, are shown at any depth.
     """
     return _bare(term, _shown(term, _How(depth, naming, path)))
 
@@ -45,7 +45,7 @@ def shown(
 def shown_short(
     terms: Sequence[Term], naming: Naming, path: Iterable[Sequence[Term]] = ()
 ) -> tuple[str, ...]:
-    """Return expressions as text, all as deep as a message has room for."""
+    """Return expressions as text, as deep as fits into a message."""
     always = frozenset(term for pair in path for term in pair)
     texts: tuple[str, ...] = ()
     for depth in (6, 4, 3, 2, 1):
@@ -56,7 +56,7 @@ def shown_short(
 
 
 def shown_difference(before: Term, after: Term, naming: Naming) -> tuple[str, str]:
-    """Return two terms as text, and only the numbers of calls that differ in nothing else.
+    """Return two terms as text; if calls differ only in numbers, show only these.
 
     Terms that differ in their dtypes alone are shown with them.
     """
@@ -178,7 +178,7 @@ def _inner(before: Term, after: Term, naming: Naming, is_whole: bool) -> tuple[T
 
 
 def _crossed(before: Term, after: Term) -> tuple[Term, Term] | None:
-    """Return the different operands of a commutative op whose equal ones are elsewhere."""
+    """Return the operands in which two commutative ops differ, in any order."""
     if before.kind != "element" or before.head not in COMMUTATIVE:
         return None
     shared = set(before.args) & set(after.args)
@@ -267,7 +267,7 @@ def _name(head: Any) -> str:
 
 
 def _numbers(head: Any) -> list[tuple[str, Any]]:
-    """Return the arguments of a call that are no values."""
+    """Return the arguments of a call that are not values."""
     if not isinstance(head, tuple):
         return []
     return [

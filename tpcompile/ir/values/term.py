@@ -1,7 +1,7 @@
 """Terms: the expression of one element of a value, hash-consed, in one normal form.
 
 A value `[T, 64]` is the term of its element `(i, j)`, so views, transposes, slices, splits and
-selections of rows are changes of indices, and leave no op behind:
+selections of rows change indices, and are not ops:
 
     const       a number
     element     one op on elements: `add`, `silu`, a cast; each rounds to its dtype
@@ -12,7 +12,7 @@ selections of rows are changes of indices, and leave no op behind:
     call        an op on whole values: attention, or any op without a rule
     whole       an operand of a call: the term of its elements, and its extents
 
-Equal terms are the same object. What is computed twice, as in 80 equal layers, is built once.
+Equal terms are the same object, so equal layers share their terms.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Terms:
         return self._term("over", (head, extents), tuple(operands), indices, dtype)
 
     def _in_order(self, args: list[Term]) -> list[Term]:
-        """Return what an op adds up in the order in which its operands are stored.
+        """Return the addends of an op in the order in which its operands are stored.
 
         Sums of real numbers do not depend on the order of their terms.
         """

@@ -1,4 +1,4 @@
-"""Values: a shape, a dtype, and the term of one element; and what changes only indices."""
+"""Values: a shape, a dtype, and the term of one element; operations that change indices only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OpaqueError(Exception):
 
 @dataclass(frozen=True)
 class Value:
-    """A value in the global view: what the ranks hold together, or the sum of their terms.
+    """A value in the global view: the union of the ranks' parts, or the sum of their terms.
 
     Axes with one element have no coordinate. So a batch of one is its only row.
     """

@@ -86,7 +86,7 @@ class PagedCache(Cache):
         self.temporary = False
         """Whether `generate` created the cache and drops it when it returns."""
         self.guesses: Guesses | None = None
-        """The counts of guesses, while the tokens after the first one whose logits are wanted are
+        """The counts of guesses, while the tokens after the first one with requested logits are
         guesses; else None."""
         weakref.finalize(self, pool.abandon, self._rows).atexit = False
 

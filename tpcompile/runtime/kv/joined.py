@@ -13,7 +13,7 @@ from tpcompile.runtime.kv.cache import Appended, PagedCache
 
 @contextmanager
 def append_all(caches: Sequence[PagedCache], new: Sequence[int]) -> Iterator[Appended]:
-    """Make room for so many new tokens in each cache of one sequence, as `append` does for one.
+    """Make room for new tokens in each cache of one sequence, as `append` does for one.
 
     If the step raises, all caches are restored.
     """

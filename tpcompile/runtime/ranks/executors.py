@@ -55,9 +55,9 @@ class StepExecutors:
     ) -> torch.Tensor:
         """Run `step.steps` steps; return their tokens, `[steps, rows]`, or the last logits.
 
-        Of the logits, return the columns of the ranks in this process. The step may have fewer
-        rows than the program, whose other rows stay empty. `each` receives the tokens of each
-        step as they come.
+        Of the logits, return the columns of the ranks in this process. The step may have fewer rows
+        than the program, whose other rows stay empty. `each` receives the tokens of each step as
+        soon as they are known.
         """
         executor, inputs = self._executors[size], step.inputs
         executor.memory.use_caches(caches, states)  # new tensors if they have grown

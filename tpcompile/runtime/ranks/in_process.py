@@ -19,7 +19,8 @@ from tpcompile.runtime.progress import Loaded
 from tpcompile.runtime.ranks.executors import StepExecutors
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.parameters import Parameters
-from tpcompile.runtime.ranks.rank import OneFront, Rank, RankModule
+from tpcompile.runtime.ranks.protocols import OneFront
+from tpcompile.runtime.ranks.rank import Rank, RankModule
 from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 
 
@@ -59,11 +60,9 @@ class InProcessRanks(OneFront):
         """Steps of several threads take turns: they use the same memory."""
 
     def run(self, step: Step) -> torch.Tensor:
-        """Run a step; return its result, which is the same on every rank."""
         return self.run_all(step)[0]
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
-        """Run a step; return the result of every rank."""
         check_open(self.closed)
         threads = self._threads or min(self._most_threads, torch.get_num_threads())
         with self._lock, torch_threads(threads):
@@ -86,12 +85,10 @@ class InProcessRanks(OneFront):
             return self._executors.run(size, step, caches, states, each)
 
     def times(self, size: ProgramSize) -> torch.Tensor:
-        """Return the times of the last timed step of this program."""
         check_open(self.closed)
         return self._executors.times(size)
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
-        """Return a rank's local parameter."""
         check_open(self.closed)
         return self._ranks[rank].parameter(name)
 
@@ -107,5 +104,4 @@ class InProcessRanks(OneFront):
 
     @property
     def closed(self) -> str:
-        """The reason why the ranks cannot run; empty while they can."""
         return self._owner.refusal or ("" if self._ranks else "The model is closed")

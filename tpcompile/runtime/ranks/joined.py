@@ -76,11 +76,9 @@ class JoinedRanks:
 
     @property
     def closed(self) -> str:
-        """The reason why the ranks cannot run; empty while they can."""
         return self._owner.refusal or self._closed
 
     def run(self, step: Step) -> torch.Tensor:
-        """Run a step; return its result, which is the same on every rank."""
         with self._working() as rank:
             return self._run(rank, step)
 

@@ -1,7 +1,7 @@
 """Division of a step: programs compute sequences with few new tokens, and modules all others.
 
-The choice depends on the number of new tokens of a sequence alone. So each token has the same bits,
-whatever other sequences are in the step.
+The choice depends on the number of new tokens of a sequence alone. So the bits of a token do not
+depend on the other sequences of the step.
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.parts import Part, in_rows, joined, parts_of
-from tpcompile.runtime.ranks.rank import ModuleRanks
+from tpcompile.runtime.ranks.protocols import ModuleRanks, RanksOf
 from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode, size_for
 
 log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class ProgramRanks:
+class ProgramRanks(RanksOf):
     """Ranks that compute sequences with few new tokens, and guesses, by a program.
 
     Modules compute all others: see `parts_of`. Both share each rank's weights and KV cache, so they
@@ -41,6 +41,7 @@ class ProgramRanks:
         device: torch.device = CPU,
     ) -> None:
         self.programs, self.executor, self._device = programs, executor, device
+        super().__init__(modules)
         self._modules, self._rotary = modules, rotary()
         self._loaded: set[ProgramSize] = set()
         self.module_steps = 0
@@ -58,7 +59,6 @@ class ProgramRanks:
         return EXECUTORS[self.executor].most_tokens
 
     def run(self, step: Step) -> torch.Tensor:
-        """Run a step; return its result, which is the same on every rank."""
         parts = self._parts(step)
         return joined(parts, [self._run(part) for part in parts])
 
@@ -94,7 +94,7 @@ class ProgramRanks:
     def launch(self, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by a program; return their tokens, `[steps, sequences]`, or the last logits.
 
-        `each` receives the tokens of each step as they come.
+        `each` receives the tokens of each step as soon as they are known.
         """
         check_open(self.closed)
         step = in_rows(step)
@@ -139,41 +139,5 @@ class ProgramRanks:
         return EXECUTORS[self.executor].takes_times
 
     def most_steps(self, stops: int) -> int:
-        """Return the maximum number of steps per launch if so many tokens end a sequence."""
+        """Return the maximum steps per launch, given the number of tokens that end a sequence."""
         return self.programs.most_steps if stops <= self.programs.most_stops else 1
-
-    def parameter(self, rank: int, name: str) -> torch.Tensor:
-        """Return a rank's local parameter."""
-        return self._modules.parameter(rank, name)
-
-    def agree(self) -> None:
-        """Make all fronts draw the same random numbers."""
-        self._modules.agree()
-
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the `x` of the first front on every front."""
-        return self._modules.same(x)
-
-    @property
-    def front(self) -> int:
-        """The index of this process among those that call the model."""
-        return self._modules.front
-
-    @property
-    def fronts(self) -> int:
-        """The number of processes that call the model."""
-        return self._modules.fronts
-
-    @property
-    def processes(self) -> list[int]:
-        """The ids of the ranks' processes, by rank."""
-        return self._modules.processes
-
-    def close(self) -> None:
-        """End the ranks and free their memory."""
-        self._modules.close()
-
-    @property
-    def closed(self) -> str:
-        """The reason why the ranks cannot run; empty while they can."""
-        return self._modules.closed

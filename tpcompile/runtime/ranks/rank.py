@@ -6,7 +6,7 @@ import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -84,15 +84,14 @@ class StatesShape:
     dtype: torch.dtype
 
     def allocate(self, count: int, device: torch.device) -> torch.Tensor:
-        """Allocate so many states of each layer."""
+        """Allocate a number of states of each layer."""
         return _allocated((self.layers, count, *self.shape), self.dtype, device)
 
 
 def _allocated(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate what sequences leave behind; on the CPU it is zero, and in huge pages.
+    """Allocate memory for the states of sequences; on the CPU it is zero, and in huge pages.
 
-    All pages are there from the start. So steps do not wait for them, and the memory that was free
-    when it was allocated cannot be missing later.
+    Pages are faulted in at once, so that steps do not wait for them, and allocation fails early.
     """
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:
@@ -100,100 +99,6 @@ def _allocated(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     memory = torch.frombuffer(zeros(size), dtype=torch.uint8)
     memory[:: mmap.PAGESIZE] = 0
     return memory.view(dtype).view(shape)
-
-
-class Ranks(Protocol):
-    """An executor of steps on all ranks: in this process, in workers, or in a process group."""
-
-    def run(self, step: Step) -> torch.Tensor:
-        """Run a step; return its result, which is the same on every rank."""
-        ...
-
-    def run_all(self, step: Step) -> list[torch.Tensor]:
-        """Run a step; return the result of every rank. They must be equal bit for bit."""
-        ...
-
-    def parameter(self, rank: int, name: str) -> torch.Tensor:
-        """Return a rank's local parameter."""
-        ...
-
-    def agree(self) -> None:
-        """Make all fronts (processes that call the model) draw the same random numbers."""
-        ...
-
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the `x` of the first front on every front."""
-        ...
-
-    @property
-    def front(self) -> int:
-        """The index of this process among those that call the model; the first writes files."""
-        ...
-
-    @property
-    def fronts(self) -> int:
-        """The number of processes that call the model."""
-        ...
-
-    def close(self) -> None:
-        """End the ranks and free their memory."""
-        ...
-
-    @property
-    def processes(self) -> list[int]:
-        """The ids of the ranks' processes, by rank, as far as this process knows them."""
-        ...
-
-    @property
-    def closed(self) -> str:
-        """The reason why the ranks cannot run; empty while they can."""
-        ...
-
-
-class ModuleRanks(Ranks, Protocol):
-    """Ranks that run modules, and programs that share the modules' weights and KV caches."""
-
-    def check_programs(self) -> None:
-        """Raise if the ranks cannot run programs because they share no memory."""
-        ...
-
-    def load_program(self, code: StepCode) -> None:
-        """Load a program on every rank, which then runs steps of its size."""
-        ...
-
-    def run_program(
-        self, size: ProgramSize, step: Step, each: OnTokens | None = None
-    ) -> torch.Tensor:
-        """Run steps by the program of this size: see `StepExecutors.run`."""
-        ...
-
-    def times(self, size: ProgramSize) -> torch.Tensor:
-        """Return the times of the last timed step of this program, on all ranks."""
-        ...
-
-
-class OneFront:
-    """The part of `Ranks` that is trivial if a single process calls the model."""
-
-    def agree(self) -> None:
-        """Do nothing: there is no other front to agree with."""
-
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x`: this is the first front."""
-        return x
-
-    def check_programs(self) -> None:
-        """Do nothing: this process or its workers can always share memory."""
-
-    @property
-    def front(self) -> int:
-        """The index of the only front."""
-        return 0
-
-    @property
-    def fronts(self) -> int:
-        """The number of processes that call the model."""
-        return 1
 
 
 @paused_collector()

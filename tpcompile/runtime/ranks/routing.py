@@ -42,7 +42,7 @@ def routers_of(graph: fx.Graph) -> Iterator[RouterShape]:
 
 
 def run_routed(module: nn.Module, inputs: Mapping[str, Any], routing: Routing) -> torch.Tensor:
-    """Run a module; return the bytes of its result, followed by those of its routers' choices.
+    """Run a module; return the bytes of its result, followed by its routers' choices.
 
     The choices are the routers' own, also if given ones replace them.
     """
@@ -62,7 +62,7 @@ def run_routed(module: nn.Module, inputs: Mapping[str, Any], routing: Routing) -
             if isinstance(router, Router):
                 stack.callback(router.register_forward_hook(choose).remove)
         result = module(**inputs)
-    return torch.cat([*map(_bytes, (result, *chain(*seen)))])
+    return torch.cat([*map(bytes_of, (result, *chain(*seen)))])
 
 
 def unpacked(
@@ -94,5 +94,6 @@ def _size(shape: tuple[int, int], dtype: torch.dtype) -> int:
     return shape[0] * shape[1] * dtype.itemsize
 
 
-def _bytes(x: torch.Tensor) -> torch.Tensor:
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor as bytes."""
     return x.contiguous().view(-1).view(torch.uint8)

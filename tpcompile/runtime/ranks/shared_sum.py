@@ -73,8 +73,8 @@ def attached(
 def agreed(group: Any, device: torch.device) -> SharedExchange | None:
     """Return shared memory if all ranks of a process group can have it, else None.
 
-    Every rank must call this. Ranks on several hosts or on other devices have none, and neither
-    have groups of another backend than gloo.
+    Every rank must call this. Ranks on several hosts or on other devices have none, nor have groups
+    of a backend other than gloo.
     """
     rank, ranks = group.rank(), group.size()
     if device.type != "cpu" or ranks == 1:
@@ -138,7 +138,7 @@ def _library() -> ctypes.CDLL | None:
 
 @functools.cache
 def warn(reason: str) -> None:
-    """Tell once why ranks do not sum through shared memory."""
+    """Warn once that ranks do not sum through shared memory."""
     if sys.stderr is not None:
         sys.stderr.write(
             "tpcompile: warning: ranks sum over sockets, which is slower than shared memory. "

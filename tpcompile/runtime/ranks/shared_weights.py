@@ -26,7 +26,7 @@ class SharedWeights:
     places: Places
 
     def copied(self, file: int, module: RankModule) -> dict[str, torch.Tensor]:
-        """Return the parameters in memory of this process; free that of the file as they come."""
+        """Copy the parameters to memory of this process, and free the file's memory one by one."""
         memory = mmap.mmap(file, self.places.size)
         parameters, found = Parameters(module, _CPU), {}
         for name in self.places.each:

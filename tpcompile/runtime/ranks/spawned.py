@@ -22,7 +22,8 @@ from tpcompile.runtime.ranks.descriptors import allocated_file
 from tpcompile.runtime.ranks.later import Later
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.parameters import Places
-from tpcompile.runtime.ranks.rank import OneFront, RankModule
+from tpcompile.runtime.ranks.protocols import OneFront
+from tpcompile.runtime.ranks.rank import RankModule
 from tpcompile.runtime.ranks.shared_sum import offered
 from tpcompile.runtime.ranks.shared_weights import SharedWeights, fill
 from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
@@ -69,7 +70,6 @@ class SpawnedRanks(OneFront):
 
     @property
     def closed(self) -> str:
-        """The reason why the ranks cannot run; empty while they can."""
         return self._owner.refusal or self._closed
 
     def load(
@@ -105,7 +105,6 @@ class SpawnedRanks(OneFront):
         return self._run(step, all_answer=False)[0]
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
-        """Run a step; return the result of every rank."""
         return self._run(step, all_answer=True)
 
     def _run(self, step: Step, *, all_answer: bool) -> list[torch.Tensor]:
@@ -145,7 +144,6 @@ class SpawnedRanks(OneFront):
         return torch.cat([done.result for done in answers if done.result is not None], 1)
 
     def times(self, size: ProgramSize) -> torch.Tensor:
-        """Return the times of the last timed step of this program, on all ranks."""
         with self._working():
             for rank in range(len(self._modules)):
                 self._workers.send(rank, encode(FetchTimes(size)))
@@ -153,7 +151,6 @@ class SpawnedRanks(OneFront):
         return torch.stack([done.result for done in answers if done.result is not None]).sum(0)
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
-        """Return a rank's local parameter."""
         with self._working():
             self._workers.send(rank, encode(Fetch(name)))
             (answer,) = self._workers.answers(Done, ranks=[rank])

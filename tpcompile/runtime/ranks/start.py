@@ -17,7 +17,8 @@ from tpcompile.runtime.memory import returned_at_once
 from tpcompile.runtime.progress import loading_bar
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.joined import JoinedRanks
-from tpcompile.runtime.ranks.rank import ModuleRanks, RankModule
+from tpcompile.runtime.ranks.protocols import ModuleRanks
+from tpcompile.runtime.ranks.rank import RankModule
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.weights import opened
 

@@ -15,7 +15,7 @@ from tpcompile.vm.program import Program
 from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program
 
 MOST_ROWS = 16
-"""The maximum number of rows in a step if a sequence has several. More are computed in several."""
+"""The maximum number of rows in a step if a sequence has several. More rows take several steps."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Step:
     few: bool = field(default=False, kw_only=True)
     """Whether a program, not modules, computes sequences with few new tokens: see `most_tokens`."""
     rows: bool = False
-    """Whether a program computes each token as a row of its own, also several of a sequence."""
+    """Whether a program computes each token as a row, also several tokens of a sequence."""
     timed: bool = False
     """Whether a program records the times of the last step's instructions."""
 
@@ -94,7 +94,7 @@ class ProgramSize(NamedTuple):
 
 
 def size_for(rows: int) -> int:
-    """Return the rows of the program for so many: a power of two, or three quarters of one.
+    """Return the rows of the program for `rows` rows: a power of two, or three quarters of one.
 
     So there are few programs, and at most a quarter of the rows of one are empty.
     """

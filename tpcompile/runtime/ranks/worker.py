@@ -107,7 +107,7 @@ class RunProgram:
     size: ProgramSize
     step: Step
     streams: bool
-    """Whether rank 0 reports the tokens of each step as they come."""
+    """Whether rank 0 reports the tokens of each step during the launch."""
 
     def answer(self, worker: Worker) -> torch.Tensor | None:
         """Run the step; return this rank's part of the result."""

@@ -1,1 +1,1 @@
-"""The text of assistants: thinking, and calls of tools, as models write them."""
+"""The text of assistants: thinking and tool calls, in the forms that models write."""

@@ -38,8 +38,8 @@ class Message:
 class Assistant:
     """The message that a continuation's text makes, as a whole and in pieces.
 
-    A call that is cut off or loses its form is text in the whole message. In pieces, what was sent
-    as a call stays one, and the rest of it is text.
+    A call that is cut off or loses its form is text in the whole message. In pieces, a call that
+    was already sent stays one, and the rest of it is text.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Assistant:
         self.failed = 0
         """The calls that were cut off or lost their form."""
         self.ended = False
-        """Whether the message has ended, although the text may go on."""
+        """Whether the message has ended, although text may follow."""
         self._begun = 0
         self._call = Call(0)
 
@@ -62,7 +62,7 @@ class Assistant:
         return self._thinking is not None and self._thinking.inside
 
     def push(self, text: str, last: bool = False) -> Message:
-        """Read more text, which may be the last; return the piece of the message that it makes."""
+        """Read more text, which may be the last; return the new piece of the message."""
         piece = Message()
         if self._thinking is not None:
             piece.reasoning, text = self._thinking.push(text)

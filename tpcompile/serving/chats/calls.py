@@ -1,4 +1,4 @@
-"""Calls of tools within a text, read as it comes."""
+"""Tool calls within a text, parsed incrementally."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class ToolParser(Protocol):
     """A parser of one continuation. The events do not depend on where the text is cut."""
 
     def push(self, text: str) -> list[Event]:
-        """Read more text; return what is known about it."""
+        """Read more text; return its events."""
 
     def end(self) -> list[Event]:
-        """Return what is known when no more text follows."""
+        """Return the last events, at the end of the text."""
 
 
 class Reader(Protocol):
@@ -57,7 +57,7 @@ class MarkedCalls:
         """Whether the closing mark may follow, and whether no text has followed the last call."""
 
     def push(self, text: str) -> list[Event]:
-        """Read more text; return what is known about it."""
+        """Read more text; return its events."""
         events: list[Event] = []
         text, self._held = self._held + text, ""
         while text:
@@ -70,7 +70,7 @@ class MarkedCalls:
         return events
 
     def end(self) -> list[Event]:
-        """Return what is known when no more text follows."""
+        """Return the last events, at the end of the text."""
         if self._call is not None:
             return [self._broken(self._call)]
         rest = "" if self._closing else self._held

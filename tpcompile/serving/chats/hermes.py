@@ -20,8 +20,8 @@ _HALVES = re.compile("[\ud800-\udfff]")
 class JsonCall:
     """A reader of `{"name": …, "arguments": {…}}`.
 
-    If the name comes first, the arguments are passed on as they come, in the model's own spelling.
-    Otherwise they follow when the object ends. An object without arguments has none.
+    If the name comes first, the arguments are streamed in the model's own spelling. Otherwise they
+    follow at the end of the object.
     """
 
     def __init__(self, tools: Tools) -> None:

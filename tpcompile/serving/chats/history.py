@@ -9,7 +9,7 @@ from tpcompile.errors import UsageError
 
 
 def history_of(value: Any) -> list[dict[str, Any]]:
-    """Return the messages of a body, with the text of those that consist of parts.
+    """Return the messages of a body; parts of text are joined.
 
     The arguments of calls become objects, since the templates of Qwen models expect objects.
     """
@@ -42,7 +42,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
 
 
 def _content(value: Any) -> str | None:
-    """Return a text, or that of parts; None if it is neither."""
+    """Return a text, or the joined text of parts; None for anything else."""
     if isinstance(value, list):
         parts = [part.get("text") if isinstance(part, dict) else None for part in value]
         texts = [text for text in parts if isinstance(text, str)]
@@ -62,7 +62,7 @@ def _call(value: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(value: Any, where: str) -> dict[str, Any]:
-    """Return arguments as an object; none at all are an empty one."""
+    """Return arguments as an object, which is empty if there are none."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return {}
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Thinking, apart from the text that follows it."""
+"""Separation of thinking from the text that follows it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tpcompile.serving.words import overlap
 
 
 class Thinking:
-    """A splitter of one continuation. What it returns does not depend on where the text is cut.
+    """A splitter of one continuation. The result does not depend on where the text is cut.
 
     Thinking begins with `<think>`, before any other text, or in the prompt. Whitespace before it
     and line breaks around the marks belong to the form.
@@ -24,7 +24,7 @@ class Thinking:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """Read more text; return the thinking and the text after it that are known now."""
+        """Read more text; return the new thinking and the new text after it."""
         text, self._held = self._held + text, ""
         if self._begins:
             mark = text.lstrip()
@@ -48,7 +48,7 @@ class Thinking:
         return thought, self._unpadded(text[place + len(END_OF_THINK) :])
 
     def end(self) -> tuple[str, str]:
-        """Return the rest, when no more text follows."""
+        """Return the rest, at the end of the text."""
         rest, self._held = self._held, ""
         return (rest.rstrip("\n"), "") if self.inside else ("", rest)
 

@@ -34,7 +34,7 @@ class ToolUse:
 
 
 def tool_use_of(tools: Any, choice: Any, parallel: bool) -> ToolUse | None:
-    """Return the use of tools that the fields of a body ask for; None without tools."""
+    """Return the use of tools that the fields of a body request; None without tools."""
     listed = _listed(tools)
     name = None
     if isinstance(choice, dict):

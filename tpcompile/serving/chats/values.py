@@ -17,12 +17,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def is_text(parameters: Any, name: str) -> bool:
-    """Return whether each value of a parameter is the text as it is written."""
+    """Return whether the text of a parameter is its value, and not JSON."""
     return not _types(parameters, name) - {"string"}
 
 
 def json_of(parameters: Any, name: str, text: str) -> str:
-    """Return a value as JSON: as it is written if it has a type of its schema, else as a string."""
+    """Return a value as JSON: unchanged if it has a type of its schema, else as a string."""
     types = _types(parameters, name) - {"string"}
     spelled = text.strip()
     if "boolean" in types and spelled.lower() in ("true", "false"):
@@ -46,7 +46,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _types(parameters: Any, name: str) -> set[str]:
-    """Return the types that a parameter may have; none if its schema does not say any."""
+    """Return the types that a parameter may have; none if its schema does not specify any."""
     if not isinstance(parameters, Mapping):
         return set()
     types: set[str] = set()

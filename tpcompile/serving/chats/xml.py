@@ -21,8 +21,8 @@ _NAME = re.compile(r"[^<>\n]+")
 class ElementCall:
     """A reader of `<function=NAME>`, an element `<parameter=NAME>` for each value, `</function>`.
 
-    The schema of the function says which values are JSON. All others are text, which is passed on
-    as it comes. A value ends where another element follows, so it may contain `</parameter>`.
+    The schema of the function says which values are JSON. All others are text, which is streamed. A
+    value ends where another element follows, so it may contain `</parameter>`.
     """
 
     def __init__(self, tools: Tools) -> None:
@@ -31,7 +31,7 @@ class ElementCall:
         self._step: Callable[[], bool] = self._read_function
         """The next state of the parser; it returns False if it needs more text."""
         self._tail = ""
-        """The text that is not read yet."""
+        """The unread text."""
         self._read: list[str] = []
         """The text that was read, and is in no event yet."""
         self._events: list[Event] = []
@@ -40,9 +40,9 @@ class ElementCall:
         self._name = self._key = ""
         """The parameter whose value is being read, and how its entry in the arguments begins."""
         self._value: list[str] | None = None
-        """The value, if it is passed on at its end only."""
+        """The value so far, unless it is streamed."""
         self._end: int | None = None
-        """Where the call ends in the tail, with its form or because it lost it."""
+        """The end of the call in the tail, whether complete or broken."""
 
     @property
     def unsent(self) -> str:
@@ -130,7 +130,7 @@ class ElementCall:
         return True
 
     def _end_of_value(self) -> tuple[int, bool]:
-        """Return up to where the tail is certainly the value, and whether it ends there."""
+        """Return the length of the tail that is surely value, and whether the value ends there."""
         tail, start = self._tail, 0
         while (place := tail.find(_END_OF_PARAMETER, start)) >= 0:
             start = place + len(_END_OF_PARAMETER)
@@ -142,7 +142,7 @@ class ElementCall:
         return len(tail) - held, False
 
     def _mark(self, *marks: str) -> str:
-        """Read one of some marks, with whitespace before it; return it, or an empty text."""
+        """Read one of some marks, with whitespace before it; return it, or an empty string."""
         body = self._tail.lstrip()
         space = len(self._tail) - len(body)
         for mark in marks:
@@ -155,7 +155,7 @@ class ElementCall:
         return ""
 
     def _until_bracket(self) -> str:
-        """Read a name and the bracket after it; return it, or an empty text."""
+        """Read a name and the bracket after it; return it, or an empty string."""
         match = _NAME.match(self._tail)
         length = 0 if match is None else match.end()
         if length == len(self._tail):
@@ -171,12 +171,12 @@ class ElementCall:
         return text
 
     def _send(self, *events: Event) -> None:
-        """Add events that say all that was read."""
+        """Add events for all text that was read."""
         self._events += events
         self._read = []
 
 
 def _same(text: str, mark: str) -> int:
-    """Return the number of characters with which a text and a mark begin alike."""
+    """Return the length of the common prefix of a text and a mark."""
     pairs = enumerate(zip(text, mark, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(text), len(mark)))

@@ -16,7 +16,7 @@ from tpcompile.serving.sampling import Chosen
 from tpcompile.serving.server.bodies import CompletionRequest
 
 _CALLS = "tool_calls"
-"""The reason why a message ends that calls tools."""
+"""The finish reason of a message that calls tools."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Answer:
         return self._frame("", choices) | {"usage": self._usage(handles, sum(new))}
 
     def read(self, event: Event) -> tuple[Event, Message]:
-        """Return what the client sees of an event, and the piece of a message that it makes."""
+        """Return the client's view of an event, and its piece of a message."""
         if not self.request.returns_tokens:
             finish = LENGTH if event.finish == STOP else event.finish
             return Event(event.index, None, finish=finish), Message()
@@ -211,5 +211,5 @@ def error_object(
 def error_of(
     status: int, message: str, param: str | None = None, code: str | None = None
 ) -> Response:
-    """Return an answer that says what is wrong."""
+    """Return an answer that reports an error."""
     return JSONResponse({"error": error_object(status, message, param, code)}, status)

@@ -137,12 +137,12 @@ class Assistants:
         return tuple(token for token in tokens if token is not None and self._is_special(token))
 
     def _literal(self, mark: str) -> str:
-        """Return how a grammar spells a mark: as a text, or as a special token."""
+        """Return a mark in a grammar: as a text, or as a special token."""
         token = self._token(mark)
         return mark if token is not None and self._is_special(token) else quoted(mark)
 
     def _token(self, mark: str) -> int | None:
-        """Return the token that is a mark, if there is one."""
+        """Return the special token of a mark, if there is one."""
         tokens = self._encoded(mark)
         return tokens[0] if len(tokens) == 1 else None
 

@@ -1,4 +1,4 @@
-"""The bodies of requests: what they may contain, and what it means for the engine."""
+"""The bodies of requests: their fields, and the engine's options that follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_PROMPTS = 256
 _MOST_STOPS = 16
 _MOST_STOP_IDS = 1024
 _SHORT = 16
-"""The new tokens of a completion that does not say how many, as in OpenAI's API."""
+"""The default number of new tokens of a completion, as in OpenAI's API."""
 
 
 class BadRequestError(UsageError):
@@ -54,13 +54,13 @@ class CompletionRequest:
     """The place of the structure of `params` in the body."""
     tools: ToolUse | None = None
     thinking_budget: int | None = None
-    """The tokens of thinking at most."""
+    """The maximum number of tokens of thinking."""
 
 
 def read_completion(body: Any, most: int, defaults: Mapping[str, Any]) -> CompletionRequest:
-    """Read the body of `/v1/completions`. `most` is the number of continuations at most.
+    """Read the body of `/v1/completions`. `most` is the maximum number of continuations.
 
-    `defaults` are options of `SamplingParams` for what the body does not say.
+    `defaults` are options of `SamplingParams` for fields that the body omits.
     """
     fields = fields_of(body, {**_COMMON, **_COMPLETION})
     prompts = _prompts(fields.pop("prompt"))
@@ -106,7 +106,7 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
 
 
 def tools_of(fields: dict[str, Any]) -> ToolUse | None:
-    """Return the use of tools that fields of a body ask for."""
+    """Return the use of tools that fields of a body request."""
     tools, parallel = fields.pop("tools", []), fields.pop("parallel_tool_calls", True)
     choice = fields.pop("tool_choice", AUTO)
     _named("tools", tool_use_of, tools, AUTO, parallel)

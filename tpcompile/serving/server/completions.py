@@ -37,7 +37,7 @@ from tpcompile.serving.server.requests import (
 from tpcompile.serving.structure import StructureError
 
 _GONE = 499
-"""The status of a request whose client went away, in the log and in metrics."""
+"""The status of a request whose client disconnected, in the log and in metrics."""
 
 _FIELDS = {"stop_tokens": "stop_token_ids"}
 """The fields of bodies whose options have another name."""
@@ -118,7 +118,7 @@ class Completions:
             _abort(handles)
 
     async def _compile(self, params: SamplingParams, field: str) -> None:
-        """Compile the structure of a request, if it has one, while others are answered."""
+        """Compile the structure of a request, if any, without blocking other requests."""
         if params.structure is None:
             return
         try:
@@ -161,7 +161,7 @@ class Completions:
     async def _stream(
         self, answer: Answer, handles: Sequence[Handle], record: Record
     ) -> AsyncIterator[str]:
-        """Yield the pieces of all choices as they come."""
+        """Yield the pieces of all choices as soon as they are known."""
         pieces: asyncio.Queue[Any] = asyncio.Queue()
         follow = [
             asyncio.ensure_future(_follow(answer, handle, place * handle.params.n, pieces, record))

@@ -64,7 +64,7 @@ class Hosts:
 
 
 class Guard:
-    """The application in front of another one, which refuses requests by their headers."""
+    """A middleware that refuses requests by their headers."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app, self._hosts = app, hosts

@@ -1,4 +1,4 @@
-"""The routes that say what the server is: its page, health, measurements and models."""
+"""The routes about the server itself: its page, health, measurements and models."""
 
 from __future__ import annotations
 

@@ -26,17 +26,17 @@ log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TOO_LARGE = 431
 _CLOSING_S = 5
-"""The time in which requests that were ended send their last piece; then uvicorn cancels them."""
+"""The time for ended requests to send their last piece; then uvicorn cancels them."""
 _LINGER_S = 1.0
-"""The time in which a client that still sends can read why it is refused."""
+"""The time for a refused client, which may still be sending, to read the reason."""
 
 
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket for a server on an address; port 0 selects a free one.
 
     Its connections send each piece at once. Otherwise the second part of an answer would wait for
-    the client to acknowledge the first, which takes 40 ms. asyncio does so only for sockets that
-    it has made itself. Nobody can connect before the socket listens.
+    the client to acknowledge the first, which takes 40 ms. asyncio does so only for sockets that it
+    has created itself. Clients cannot connect before the socket listens.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family)
@@ -64,7 +64,7 @@ class CappedProtocol(H11Protocol):
     _over = False
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes from the client, and drop them once it is refused."""
+        """Receive bytes from the client; drop them once it is refused."""
         if not self._over:
             super().data_received(data)
 
@@ -93,7 +93,7 @@ class CappedProtocol(H11Protocol):
 def config_of(
     app: ASGIApp, drain_s: int, certfile: Path | None = None, keyfile: Path | None = None
 ) -> uvicorn.Config:
-    """Return how uvicorn serves an application. Running requests have `drain_s` at the end.
+    """Return uvicorn's configuration; at the end, running requests have `drain_s` seconds.
 
     With a certificate and its key, which may be in one file, it speaks TLS.
     """

@@ -33,7 +33,7 @@ class Record:
     """The time of the first token."""
 
     def watch(self) -> Watch:
-        """Return what records the tokens of a continuation."""
+        """Return the recorder of a continuation's tokens."""
         return Watch(self)
 
     def add(self, handles: Sequence[Handle]) -> None:

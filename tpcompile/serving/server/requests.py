@@ -62,7 +62,7 @@ def chat_tokens(
 
 
 async def disconnected(request: Request) -> None:
-    """Wait until the client goes away."""
+    """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -21,7 +21,7 @@ FIELDS = (
     *("response_format", "structured_outputs"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 )
-"""The fields of a body. At most one of them asks for a structure."""
+"""The fields of a body. At most one of them requests a structure."""
 _KINDS = {
     "json": JSON_SCHEMA,
     "json_object": JSON_OBJECT,
@@ -33,7 +33,7 @@ _KINDS = {
 
 
 def take_structure(fields: dict[str, Any]) -> tuple[Structure | None, str]:
-    """Remove the fields of structures; return what they ask for, and the path of its text.
+    """Remove the fields of structures; return the structure, and the path of its text.
 
     Raise StructureError with the path of a wrong value.
     """

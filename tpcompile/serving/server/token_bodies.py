@@ -1,4 +1,4 @@
-"""The bodies of requests for tokens and for their text. They are vLLM's."""
+"""The bodies of requests for tokens and for their text, as in vLLM."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tpcompile.serving.server.token_bodies import TokenizeRequest, read_detokeni
 
 
 class Tokens:
-    """The handlers of requests that ask for tokens or for their text."""
+    """The handlers of requests for tokens or for their text."""
 
     def __init__(self, engine: Engine, options: Options) -> None:
         self._engine, self._options = engine, options

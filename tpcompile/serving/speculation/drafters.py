@@ -1,4 +1,4 @@
-"""The protocol of drafters: what guesses the next tokens of sequences."""
+"""The protocol of drafters, which guess the next tokens of sequences."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Drafter(Protocol):
     most: int
     """The maximum number of guesses per sequence and step."""
     free: bool
-    """Whether guesses take no time worth counting."""
+    """Whether the time of guesses is negligible."""
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Return guesses for each sequence, possibly none."""
         ...
 
     def forget(self, key: Hashable) -> None:
-        """Drop the data of a sequence, which has ended or waits again."""
+        """Drop the data of a sequence that has ended or waits again."""
         ...

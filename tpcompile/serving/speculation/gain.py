@@ -21,7 +21,7 @@ _WORTH = 1.01
 _CHANCE = 0.01
 """The least probability of a guess that is considered."""
 _PER_ROW = 0.02
-"""The time of a further row, relative to a step, as long as it was not measured."""
+"""The time of a further row, relative to a step, until it is measured."""
 
 
 class Rate:
@@ -32,7 +32,7 @@ class Rate:
         self.value, self._count = value, 2
 
     def add(self, right: int, wrong: bool) -> None:
-        """Count guesses: so many right ones, and then a wrong one if there was one."""
+        """Count guesses: the right ones, and then a wrong one if there was one."""
         for outcome in (*[1.0] * right, *[0.0] * wrong):
             self._count += 1
             self.value += max(_FORGETTING, 1 / self._count) * (outcome - self.value)
@@ -41,7 +41,7 @@ class Rate:
 class Times:
     """The times of steps by number of rows, which `size_for` rounds up, without and with guesses.
 
-    The shortest of the latest ones counts, since some steps are held up.
+    The shortest of the latest ones counts, since some steps are delayed.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Times:
         self._measured: dict[ProgramSize, float] = {}
 
     def add(self, rows: int, seconds: float, *, guesses: bool) -> None:
-        """Count a step. The first one of a program made it, and is left out."""
+        """Count a step. The first step of a program includes its compilation, and is left out."""
         self._steps += 1
         size = _size(rows, guesses)
         times = self._latest.get(size)
@@ -63,7 +63,7 @@ class Times:
         self._measured[size] = min(times)
 
     def is_due(self, sequences: int) -> bool:
-        """Return whether a step of so many sequences without guesses was not measured lately."""
+        """Return whether a step of this number of sequences should be measured without guesses."""
         size = _size(sequences, guesses=False)
         return size not in self._measured or self._steps - self._last_steps[size] >= _OLD
 
@@ -124,7 +124,7 @@ def _by_gain(
 ) -> Iterator[tuple[list[int], float]]:
     """Yield the numbers of guesses for 1, 2, … guesses in all, and the expected tokens.
 
-    Each further guess is the one that is accepted most probably, and has some chance.
+    Each further guess is the one most likely to be accepted, if it has some chance.
     """
     counts, tokens = [0] * len(rates), float(len(rates))
     gains = [(-rate, place) for place, rate in enumerate(rates) if most[place]]

@@ -55,8 +55,8 @@ class ModelDrafter:
     """Guesses of a compiled model with the same vocabulary. It is closed by its owner.
 
     A step computes the next tokens of several sequences. Keys and values of wrong guesses are
-    dropped from the cache. States of linear attention cannot go back, so guesses are computed in a
-    copy of the cache, and the right ones again in the cache itself.
+    dropped from the cache. States of linear attention cannot be rolled back, so guesses are
+    computed in a copy of the cache, and the right ones again in the cache itself.
     """
 
     free = False
@@ -86,7 +86,7 @@ class ModelDrafter:
         self._texts.pop(key, None)
 
     def _begun(self, wanted: Wanted) -> _Continued:
-        """Drop wrong guesses from the cache of a sequence; return what is to be computed."""
+        """Drop wrong guesses from the cache of a sequence; return the tokens to compute."""
         most = max(0, min(wanted.most, self._draft.max_seq_len - len(wanted.tokens)))
         text = self._texts.get(wanted.key)
         if text is None:
@@ -140,7 +140,7 @@ class ModelDrafter:
             each.add([token])
 
     def _steps(self, batch: Sequence[_Continued], steps: int) -> None:
-        """Compute so many guesses of each sequence, in one launch."""
+        """Compute a number of guesses of each sequence, in one launch."""
         if steps == 1:
             self._step(batch)
             return

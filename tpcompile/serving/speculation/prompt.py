@@ -1,4 +1,4 @@
-"""Guesses from the text so far: what followed the last tokens when they occurred before."""
+"""Guesses from the text so far: the tokens after an earlier occurrence of the last tokens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Hashable, Sequence
 from tpcompile.serving.speculation.drafters import Wanted
 
 _LENGTHS = (4, 3, 2, 1)
-"""The numbers of last tokens that are looked for, one after another."""
+"""The numbers of last tokens to search for, in order."""
 
 
 class PromptDrafter:
-    """Guesses that repeat what followed the latest occurrence of the last tokens."""
+    """Guesses that repeat the tokens after the latest occurrence of the last tokens."""
 
     free = True
 
@@ -20,7 +20,7 @@ class PromptDrafter:
         self._texts: dict[Hashable, _Occurrences] = {}
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
-        """Return what followed the last tokens of each sequence when they occurred before."""
+        """Return the tokens after the latest occurrence of each sequence's last tokens."""
         return [
             self._texts.setdefault(each.key, _Occurrences()).next(each.tokens, each.most)
             for each in wanted
@@ -54,6 +54,6 @@ class _Occurrences:
 
 
 def _continued(tokens: Sequence[int], place: int, most: int) -> list[int]:
-    """Return the tokens from a place on. If they reach the end, the text is taken to repeat."""
+    """Return the tokens from a place on. At the end, the text is assumed to repeat."""
     period = len(tokens) - place
     return [tokens[place + offset % period] for offset in range(most)]

@@ -1,4 +1,4 @@
-"""Guesses in the steps of an engine: how many, for which sequences, and what came of them."""
+"""Guesses in the steps of an engine: their number per sequence, and their results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FIRST_RATES = {True: 0.05, False: 0.7}
 """The expected share of right guesses before there are any, of free ones and of others. Free ones
 are compared with the next tokens before any is computed."""
 _PROBE = 32
-"""The steps after which a guess is computed although it does not seem worth the time, if it would
-be with right guesses."""
+"""The steps after which a guess is computed although it does not seem worth the time, if right
+guesses would be."""
 _TIMES = 5
-"""The latest times of guesses, of which the median counts. Some include the making of a program."""
+"""The latest times of guesses, whose median counts. Some include the compilation of a program."""
 _FEWEST_TIMES = 3
 """The times that are measured before guesses cost anything."""
 
@@ -34,10 +34,10 @@ class _State:
 
     rate: Rate
     steps: int = 1
-    """The steps since the last guess that was computed; a model has their tokens to compute first,
-    and before the first guess those of the prompt."""
+    """The steps since the last computed guess; a draft model must first compute their tokens, and
+    the prompt before the first guess."""
     test: tuple[int, int] | None = None
-    """A place and a guess for it that no step computes: it shows whether guesses would be right."""
+    """A place and a guess for it that no step computes, to learn whether guesses would be right."""
 
 
 class Speculation:
@@ -45,8 +45,8 @@ class Speculation:
 
     Their number follows from the share of right ones so far, of each sequence, and from the
     measured times of steps. Steps without guesses are measured first, and again from time to time.
-    Where guesses are not worth their time, there are none. Free ones are compared with the tokens
-    that come; of others, one is computed from time to time.
+    If guesses are not worth their time, none are computed. Free ones are then compared with the
+    next tokens; of others, one is computed from time to time.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Speculation:
         return proposals
 
     def _per_guess(self, sequences: int) -> float:
-        """Return the time to guess one more token of so many sequences."""
+        """Return the time to guess one more token of a number of sequences."""
         times = self._times_of_guesses.get(size_for(sequences), ())
         measured = not self._drafter.free and len(times) >= _FEWEST_TIMES
         return median_low(times) if measured else 0.0

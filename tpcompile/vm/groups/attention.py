@@ -258,9 +258,9 @@ class AttentionReduce(StepInstruction):
 def partial_attention(to: Building, node: fx.Node) -> None:
     """Lower the node to instructions for each KV head, with runs of rows and of spans.
 
-    Rows that may belong to one sequence share an instruction, which then reads its tokens once.
-    The runs are short enough to keep all workers busy. So a large batch, which has enough sequences
-    for that, does not pay for an instruction per span.
+    Rows that may belong to one sequence share an instruction, which then reads its tokens once. The
+    runs are short enough to keep all workers busy. So a large batch, which has enough sequences for
+    that, avoids an instruction per span.
     """
     bound = to.bound(node)
     spans = bound["spans"]

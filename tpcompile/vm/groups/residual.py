@@ -57,7 +57,7 @@ TERMS_SITE = {name: site for site, name in _TERMS_NAME.items()}
 
 
 def terms_buffer(to: Building, site: Site, node: fx.Node, slots: int) -> int:
-    """Declare the buffer of the terms of a sum, of which each rank has so many slots.
+    """Declare the buffer of the terms of a sum, with some slots per rank.
 
     The two halves of a layer have separate buffers, so that no rank waits until another rank has
     read the last terms. The embedding comes before attention, so its terms use the MLP's buffer.

@@ -26,7 +26,7 @@ from tpcompile.vm.program.meaning import Made, Values
 
 
 class Wanted(IntEnum):
-    """What a linear computes: for linear attention, for gates of attention, or for experts.
+    """The use of a linear: for linear attention, for gates of attention, or for experts.
 
     The channels of linear attention and the gates `z` of its results may come from one linear.
     """
@@ -47,7 +47,7 @@ class Wanted(IntEnum):
 
     @property
     def norm(self) -> str:
-        """The name of the normed residual in comparisons: of which half of the layer it is."""
+        """The name of the normed residual in comparisons, by the half of the layer."""
         return "mlp_norm" if self in (Wanted.ROUTER, Wanted.SHARED_GATE) else "norm"
 
 
@@ -121,6 +121,6 @@ _WANTED = {
     TOP_EXPERTS: Wanted.ROUTER,
     SHARED_EXPERT: Wanted.SHARED_GATE,
 }
-"""What readers want of the only such linear that they read."""
+"""The use of the linear, by its reader."""
 ROWS_READERS = (*DELTA_STEPS, *_WANTED)
 """The ops that read such a linear."""

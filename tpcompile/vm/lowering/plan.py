@@ -92,8 +92,11 @@ class StepPlan:
         return -(-self.max_seq_len // block)
 
     def spans_on(self, target: Target, block: int) -> int:
-        """Return the target's number of spans, or fewer if those of the longest sequence would have
-        less than a block, or less than a worker attends to at a time."""
+        """Return the target's number of spans, or fewer for short sequences.
+
+        In the longest sequence, a span has at least a block, and as much as a worker attends to at
+        a time.
+        """
         return min(target.spans, -(-self.max_seq_len // max(block, target.span_tokens)))
 
     def check_room(self, block: int) -> None:

@@ -151,7 +151,7 @@ class Buffer:
 
 
 class WrongBuffer(NamedTuple):
-    """A problem with a buffer itself, whatever instructions do with it."""
+    """A problem with a buffer itself, regardless of instructions."""
 
     number: int
     what: str

@@ -65,14 +65,14 @@ class Parts(NamedTuple):
     """The parts of an instruction's time on a worker."""
 
     fixed_us: float
-    """The time before it loads, and that of values."""
+    """Launch overhead plus elementwise time."""
     traffic: float
     """The bytes that it loads from memory, which all workers share."""
     work_us: float
     """The time of its arithmetic, during which it loads."""
 
     def total(self, bytes_per_us: float) -> float:
-        """Return the microseconds if the worker loads so many bytes per µs."""
+        """Return the microseconds if the worker loads at this rate, in bytes per µs."""
         return self.fixed_us + max(self.traffic / bytes_per_us, self.work_us)
 
 

@@ -5,7 +5,8 @@ order says that every other order gives the same. Consecutive instructions with 
 operands make one value together, so their meaning is evaluated once. Each tile that is missing, and
 each value that differs from that of the graph, is a fault.
 
-Trusted are the meanings, of which tests put each to numbers, and the names of weights' buffers.
+The proof trusts the meanings, each of which is tested with numbers, and the names of weights'
+buffers.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from tpcompile.vm.proof.terms import Difference, Term, Terms, is_mistaken, unlik
 
 @dataclass(frozen=True)
 class Computed:
-    """What a proof found about the values of a program."""
+    """The result of a proof about the values of a program."""
 
     faults: tuple[Fault, ...] = ()
     unproved: tuple[str, ...] = ()
-    """The kinds of instructions without a meaning, because of which nothing is proved."""
+    """The kinds of instructions without a meaning, which prevent a proof."""
     was_checked: bool = True
     """False if the program has other faults, which come first."""
 

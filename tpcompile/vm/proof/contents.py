@@ -42,7 +42,7 @@ class Contents:
         self._frames: dict[int, dict[Box, Stored]] = {}
 
     def at(self, buffer: int, frame: Box) -> Stored | None:
-        """Return what a frame of a buffer stores; None if nothing has been stored in it."""
+        """Return the value in a frame of a buffer; None if nothing has been stored in it."""
         return self._frames.get(buffer, {}).get(frame)
 
     def touched(self, buffer: int, frame: Box) -> bool:
@@ -50,7 +50,7 @@ class Contents:
         return any(overlap(frame, other) for other in self._frames.get(buffer, {}))
 
     def spoil(self, buffer: int, box: Box) -> None:
-        """Forget the values in a part of a buffer that something else overwrites."""
+        """Forget the values in a part of a buffer that another write overwrites."""
         for frame, held in self._frames.get(buffer, {}).items():
             if overlap(frame, box):
                 held.tiles.clear()

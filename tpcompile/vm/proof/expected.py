@@ -1,4 +1,4 @@
-"""What a decode graph computes on each rank, as terms: the values that its program must make."""
+"""The values that a decode graph computes on each rank, as terms: its program must make them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Expected:
                     if isinstance(value, Term):
                         self.names.setdefault(value, f"%{node.name}")
         self.outputs = self._outputs()
-        """All that a step must leave in buffers; [] if the graph chooses no tokens."""
+        """The values that a step must leave in buffers; [] if the graph chooses no tokens."""
         for output in self.outputs:
             self.names.setdefault(output.value, f"{output.said} on rank {output.rank}")
 

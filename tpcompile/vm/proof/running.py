@@ -219,7 +219,7 @@ class Run:
         number: int = attrgetter(operand)(self._at) if own is None else own
         return number
 
-    # What meanings ask for
+    # Implementation of `Values` for meanings
 
     @property
     def heads(self) -> Sequence[int]:
@@ -317,7 +317,7 @@ class Run:
 
 
 def _resumes(box: Box, writes: Sequence[Box], done: set[Box]) -> bool:
-    """Return whether states are those of earlier rows, which have been written, and of its own."""
+    """Return whether states are those of earlier rows, already written, and the row's own."""
     layer, (first, stop), *rest = box
     rows = [(layer, (row, row + 1), *rest) for row in range(first, stop)]
     return rows[-1] in writes and all(row in done for row in rows[:-1])

@@ -1,7 +1,7 @@
 """Terms: what a rank computes, as calls over parameters and inputs. Equal terms are one object.
 
-A term leaves out where values are rounded, and the order in which a sum is added up. It has all
-else: the function, its operands, its numbers, and the order of operands. Smart constructors bring
+A term omits roundings of values, and the order of additions in a sum. It contains everything else:
+the function, its operands, its numbers, and the order of operands. Smart constructors bring
 different ways to write the same value into one form.
 """
 
@@ -208,7 +208,7 @@ _DEPTH = 8
 
 
 def unlike(one: Any, other: Any, depth: int = _DEPTH) -> int:
-    """Return how much two terms differ: in how many operands, and more if calls differ."""
+    """Return a distance of two terms: the number of different operands, more if calls differ."""
     if one is other or one == other:
         return 0
     if not (isinstance(one, Term) and isinstance(other, Term)) or depth == 0:
@@ -220,7 +220,7 @@ def unlike(one: Any, other: Any, depth: int = _DEPTH) -> int:
 
 
 def _unmatched(one: Term, other: Term) -> tuple[list[Any], list[Any]]:
-    """Return the operands of two calls, of sums only those that the other one does not have."""
+    """Return the operands of two calls; of sums, only the unmatched ones."""
     if one.name != "sum":
         return list(one.args), list(other.args)
     left, right = Counter(one.args), Counter(other.args)

@@ -69,7 +69,7 @@ _Event = tuple[float, int, int, bool]
 
 
 class _Memory:
-    """The memory of a rank. All loads that are under way get the same share of its bandwidth.
+    """The memory of a rank. All loads in flight get the same share of its bandwidth.
 
     So each load ends when `read`, the bytes that one load reading since the start would have got,
     has grown by its size.

@@ -19,7 +19,7 @@ _LEAST_ERROR = 1e-3
 """Relative errors below this count alike, so that a weight is never infinite."""
 _LEAST_US = 0.01
 _CLEARLY = 1e-4
-"""The gain in error for which a faster rate of arithmetic is preferred."""
+"""The minimum gain in error for which a faster rate of arithmetic is preferred."""
 
 
 @dataclass(frozen=True)

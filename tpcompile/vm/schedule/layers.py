@@ -192,7 +192,7 @@ def repeated_layers(
 
 
 def _uses(parts: Parts, own: slice, accesses: Sequence[int], new: range) -> Hashable:
-    """Return all that some instructions do to parts. Their `new` parts count from -1 downwards."""
+    """Return the accesses of some instructions. Their `new` parts count from -1 downwards."""
     every = parts.reads[own], parts.writes[own], parts.joins[own]
     return (
         tuple([part if part < new.start else new.start - 1 - part for part in accesses]),

@@ -30,7 +30,7 @@ class Scheduled:
 
     program: Program
     costs: tuple[float, ...]
-    """The time of each instruction if all workers are loading, in µs: what policies go by."""
+    """The time of each instruction if all workers are loading, in µs, for policies."""
     critical_us: float
     """The time of a step with unlimited workers, each with the bandwidth of a worker alone."""
     faults: tuple[Fault, ...]

@@ -15,7 +15,7 @@ def start_of(buffers, number, DTYPE: tl.constexpr):
 
 @triton.jit
 def address_of(buffers, number, COLUMN: tl.constexpr):
-    """Return the address of a further component of a weight, in bytes, from this column."""
+    """Return the byte address of a further component of a weight at this column."""
     return tl.load(buffers + number * abi.BUFFER_COLUMNS + COLUMN)
 
 

@@ -37,7 +37,7 @@ def partial_attention(words, buffers, own, SHAPE):
         slot_stride = stride_of(buffers, number, 2)
         if SHAPE.WIDTH % 8 == 0:  # then so are all strides, which lets a load have 16 bytes
             cache = tl.multiple_of(cache, 16)
-            side = side // 8 * 8  # Triton drops the hint `multiple_of` for what is loaded
+            side = side // 8 * 8  # Triton drops the hint `multiple_of` for loaded values
             slot_stride = slot_stride // 8 * 8
 
         first_span = tl.load(words + abi.PARTIAL_ATTENTION_SPAN)

@@ -49,7 +49,7 @@ def inverse_rms(x, begin, SHAPE):
 
 @triton.jit
 def _squares(x, first, SHAPE):
-    """Return sums of the squares of a group of sequences, whose columns are in turn."""
+    """Return the sums of squares of a group of sequences, one chunk of columns after another."""
     sequences = first + tl.arange(0, GROUP)
     squares = tl.zeros([GROUP, _CHUNK], tl.float32)
     for start in tl.static_range(0, SHAPE.WIDTH, _CHUNK):
@@ -63,14 +63,14 @@ def _squares(x, first, SHAPE):
 
 @triton.jit
 def count_of(rows, width, SHAPE):
-    """Return how often tiles are loaded together, for so many rows and columns."""
+    """Return the number of loads of tiles for these rows and columns."""
     together: tl.constexpr = SHAPE.TILES * SHAPE.ROWS
     return (rows + together - 1) // together * chunks_of(width, SHAPE)
 
 
 @triton.jit
 def no_sums(COUNT: tl.constexpr, SHAPE):
-    """Return the sums of so many tiles before their first columns.
+    """Return the initial sums of some tiles.
 
     A tile has sums for all slices, or two: of one slice, and of all slices before it.
     """
@@ -144,7 +144,7 @@ def _plus(sums, tile, steps):
         scales = parts_of(tile[1], len(tile[1].shape) - 1, len(steps))
         for step in tl.static_range(len(steps)):
             scale = tl.broadcast_to(scales[step], sums.shape)
-            # Triton loads ahead only what a product reads, so zeros are made of scales.
+            # Triton prefetches only the operands of products, so zeros are computed from scales.
             found = _plus_products(0.0 * scale, weights[step], steps[step])
             sums = tl.fma(found, scale, sums)
     return sums
@@ -152,7 +152,7 @@ def _plus(sums, tile, steps):
 
 @triton.jit
 def parts_of(values, AXIS: tl.constexpr, COUNT: tl.constexpr):
-    """Return so many parts of an axis, in order."""
+    """Return the parts of an axis, in order."""
     last = values.reshape(_in_three(values.shape, AXIS, COUNT)).permute(0, 2, 1)
     found = (last.reshape(_in_halves(last.shape)),)
     for _ in tl.static_range(_halvings(COUNT)):
@@ -171,7 +171,7 @@ def parts_of(values, AXIS: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.constexpr_function
 def _in_three(shape, axis, count):
-    """Return a shape with a dimension for the parts of an axis, and what is before and after."""
+    """Return a shape of three dimensions: those before an axis, its parts, and the rest."""
     before, after = 1, 1
     for dim, extent in enumerate(shape):
         if dim < axis:
@@ -188,7 +188,7 @@ def _halvings(count):
 
 @triton.constexpr_function
 def _in_halves(shape):
-    """Return a shape whose last dimension, a power of two, is cut in two as often as possible."""
+    """Return a shape whose last dimension, a power of two, is halved as often as possible."""
     return [*shape[:-1], *([2] * (shape[-1].bit_length() - 1))]
 
 
@@ -202,7 +202,7 @@ def _plus_products(sums, weights, values):
     """Add the products of weights and values to sums.
 
     The interpreter multiplies with a library, whose order of additions may depend on the place in a
-    matrix, and which does not know bf16. In fp64 the order does not show in what is rounded.
+    matrix, and which does not know bf16. In fp64 the order does not change the rounded result.
     """
     if INTERPRETED:
         wide = values.to(tl.float32).to(tl.float64)
@@ -217,7 +217,7 @@ def _plus_products(sums, weights, values):
 
 @triton.jit
 def total(sums, TILE: tl.constexpr, COUNT: tl.constexpr):
-    """Return the sums of one of so many tiles, `[ROWS, SEQUENCES]`: slices are added in order."""
+    """Return the sums of one tile, `[ROWS, SEQUENCES]`: slices are added in order."""
     if len(sums) > COUNT:
         found = sums[COUNT + TILE]
     else:

@@ -61,7 +61,7 @@ def now(TIMED: tl.constexpr):
 
 @triton.jit
 def record(times, number, taken, ready, done, TIMED: tl.constexpr):
-    """Store when an instruction was taken, became ready and was done, if it is TIMED."""
+    """Store the times at which an instruction was taken, became ready and was done, if TIMED."""
     if TIMED:
         tl.store(times + 3 * number, taken)
         tl.store(times + 3 * number + 1, ready)
@@ -84,8 +84,8 @@ def comes(
     """Wait until an instruction may run; return whether it may.
 
     It may not if the launch has ended before this step, or if a counter did not reach its value
-    within SPINS looks. The counter is then left in `stuck`. Each thread looks for itself, so they
-    agree at the end.
+    within SPINS polls. The counter is then left in `stuck`. Each thread polls on its own, so all of
+    them agree at the end.
     """
     going = step < tl.load(last, volatile=True)
     at = tl.load(wait_offsets + number)
@@ -129,7 +129,7 @@ def _look(counter):
 
 @triton.jit
 def _all_agree(going):
-    """Return whether all threads of the worker would go on. All have then come this far."""
+    """Return whether all threads of the worker agree to go on; this synchronises them."""
     if not INTERPRETED:
         tl.debug_barrier()
         each = tl.zeros([_THREADS], tl.int32) + going.to(tl.int32)

@@ -5,7 +5,7 @@ offsets, are exact in 16 bits, so matrix instructions multiply them like weights
 dtype. What they return for 16 columns, which are in one group, is scaled in fp32.
 
 Numbers are widened in the registers of the threads that multiply them. Triton would move them
-through shared memory instead if what is done to them depended on their place, such as a shift by
+through shared memory if an operation on them depended on their place, such as a shift by
 `tl.arange`.
 """
 
@@ -26,11 +26,11 @@ SLICES = tl.constexpr(options.WARPS)
 _NIBBLES = tl.constexpr(4)
 """The integers of 4 bits per load. A matrix instruction takes 4 columns of each row per thread."""
 _PADDED = tl.constexpr(8)
-"""Rows of integers of 4 bits have a multiple of so many."""
+"""Rows of 4-bit integers are padded to a multiple of this."""
 _ABOVE_BF16, _ABOVE_FP16 = tl.constexpr(0x4300), tl.constexpr(0x6400)
-"""128 as bits of bf16, and 1,024 as bits of fp16: so many more are integers in the lowest bits."""
+"""128 as bits of bf16, and 1,024 as bits of fp16: the offset of integers in the lowest bits."""
 _TIMES_BF16, _TIMES_FP16 = tl.constexpr(2.0**120), tl.constexpr(2.0**8)
-"""As bits of bf16 or fp16, an e4m3 value is so many times smaller."""
+"""As bits of bf16 or fp16, an e4m3 value is smaller by this factor."""
 
 
 @triton.constexpr_function
@@ -139,7 +139,7 @@ def _scaled_tile(weight, first, own, inside, place, width, SHAPE):
 
 @triton.constexpr_function
 def _each(columns, number):
-    """Return the numbers that a load sees in so many columns of a row."""
+    """Return the numbers that a load sees in some columns of a row."""
     if Format(number).kind != Kind.INT4:
         return columns
     return -(-columns // _PADDED.value) * _PADDED.value // _NIBBLES.value
@@ -181,7 +181,7 @@ def _by_bits(dtype):
 def _above(integers, DTYPE: tl.constexpr):
     """Return integers of at most 128 as numbers, all greater by the same power of two, or by 0.
 
-    Conversions take eight times as long as arithmetic, and the bits are at hand.
+    Conversions take eight times as long as arithmetic.
     """
     if _by_bits(DTYPE):
         base: tl.constexpr = _ABOVE_BF16 if DTYPE == tl.bfloat16 else _ABOVE_FP16
@@ -241,8 +241,7 @@ def _word_at(address, inside):
 
 @triton.jit
 def place_of(tile, width, SHAPE):
-    """Return the first row and the place of the columns of tiles that are loaded together, and if
-    they are the last of their rows.
+    """Return the first row and place of tiles loaded together, and whether they end their rows.
 
     The place is where the columns begin, where their slice ends, and whether they are the last of
     it. Tiles are in the order of rows, then of columns. One loop over all tiles can load the next
