@@ -16,18 +16,29 @@ from tpcompile.errors import ShardingError
 
 pytestmark = pytest.mark.usefixtures("captured_once")
 
+AMPLIFYING = [
+    *(("qwen3_next", seed) for seed in (0, 4)),
+    *(("qwen3_5_text", seed) for seed in (0, 1, 12, 16, 21, 32, 34)),
+]
+"""Configurations that amplify rounding.
+
+If the hidden dimension is permuted, so that sums are added in another order, eager's own logits in
+fp32 move by 1.0e-5 to 3.6e-5. Those of the other configurations move by 8.5e-6 at most.
+"""
+
 CONFIGS = [
-    *(("qwen3_5_text", seed) for seed in range(8)),
+    *(("qwen3_5_text", seed) for seed in range(2, 8)),
     *(("qwen3_next", seed) for seed in (5, 10, 14, 15)),
-    *(pytest.param("qwen3_5_text", seed, marks=pytest.mark.slow) for seed in range(8, 40)),
+    *(
+        pytest.param("qwen3_5_text", seed, marks=pytest.mark.slow)
+        for seed in range(8, 40)
+        if ("qwen3_5_text", seed) not in AMPLIFYING
+    ),
 ]
 """Those of Qwen3-Next have one, two or three key heads, with one or several value heads each."""
 
 NEXT_SEED = 5
 """A configuration with 3 key heads, 6 value heads and 8 query heads."""
-
-AMPLIFYING_SEEDS = (0, 4)
-"""Configurations of Qwen3-Next in which eager in fp32 is off by 2.7e-5 and 1.4e-5 from fp64."""
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,25 +79,38 @@ def test_any_configuration_at_any_tp(family: str, seed: int, half: int) -> None:
                 assert relative_error(found, wanted) < TOLERANCE, tp
 
 
-def test_errors_above_the_tolerance_are_not_above_eager_s() -> None:
-    """Some configurations amplify rounding, so that eager itself is off by more than `TOLERANCE`.
+@pytest.mark.parametrize(("family", "seed"), AMPLIFYING)
+def test_amplified_errors_are_not_above_eager_s(family: str, seed: int) -> None:
+    """Eager itself is off by more than half of `TOLERANCE`, so both are compared with fp64.
 
-    Both sides are compared with fp64. The ratio of a single tp is from 0.4 to 0.9.
+    The mean ratio of eight prompts is from 0.84 to 1.08, and that of a single one from 0.4 to 2.1.
+    The limit leaves room for chance.
     """
-    ratios = []
-    for seed in AMPLIFYING_SEEDS:
-        eager = lively_hybrid(random_config(seed, "qwen3_next"), seed)
-        given = batch(seed)
-        exact = in_float64(eager, lambda model, given=given: answers(model, *given))
-        theirs = largest_error(answers(eager, *given), exact)
-        for tp in (2, 5):
-            with tpcompile.compile(eager, tp=tp, simulate=True, backend="torch") as compiled:
-                ratios.append(largest_error(answers(compiled, *given), exact) / theirs)
-    assert geometric_mean(ratios) <= 1, ratios
+    config = random_config(seed, family)
+    eager = lively_hybrid(config, seed)
+    prompts = [batch(seed + 100 * number) for number in range(8)]
+    exact = in_float64(eager, lambda wide: [answers(wide, *given) for given in prompts])
+    theirs = [answers(eager, *given) for given in prompts]
+    assert max(map(largest_error, theirs, exact)) > TOLERANCE / 2
+    for tp in (1, min(5, most_ranks(config))):
+        with tpcompile.compile(eager, tp=tp, simulate=True, backend="torch") as compiled:
+            ours = [answers(compiled, *given) for given in prompts]
+        ratios = [
+            mean_error(found, wanted) / mean_error(own, wanted)
+            for found, own, wanted in zip(ours, theirs, exact, strict=True)
+        ]
+        assert geometric_mean(ratios) <= 1.25, (tp, ratios)
 
 
 def largest_error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     return max(relative_error(one, other) for one, other in zip(found, exact, strict=True))
+
+
+def mean_error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    errors = [
+        (a.float() - b).abs().mean() / b.abs().mean() for a, b in zip(found, exact, strict=True)
+    ]
+    return float(torch.stack(errors).mean())
 
 
 def test_a_fused_projection_is_whole_again() -> None:
@@ -119,13 +143,6 @@ def test_more_ranks_than_heads_are_refused() -> None:
     config = random_config(0, **heads, linear_num_key_heads=1, linear_num_value_heads=8)
     with pytest.raises(ShardingError, match="tp=5 is more than the number of query heads"):
         tpcompile.compile(config, tp=5, random_weights=0, simulate=True, backend="torch")
-
-
-def mean_error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
-    errors = [
-        (a.float() - b).abs().mean() / b.abs().mean() for a, b in zip(found, exact, strict=True)
-    ]
-    return float(torch.stack(errors).mean())
 
 
 def test_in_bf16_the_error_is_not_above_hugging_face_s() -> None:
