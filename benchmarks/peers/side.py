@@ -186,7 +186,7 @@ class Side(Closing):
         try:
             state, value = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
-            raise SideError(f"{self.spec.name} ended: {self._last_lines()}") from error
+            raise self._ended() from error
         if state == "not installed":
             raise NotInstalledError(value)
         if state == "failed":
@@ -194,9 +194,18 @@ class Side(Closing):
         return value
 
     def _check_alive(self) -> None:
-        code = self._process.poll()
-        if code is not None:
-            raise SideError(f"{self.spec.name} ended with status {code}: {self._last_lines()}")
+        if self._process.poll() is not None:
+            raise self._ended()
+
+    def _ended(self) -> SideError:
+        """Return why the side does not answer any more."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # then it only closed the connection
+            self._process.wait(10)
+        status = self._process.poll()
+        reason = "ended" if status is None else f"ended with status {status}"
+        if status == -signal.SIGKILL:
+            reason = "was killed, probably because memory ran out: measure fewer sides at a time"
+        return SideError(f"{self.spec.name} {reason}\n{self._last_lines()}".rstrip())
 
     def _check_time(self, what: str, deadline: float) -> None:
         if time.monotonic() > deadline:
