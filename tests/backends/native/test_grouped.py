@@ -17,7 +17,7 @@ from tpcompile.backends.native import Native
 from tpcompile.backends.native.build import has_kernel, paths
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import UnsupportedError
-from tpcompile.ir.format import Format
+from tpcompile.ir.format import HIGH, Format
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import NormLmHead
 from tpcompile.vm.groups.project import LinearTerms
@@ -99,6 +99,32 @@ def test_bits_do_not_depend_on_the_path(few_bits: str) -> None:
         assert all(map(torch.equal, terms, fused[0]))
     for one, other in zip(found[0], found[-1], strict=True):
         assert relative_error(one, other) < EXACT
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("batch", [1, 4, 8])
+@pytest.mark.parametrize(
+    "few_bits", [f"{one}{ROUNDS}" for one in ("int4:64", "int4:128", "Q4_K", "Q5_K", "Q6_K")]
+)
+def test_the_largest_integers_are_added_exactly(few_bits: str, batch: int, path: str) -> None:
+    """Kernels may add their products in fewer bits first, in which random ones have room."""
+    memory = memory_of("tiny-qwen3", torch.bfloat16, 2, batch, wide=512, few_bits=few_bits)
+    memory.tensors = [copy.deepcopy(held) for held in memory.tensors]  # others have these weights too
+    for number in _terms(memory):
+        one: Any = memory.program.instructions[number]
+        memory.tensors[one.at.x].fill_(1)
+        weight = memory.tensors[one.at.weight]
+        for suffix in {weight.format.values.suffix, HIGH} & weight.parts.keys():
+            weight.parts[suffix].fill_(-1)  # all bits
+    native = Native(memory, path)
+    for number in _terms(memory):
+        one = memory.program.instructions[number]
+        native.execute(number, unseen)
+        out = memory.tensors[one.at.out][one.terms.slice, one.rows.slice]
+        found = out.clone()
+        one.run(memory.tensors)
+        assert relative_error(found, out) < EXACT, one.label
+    native.close()
 
 
 @pytest.mark.parametrize("path", PATHS)
