@@ -48,16 +48,23 @@ def dtype_of(program: Program) -> torch.dtype:
 
 
 def check_kernels(program: Program, path: str) -> None:
-    """Raise unless a path has kernels for all instructions with the dtypes of their operands."""
-    dtype = dtype_of(program)
+    """Raise unless a path has kernels for all instructions with the dtypes of their operands.
+
+    Two dtypes of one kind in an instruction are refused first: the message names their buffers.
+    """
     shared: dict[tuple[int, type], Holders] = {}
+    typed: list[tuple[StepInstruction, Dtypes]] = []
     for one in program.instructions:
-        if not isinstance(one, StepInstruction) or not has_kernel(path, dtype, one.opcode):
+        if not isinstance(one, StepInstruction):
             _refuse_kernel(one, one.name)
         key = id(one.at), type(one)
         if key not in shared:
             shared[key] = _holders(one, program, shared=True)
-        dtypes = _dtypes(shared[key], _holders(one, program, shared=False))
+        typed.append((one, _dtypes(shared[key], _holders(one, program, shared=False))))
+    dtype = dtype_of(program)
+    for one, dtypes in typed:
+        if not has_kernel(path, dtype, one.opcode):
+            _refuse_kernel(one, one.name)
         if not has_kernel(path, dtype, one.opcode, *dtypes):
             values = dtypes.values or Format.of(dtype)
             _refuse_kernel(one, str(dtypes._replace(values=values)))
