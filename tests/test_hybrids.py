@@ -27,13 +27,9 @@ fp32 move by 1.0e-5 to 3.6e-5. Those of the other configurations move by 8.5e-6 
 """
 
 CONFIGS = [
-    *(("qwen3_5_text", seed) for seed in range(2, 8)),
+    *(("qwen3_5_text", seed) for seed in range(8)),
     *(("qwen3_next", seed) for seed in (5, 10, 14, 15)),
-    *(
-        pytest.param("qwen3_5_text", seed, marks=pytest.mark.slow)
-        for seed in range(8, 40)
-        if ("qwen3_5_text", seed) not in AMPLIFYING
-    ),
+    *(pytest.param("qwen3_5_text", seed, marks=pytest.mark.slow) for seed in range(8, 40)),
 ]
 """Those of Qwen3-Next have one, two or three key heads, with one or several value heads each."""
 
@@ -79,8 +75,25 @@ def test_any_configuration_at_any_tp(family: str, seed: int, half: int) -> None:
                 assert relative_error(found, wanted) < TOLERANCE, tp
 
 
+def test_errors_above_the_tolerance_are_not_above_eager_s() -> None:
+    """Some configurations amplify rounding, so that eager itself is off by more than `TOLERANCE`.
+
+    Both sides are compared with fp64. The ratio of a single tp is from 0.4 to 0.9.
+    """
+    ratios = []
+    for family, seed in AMPLIFYING[:2]:
+        eager = lively_hybrid(random_config(seed, family), seed)
+        given = batch(seed)
+        exact = in_float64(eager, lambda model, given=given: answers(model, *given))
+        theirs = largest_error(answers(eager, *given), exact)
+        for tp in (2, 5):
+            with tpcompile.compile(eager, tp=tp, simulate=True, backend="torch") as compiled:
+                ratios.append(largest_error(answers(compiled, *given), exact) / theirs)
+    assert geometric_mean(ratios) <= 1, ratios
+
+
 @pytest.mark.parametrize(("family", "seed"), AMPLIFYING)
-def test_amplified_errors_are_not_above_eager_s(family: str, seed: int) -> None:
+def test_each_amplified_error_is_about_eager_s(family: str, seed: int) -> None:
     """Eager itself is off by more than half of `TOLERANCE`, so both are compared with fp64.
 
     The mean ratio of eight prompts is from 0.84 to 1.08, and that of a single one from 0.4 to 2.1.
