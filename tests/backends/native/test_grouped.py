@@ -109,7 +109,7 @@ def test_bits_do_not_depend_on_the_path(few_bits: str) -> None:
 def test_the_largest_integers_are_added_exactly(few_bits: str, batch: int, path: str) -> None:
     """Kernels may add their products in fewer bits first, in which random ones have room."""
     memory = memory_of("tiny-qwen3", torch.bfloat16, 2, batch, wide=512, few_bits=few_bits)
-    memory.tensors = [copy.deepcopy(held) for held in memory.tensors]  # others have these weights too
+    memory.tensors = copy.deepcopy(memory.tensors)  # other tests have these weights too
     for number in _terms(memory):
         one: Any = memory.program.instructions[number]
         memory.tensors[one.at.x].fill_(1)
