@@ -13,11 +13,11 @@ AUTO_DTYPE = "auto"
 INTEGERS = ("int8", "int4")
 """The integers that weights can be quantized to."""
 HEADS = (*INTEGERS, "keep")
-"""What the head can be quantized to; `keep` leaves it as it is."""
+"""The formats that the head can be quantized to; `keep` does not quantize it."""
 ACTIVATIONS = ("16", "int8")
 """The dtypes of inputs of linears with weights in 8 to 4 bits; "16" is that of the model."""
 KV = ("int8",)
-"""What the KV cache can store instead of the model's dtype."""
+"""The formats of the KV cache, besides the model's dtype."""
 EXPERTS = ("auto", "tp", "ep")
 """How experts are sharded: each of them is split, ranks hold whole ones, or the cheaper of both."""
 GROUP_COLUMNS = 64

@@ -52,7 +52,7 @@ class Comparison:
     choices: tuple[Choices, ...] = ()
     """The choices of routers; the values of `rows` are those with eager's choices."""
     proofs: Proofs = field(default_factory=Proofs)
-    """What is proved, so that it needs no measurement."""
+    """The proofs, which need no measurement."""
 
     @property
     def first_divergence(self) -> Row | None:

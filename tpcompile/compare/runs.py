@@ -92,7 +92,7 @@ class Answers:
     """Eager, and eager in fp32 if needed."""
     tolerance: float | None
     logits: list[torch.Tensor] = field(default_factory=list)
-    """Those of each model, `[batch, columns, vocabulary]`."""
+    """The logits of each model, `[batch, columns, vocabulary]`."""
     step: int = -1
     """The number of the decode step, 0 for the prompt."""
     _routed: list[dict[int, Routed]] = field(default_factory=list)

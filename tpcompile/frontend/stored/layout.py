@@ -30,7 +30,7 @@ def _nothing(weight: tuple[int, ...], columns: int) -> dict[str, Known]:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint stores numbers of some bits."""
+    """The layout in which a checkpoint stores quantized weights."""
 
     kind: Kind
     """The kind of the values in memory."""
