@@ -28,7 +28,7 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 _BF16 = (*_AVX512, "-mavx512bf16")
 _FLAGS: Mapping[str, tuple[str, ...]] = {
-    "amx_bf16": (*_BF16, "-mamx-tile", "-mamx-bf16"),
+    "amx_bf16": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     "avx512_bf16": _BF16,
     "avx512_vnni": _AVX512,
     "avx2": _AVX2,
@@ -47,7 +47,7 @@ class _Shared(NamedTuple):
 
 
 _SHARED = {
-    "amx_bf16": _Shared("avx512_bf16", "avx512_bf16"),
+    "amx_bf16": _Shared("avx512_bf16", "amx_bf16"),
     "avx512_bf16": _Shared("avx512_bf16", "avx512_bf16"),
     "avx512_vnni": _Shared("avx512_vnni", "avx2"),
     "avx2": _Shared("avx2", "avx2"),

@@ -5,19 +5,29 @@ from __future__ import annotations
 import ctypes
 import functools
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tpcompile.backends.native.build import library, paths, prompts
 
+
+class Products(NamedTuple):
+    """The products of a vector path."""
+
+    packed: torch.dtype
+    """The dtype of packed tokens."""
+    rows: int
+    """The rows of a weight in an item: a multiple of those that are multiplied together."""
+
+
 PATHS = {
-    "amx_bf16": torch.bfloat16,
-    "avx512_bf16": torch.bfloat16,
-    "avx512_vnni": torch.float32,
-    "avx2": torch.float32,
+    "amx_bf16": Products(torch.bfloat16, 64),
+    "avx512_bf16": Products(torch.bfloat16, 48),
+    "avx512_vnni": Products(torch.float32, 48),
+    "avx2": Products(torch.float32, 48),
 }
-"""The vector paths that have the kernels, and the dtype of packed tokens in their products."""
+"""The vector paths that have the kernels."""
 
 
 class Operation(IntEnum):

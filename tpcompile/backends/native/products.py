@@ -35,9 +35,8 @@ _MANY_TOKENS = 512
 """The same for weights of few bits, whose rows each item decodes."""
 _LANES = 16
 """The columns that kernels decode at a time."""
-PACKED, _ROWS = 64, 48
-"""The tokens that an item packs, and the rows of a weight in an item: `kItem` and `kItemRows` of
-prompts_products.h."""
+PACKED = 64
+"""The tokens that an item packs: `kItem` of prompts_products.h."""
 _WORDS = 64
 """The columns of rounded tokens that are packed together."""
 
@@ -70,7 +69,7 @@ LinearOf = structure(
     ("x", Heads), *each(ADDRESS, "weight", *PARTS),
     *each(NUMBER, *_OF_ROWS),
     *each(ADDRESS, "bias", "out", "packed", "factors", "sums"),
-    *each(NUMBER, "tokens", "columns", "rows", "part_tokens", "threads"),
+    *each(NUMBER, "tokens", "columns", "rows", "part_rows", "part_tokens", "threads"),
 )  # fmt: skip
 
 
@@ -148,14 +147,20 @@ class Product:
         """The tokens of an item."""
         return _MANY_TOKENS if isinstance(self.weight, FewBits) else _TOKENS
 
+    @property
+    def part_rows(self) -> int:
+        """The rows of an item."""
+        return PATHS[chosen_path()].rows
+
     def items(self, tokens: Any) -> Any:
         """Return the number of items of these tokens."""
-        return -(-self.memory["out"].shape[1] // _ROWS) * -(-tokens // self.part_tokens)
+        rows = self.memory["out"].shape[1]
+        return -(-rows // self.part_rows) * -(-tokens // self.part_tokens)
 
     @property
     def item_values(self) -> int:
         """The products of an item."""
-        return _ROWS * self.part_tokens * self.x.shape[1]
+        return self.part_rows * self.part_tokens * self.x.shape[1]
 
     @property
     def pack(self) -> Operation:
@@ -176,7 +181,7 @@ class Product:
             *(self.weight.numbers if isinstance(self.weight, FewBits) else (0,) * len(_OF_ROWS)),
             *(None if bias is None else bias.data_ptr(), address["out"], address["packed"]),
             *(address.get("factors"), address.get("sums")),
-            *(tokens, columns, rows, self.part_tokens, torch.get_num_threads()),
+            *(tokens, columns, rows, self.part_rows, self.part_tokens, torch.get_num_threads()),
         )
 
 
@@ -192,7 +197,7 @@ def parts_of(weight: torch.Tensor | FewBits) -> dict[str, torch.Tensor]:
 def _packed(tokens: int, columns: int, weight: torch.Tensor | FewBits) -> list[torch.Tensor]:
     """Return memory for packed tokens, and for the factors and sums of rounded ones."""
     if not isinstance(weight, FewBits) or not weight.format.rounds:
-        return [torch.empty(tokens, columns, dtype=PATHS[chosen_path()])]
+        return [torch.empty(tokens, columns, dtype=PATHS[chosen_path()].packed)]
     first, last = weight.columns
     blocks = -(-last // weight.format.block) - first // weight.format.block
     return [

@@ -53,6 +53,7 @@ const void* tpc_amx_bf16();
 // Return the operations on many tokens, which are in the libraries for bf16.
 const void* tpc_prompts_avx2();
 const void* tpc_prompts_avx512_bf16();
+const void* tpc_prompts_amx_bf16();
 
 // Return a machine, or null if the program is refused or the threads cannot be started.
 void* tpc_open(const tpc_program* program, const void* path);

@@ -93,7 +93,7 @@ struct Attention {
 };
 
 // Products of tokens and the rows of a weight. First the tokens are packed in panels, side by side;
-// an item is 64 tokens. Then an item is 48 rows of the weight and some panels. The numbers of a
+// an item is 64 tokens. Then an item is some rows of the weight and some panels. The numbers of a
 // weight of few bits are rounded to bf16.
 struct Linear {
   Heads x;
@@ -109,7 +109,7 @@ struct Linear {
   float* factors;  // of tokens that are rounded, for each block of columns
   int32_t* sums;   // of their integers
   int64_t tokens, columns, rows;
-  int64_t part_tokens;
+  int64_t part_rows, part_tokens;
   int64_t threads;
 };
 

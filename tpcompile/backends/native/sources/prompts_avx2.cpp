@@ -56,7 +56,10 @@ TPC_INLINE Lanes larger(Lanes a, Lanes b) {
 
 TPC_INLINE float greatest_of(Lanes x) { return largest(x); }
 
-constexpr int64_t kPanel = 16, kRows = 6;
+constexpr int64_t kPanel = 16, kRows = 6, kSteps = 1;
+constexpr bool kCopiesRows = false;
+
+struct Tiles {};
 
 using Packed = float;
 constexpr int64_t kColumns = 1;

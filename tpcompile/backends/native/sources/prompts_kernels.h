@@ -388,6 +388,7 @@ void attend(const Attention& a, int64_t part, int64_t run, Scratch& scratch) {
   float* mixed = scratch.take<float>(held * a.width);
   float *most = scratch.take<float>(rows), *total = scratch.take<float>(rows);
   const Widened widened(a, scratch);
+  [[maybe_unused]] const Tiles tiles;
   std::memset(q, 0, sizeof(Packed) * static_cast<size_t>(held * steps));
   std::memset(chances, 0, sizeof(Packed) * static_cast<size_t>(held * kKeySteps));
   std::memset(mixed, 0, sizeof(float) * static_cast<size_t>(held * a.width));
@@ -399,7 +400,7 @@ void attend(const Attention& a, int64_t part, int64_t run, Scratch& scratch) {
   for (int64_t begin = first / kKeys * kKeys; begin < last; begin += kKeys) {
     const int64_t here = last - begin < kKeys ? last - begin : kKeys;
     const int64_t vectors = (here + kLanes - 1) / kLanes;
-    const int64_t used = (here + kColumns - 1) / kColumns;
+    const int64_t used = (here + kColumns * kSteps - 1) / (kColumns * kSteps) * kSteps;
     widened.clear();
     pack_keys(seen, begin, vectors * kLanes, a.width, widened, keys);
     pack_values(seen, begin, used, a.width, widened, values);

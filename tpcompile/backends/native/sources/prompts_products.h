@@ -195,14 +195,11 @@ struct Item {
   int64_t row, rows, token, end;
 };
 
-constexpr int64_t kItemRows = 48;
-static_assert(kItemRows % kRows == 0, "");
-
 TPC_INLINE Item item_of(const Linear& a, int64_t number) {
   const int64_t parts = (a.tokens + a.part_tokens - 1) / a.part_tokens;
-  const int64_t row = number / parts * kItemRows, token = number % parts * a.part_tokens;
+  const int64_t row = number / parts * a.part_rows, token = number % parts * a.part_tokens;
   const int64_t rows = a.rows - row, tokens = a.tokens - token;
-  return {row, rows < kItemRows ? rows : kItemRows, token,
+  return {row, rows < a.part_rows ? rows : a.part_rows, token,
           tokens < a.part_tokens ? a.tokens : token + a.part_tokens};
 }
 
@@ -241,18 +238,19 @@ void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch
   const auto& a = *static_cast<const Linear*>(arguments);
   const auto* packed = static_cast<const Packed*>(a.packed);
   const int64_t steps = a.columns / kColumns;
-  float* sums = scratch.take<float>(kItemRows * kPanel);
+  float* sums = scratch.take<float>(a.part_rows * kPanel);
   Packed* held = nullptr;
+  [[maybe_unused]] const Tiles tiles;
   for (int64_t number = first; number < last; ++number) {
     const Item item = item_of(a, number);
     const auto* stored = static_cast<const bf16*>(a.weight) + item.row * a.columns;
-    const Packed* weight = a.scales ? nullptr : as_packed(stored);
+    const Packed* weight = a.scales || kCopiesRows ? nullptr : as_packed(stored);
     int64_t stride = steps;
     // Copy the rows if they must be decoded or widened, or followed by zeros up to a multiple of
     // kRows.
     if (!weight || item.rows % kRows) {
       stride = steps + kLanes;  // lines at a power of two would compete for places in the cache
-      if (!held) held = scratch.take<Packed>(kItemRows * stride);
+      if (!held) held = scratch.take<Packed>(a.part_rows * stride);
       for (int64_t own = 0; own < item.rows; ++own)
         hold_row(a, item.row + own, held + own * stride);
       for (int64_t own = item.rows; own % kRows; ++own)

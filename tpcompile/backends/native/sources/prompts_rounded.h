@@ -118,6 +118,12 @@ struct RoundedPanel {
   int64_t width;
 };
 
+#if defined(__AMX_INT8__)
+#include "prompts_rounded_tiles.h"
+#else
+// What is added to integers of so many bits.
+constexpr int32_t raised_by(int bits) { return raised_bytes(bits); }
+
 // Multiply 6 rows with 16·kVectors tokens.
 template <bool kSigned, int kVectors>
 TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
@@ -176,6 +182,7 @@ void multiply_rounded_panel(HeldRows rows, int64_t count, const RoundedPanel& x,
     rows.groups += kRows * blocks.count();
   }
 }
+#endif
 
 // Copy a row of a weight, raised.
 template <int kBits>
@@ -183,7 +190,7 @@ void hold_raised(const Linear& a, int64_t row, Word* held) {
   const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
   const char* high = static_cast<const char*>(a.high) + row * a.high_bytes;
   const int64_t before = columns_before(a);
-  const __m128i raised = _mm_set1_epi8(static_cast<char>(raised_bytes(kBits)));
+  const __m128i raised = _mm_set1_epi8(static_cast<char>(raised_by(kBits)));
   for (int64_t at = 0; at < a.columns; at += kLanes) {
     const __m128i found = _mm_add_epi8(integers_at<kBits>(from, high, at, before), raised);
     std::memcpy(held + at / kWord, &found, sizeof found);
@@ -198,11 +205,11 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
       multiply_rounded_panel<kSigned, 3>, multiply_rounded_panel<kSigned, 4>};
   const ColumnBlocks blocks(a);
   const int64_t words = words_of(a), stride = words + kLanes, count = blocks.count();
-  float* sums = scratch.take<float>(kItemRows * kPanel);
-  Word* held = scratch.take<Word>(kItemRows * stride);
-  Group* groups = scratch.take<Group>(kItemRows * count);
+  float* sums = scratch.take<float>(a.part_rows * kPanel);
+  Word* held = scratch.take<Word>(a.part_rows * stride);
+  Group* groups = scratch.take<Group>(a.part_rows * count);
   const bool has_least = a.minima != nullptr, has_offsets = has_least || a.offsets != nullptr;
-  const HeldRows rows{held, stride, groups, raised_bytes(kBits), has_offsets, has_least};
+  const HeldRows rows{held, stride, groups, raised_by(kBits), has_offsets, has_least};
   for (int64_t number = first; number < last; ++number) {
     const Item item = item_of(a, number);
     for (int64_t own = 0; own < item.rows; ++own)
