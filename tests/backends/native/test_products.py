@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.backends.native.many_tokens import NEEDS, TOKENS, near, random, random_weight
-from tpcompile.backends.native import functions, products
+from tpcompile.backends.native import build, functions, many, products
 from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.ir.format import Format
 
@@ -21,20 +21,18 @@ pytestmark = NEEDS
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("shape", [(1, 32), (47, 64), (100, 96), (352, 224)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_linears(
-    tokens: int, shape: tuple[int, int], biased: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(products, "_multiplies", lambda: True)
+def test_linears(tokens: int, shape: tuple[int, int], biased: bool) -> None:
     weight, bias = random(*shape), random(shape[0]) if biased else None
     x = random(tokens, shape[1] + 32)[:, 32:]
     assert products.takes_product(x, weight, bias)
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    found = functions.linear(x, weight, bias)
+    found = products.linear(x, weight, bias)
     size = x.double().abs() @ weight.double().abs().T
     allowed = 2**-8 * exact.abs() + 2**-16 * size + (0 if bias is None else 2**-16)
     assert bool(((found.double() - exact).abs() <= allowed).all())
     for first in range(0, tokens, 7):  # a token's products do not depend on others
-        assert torch.equal(functions.linear(x[first : first + 7], weight, bias), found[first:][:7])
+        part = products.linear(x[first : first + 7], weight, bias)
+        assert torch.equal(part, found[first:][:7])
 
 
 def peak_bytes() -> int:
@@ -142,3 +140,15 @@ def test_rounding_blocks_with_several_scales_are_torchs() -> None:
     assert torch.equal(
         functions.linear(x, weight), torchs.linear(x, weight.decoded(torch.bfloat16))
     )
+
+
+@pytest.mark.parametrize("word", ["int4:64:bf16:a8", "int5:32:f16min:a8", "int6:16:super:a8"])
+def test_products_of_rounded_tokens_are_equal_on_all_paths(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of a block are exact, and blocks are added in one order."""
+    weight, x = random_weight(Format.parsed(word), 16, 101, 320), random(70, 320)
+    found = functions.linear(x, weight, None)
+    slowest = [path for path in build.paths() if path in many.PATHS][-1]
+    monkeypatch.setattr(many, "_path", lambda: slowest)
+    assert torch.equal(functions.linear(x, weight, None), found)

@@ -45,7 +45,7 @@ def linear(
     x: torch.Tensor, weight: torch.Tensor | FewBits, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Apply `torch.nn.functional.linear`."""
-    if len(x) and products.takes_product(x, weight, bias):
+    if len(x) and products.takes_product(x, weight, bias) and products.is_faster(weight):
         return products.linear(x, weight, bias)
     return torchs.linear(
         x, weight.decoded(x.dtype) if isinstance(weight, FewBits) else weight, bias

@@ -41,11 +41,6 @@ _WORDS = 64
 """The columns of rounded tokens that are packed together."""
 
 
-def _multiplies() -> bool:
-    """Return whether products are faster than torch's, which use AMX where the CPU has it."""
-    return chosen_path() != "amx_bf16"
-
-
 def takes_product(
     x: torch.Tensor, weight: torch.Tensor | FewBits, bias: torch.Tensor | None
 ) -> bool:
@@ -60,7 +55,12 @@ def takes_product(
         if stored.rounds and stored.columns % stored.block:
             return False
         return all(part.is_contiguous() for part in weight.parts)
-    return takes(weight) and weight.is_contiguous() and _multiplies()
+    return takes(weight) and weight.is_contiguous()
+
+
+def is_faster(weight: torch.Tensor | FewBits) -> bool:
+    """Return whether the kernels multiply faster than torch, which does not know few bits."""
+    return isinstance(weight, FewBits) or PATHS[chosen_path()].faster
 
 
 _OF_ROWS = ("format", "row_bytes", "high_bytes", "groups", "supers", "first")

@@ -35,7 +35,7 @@ bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx
 // Ask whether the CPU has tiles, and the system to let this process use them.
 bool asks_for_amx_bf16() {
 #if defined(__linux__)
-  constexpr unsigned kTileBits = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE
+  constexpr unsigned kTileBits = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, -TILE and -INT8
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;

@@ -2,8 +2,10 @@
 //
 // A path includes this file after its own vectors (see prompts_avx2.cpp), which define
 // - `Packed` and `kColumns`: an operand of products, and the values of a row that it holds;
-// - `kRows` and `kPanel`: the rows of a product, and the tokens that are packed side by side;
-// - `multiply`, and the functions that lay out its operands: `as_packed`, `hold`, `pack_rows`,
+// - `kPanel`: the tokens that are packed side by side;
+// - `multiply`, for `kRows` rows and a multiple of `kSteps` steps, with `Tiles` if it has any;
+// - `kCopiesRows`: whether rows of a weight are copied although they are stored as operands;
+// - the functions that lay out its operands: `as_packed`, `hold`, `pack_rows`,
 //   `interleave`, `load_transposed`;
 // - `rounded`, `put_some`, `power_of_e`, `square_roots`, and the choice of lanes: `Chosen`,
 //   `lanes_from`, `chosen`, `larger`, `greatest_of`.

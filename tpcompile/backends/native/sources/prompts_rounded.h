@@ -101,11 +101,13 @@ void pack_rounded(const void* arguments, int64_t first, int64_t last, Scratch& s
   }
 }
 
-// Some rows of a weight, `stride` words apart: raised integers, and what those of each block become.
+// Some rows of a weight, `stride` words apart: raised integers, and what those of a block become,
+// `count` rows of a block after those of the one before it.
 struct HeldRows {
   const Word* integers;
   int64_t stride;
   const Group* groups;
+  int64_t count;
   int32_t raised;
   bool has_offsets, has_least;  // whether those of groups are not all 0
 };
@@ -129,8 +131,7 @@ template <bool kSigned, int kVectors>
 TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
                                  const ColumnBlocks& blocks, float* out) {
   constexpr int kCount = kVectors * kRegisters;
-  const int64_t count = blocks.count();
-  for (int64_t block = 0; block < count; ++block) {
+  for (int64_t block = 0; block < blocks.count(); ++block) {
     const int64_t end = blocks.end(block) / kWord;
     IntRegister totals[kRows][kCount];
 #pragma GCC unroll 8
@@ -160,7 +161,7 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
           __builtin_convertvector(load_bytes<IntRegister>(x.sums + place), Register);
 #pragma GCC unroll 6
       for (int64_t row = 0; row < kRows; ++row) {
-        const Group& group = rows.groups[row * count + block];
+        const Group& group = rows.groups[block * rows.count + row];
         Register found = __builtin_convertvector(totals[row][v], Register);
         if (rows.has_offsets) found -= sums * group.offset;
         float* to = out + row * kPanel + kRegister * v;
@@ -179,7 +180,7 @@ void multiply_rounded_panel(HeldRows rows, int64_t count, const RoundedPanel& x,
   for (int64_t row = 0; row < count; row += kRows) {
     multiply_rounded<kSigned, kVectors>(rows, x, blocks, out + row * kPanel);
     rows.integers += kRows * rows.stride;
-    rows.groups += kRows * blocks.count();
+    rows.groups += kRows;
   }
 }
 #endif
@@ -209,14 +210,14 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
   Word* held = scratch.take<Word>(a.part_rows * stride);
   Group* groups = scratch.take<Group>(a.part_rows * count);
   const bool has_least = a.minima != nullptr, has_offsets = has_least || a.offsets != nullptr;
-  const HeldRows rows{held, stride, groups, raised_by(kBits), has_offsets, has_least};
+  const HeldRows rows{held, stride, groups, a.part_rows, raised_by(kBits), has_offsets, has_least};
   for (int64_t number = first; number < last; ++number) {
     const Item item = item_of(a, number);
     for (int64_t own = 0; own < item.rows; ++own)
       hold_raised<kBits>(a, item.row + own, held + own * stride);
     for (int64_t block = 0; block < count; ++block)
       for (int64_t own = 0; own < item.rows; ++own)
-        groups[own * count + block] =
+        groups[block * a.part_rows + own] =
             group_at(a, item.row + own, blocks.group(block), blocks.begin(block));
     for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
       const int64_t width = panel_width(item.end - begin);

@@ -2,6 +2,8 @@
 
 constexpr int32_t raised_by(int) { return 0; }
 
+TPC_INLINE Register everywhere(float value) { return (Register)_mm512_set1_ps(value); }
+
 // The words of a row that are multiplied at a time: the most whose multiples are all ends of blocks.
 inline int64_t words_together(const ColumnBlocks& blocks) {
   int64_t words = kTile;
@@ -10,36 +12,68 @@ inline int64_t words_together(const ColumnBlocks& blocks) {
   return words;
 }
 
-// Multiply 16 rows with 16 tokens. The integers of a block are multiplied by tiles.
+// Multiply the integers of a block: sums of 16 rows and 16 tokens in a tile.
+template <int kSums>
+TPC_INLINE void multiply_block(const HeldRows& rows, const RoundedPanel& x, int64_t begin,
+                               int64_t end, int64_t words) {
+  const int64_t row_bytes = rows.stride * int64_t{sizeof(Word)};
+  const int64_t word_bytes = x.width * int64_t{sizeof(Word)};
+  if constexpr (kSums) _tile_zero(1);
+  else _tile_zero(0);
+  for (int64_t word = begin; word < end; word += words) {
+    _tile_loadd(4, rows.integers + word, row_bytes);
+    _tile_loadd(6, x.integers + word * x.width, word_bytes);
+    if constexpr (kSums) _tile_dpbssd(1, 4, 6);
+    else _tile_dpbssd(0, 4, 6);
+  }
+}
+
+// Add the sums of a block to the results of 16 rows.
+template <int kSums, bool kOffsets, bool kLeast>
+TPC_INLINE void add_block(const Group* groups, const float* factors, const int32_t* token_sums,
+                          Register* found) {
+  alignas(64) int32_t totals[kTile * kTile];
+  if constexpr (kSums) _tile_stored(1, totals, 4 * kTile);
+  else _tile_stored(0, totals, 4 * kTile);
+  Tiles::complete_writes();
+  const Register factor = load_register(factors);
+  const auto sums = __builtin_convertvector(load_bytes<IntRegister>(token_sums), Register);
+#pragma GCC unroll 16
+  for (int64_t row = 0; row < kTile; ++row) {
+    const Group& group = groups[row];
+    auto own = __builtin_convertvector(load_bytes<IntRegister>(totals + row * kTile), Register);
+    if constexpr (kOffsets) own -= sums * everywhere(group.offset);
+    found[row] = multiply_add(found[row], own * factor, everywhere(group.scale));
+    if constexpr (kLeast)
+      found[row] = multiply_add(found[row], sums * factor, everywhere(group.least));
+  }
+}
+
+// Multiply 16 rows with 16 tokens. Tiles multiply a block while the sums of the one before it are
+// added.
 template <bool kOffsets, bool kLeast>
 TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
                                  const ColumnBlocks& blocks, int64_t words, float* out) {
-  const int64_t count = blocks.count();
   Register found[kTile] = {};
-  for (int64_t block = 0; block < count; ++block) {
-    const int64_t end = blocks.end(block) / kWord;
-    alignas(64) int32_t totals[kTile * kTile];
-    _tile_zero(0);
-    for (int64_t word = blocks.begin(block) / kWord; word < end; word += words) {
-      _tile_loadd(4, rows.integers + word, 4 * rows.stride);
-      _tile_loadd(6, x.integers + word * x.width, 4 * x.width);
-      _tile_dpbssd(0, 4, 6);
-    }
-    _tile_stored(0, totals, 4 * kTile);
-    Tiles::complete_writes();
-    const Register factors = load_register(x.factors + block * x.width);
-    const auto sums =
-        __builtin_convertvector(load_bytes<IntRegister>(x.sums + block * x.width), Register);
-#pragma GCC unroll 16
-    for (int64_t row = 0; row < kTile; ++row) {
-      const Group& group = rows.groups[row * count + block];
-      Register own =
-          __builtin_convertvector(load_bytes<IntRegister>(totals + row * kTile), Register);
-      if constexpr (kOffsets) own -= sums * group.offset;
-      found[row] = multiply_add(found[row], own * factors, Register{} + group.scale);
-      if constexpr (kLeast)
-        found[row] = multiply_add(found[row], sums * factors, Register{} + group.least);
-    }
+  const auto multiply = [&](int64_t block, auto sums) TPC_ALWAYS {
+    if (block < blocks.count())
+      multiply_block<decltype(sums)::value>(rows, x, blocks.begin(block) / kWord,
+                                            blocks.end(block) / kWord, words);
+  };
+  const auto add = [&](int64_t block, auto sums) TPC_ALWAYS {
+    if (block < blocks.count())
+      add_block<decltype(sums)::value, kOffsets, kLeast>(rows.groups + block * rows.count,
+                                                         x.factors + block * x.width,
+                                                         x.sums + block * x.width, found);
+  };
+  const std::integral_constant<int, 0> first;
+  const std::integral_constant<int, 1> second;
+  multiply(0, first);
+  for (int64_t block = 0; block < blocks.count(); block += 2) {
+    multiply(block + 1, second);
+    add(block, first);
+    multiply(block + 2, first);
+    add(block + 1, second);
   }
 #pragma GCC unroll 16
   for (int64_t row = 0; row < kTile; ++row)
@@ -60,6 +94,6 @@ void multiply_rounded_panel(HeldRows rows, int64_t count, RoundedPanel x,
       run(rows, own, blocks, words, out + row * kPanel + token);
     }
     rows.integers += kTile * rows.stride;
-    rows.groups += kTile * blocks.count();
+    rows.groups += kTile;
   }
 }
