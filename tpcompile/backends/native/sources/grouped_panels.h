@@ -135,17 +135,16 @@ struct Accumulators<0, kFirst> {
   TPC_INLINE void each(const F&) {}
 };
 
-// Prefetches of adjacent lines, some at a time.
-class Lines {
- public:
-  explicit Lines(const char* from) : next_(from) {}
+// Adjacent lines that are fetched, one at a time.
+struct Lines {
+  const char* next;
+  int64_t due = 0;
 
-  TPC_INLINE void fetch(int64_t count) {
-    for (; count > 0; --count, next_ += kLoad) __builtin_prefetch(next_, 0, 2);
+  TPC_INLINE void fetch() {
+    if (due == 0) return;
+    fetch_line(next);
+    --due, next += kLoad;
   }
-
- private:
-  const char* next_;
 };
 
 // Multiplies a run of some rows by a panel, one leaf after the other. Rows from `rows` on are the last
@@ -177,7 +176,7 @@ class PanelRows {
     const int64_t begin = first / loads * blocks;
     int64_t own = begin;
     for (int64_t load = first; load < last; load += loads) {
-      ahead.fetch(kRows * loads);
+      ahead.due += kRows * loads;
       for (int64_t each = 0; each < loads; ++each) hold(load + each, each);
       for (int64_t one = 0; one < blocks; ++one, ++own) {
         if (own == begin || own % kLanes == 0) take_scales(own);
@@ -186,7 +185,7 @@ class PanelRows {
         lanes |= 1u << own % kLanes;
         IntRegister sums[kProducts];
         multiply(one * kLanes / blocks, kLanes / blocks, loads * kHere,
-                 x_.values + own * block / kEach * kSequences, sums);
+                 x_.values + own * block / kEach * kSequences, ahead, sums);
         add_block(sums, own, to);
       }
     }
@@ -213,11 +212,14 @@ class PanelRows {
 
   // Multiply some pieces of each part of a block by the values of the block.
   TPC_INLINE void multiply(int64_t first, int64_t pieces, int64_t parts, const int32_t* x,
-                           IntRegister* sums) const {
+                           Lines& ahead, IntRegister* sums) const {
     const int32_t* from = held_ + first;
     Accumulators<kProducts> products;
     for (int64_t part = 0; part < parts; ++part, from += kLanes)
-      for (int64_t at = 0; at < pieces; at += kSpread, x += kWide) add(products, from + at, x);
+      for (int64_t at = 0; at < pieces; at += kSpread, x += kWide) {
+        ahead.fetch();
+        add(products, from + at, x);
+      }
     products.each([&](auto at, IntRegister& sum) TPC_ALWAYS { sums[decltype(at)::value] = sum; });
   }
 
@@ -338,8 +340,8 @@ template <class A, int kBits, int kSequences>
   auto* terms = scratch.take<Register>(x.leaves * Rows::kSums);
   const int64_t far = rows_far_ahead(weight);
   for (int64_t row = 0; row < rows; row += kRows) {
-    Lines ahead(ahead_of(weight.address(row), weight.stride(), far, rows - row,
-                         scratch.next_weights));
+    Lines ahead{ahead_of(weight.address(row), weight.stride(), far, rows - row,
+                         scratch.next_weights)};
     const Grouped own = weight.from(row, 0);
     Register* to = terms;
     for (int64_t run = 0; run < x.runs; ++run) {

@@ -21,7 +21,7 @@ struct Blocks {
     Found total{};
 #pragma GCC unroll 2
     for (int load = sum * kLoads; load < (sum + 1) * kLoads; ++load) {
-      if (own == 0) __builtin_prefetch(ahead + load * kLoad, 0, 2);
+      if (own == 0) fetch_line(ahead + load * kLoad);
       const int64_t place = load * kLoad + own * 4 * kRegister;
       const Parts<A, kBits> parts(from + place, high + place * kHigh<kBits> / 4);
 #pragma GCC unroll 4
@@ -37,6 +37,7 @@ struct Blocks {
         }
       }
     }
+    before_next_fetch(total);
     return total;
   }
 
@@ -53,12 +54,12 @@ struct Blocks {
       return in_order(fours<1, kUsed>(number));
     } else if constexpr (kOf == 8 || kOf == 16) {
       constexpr int kEach = kOf / 8;
-      return halves_added(fours<kEach, kUsed>(number),
-                          fours<kEach, kUsed - 4 * kEach>(number + 4 * kEach));
+      const Found first = fours<kEach, kUsed>(number);
+      return halves_added(first, fours<kEach, kUsed - 4 * kEach>(number + 4 * kEach));
 #endif
     } else {
-      return pairs_added(tree<kOf / 2, kUsed>(number),
-                         tree<kOf / 2, kUsed - kOf / 2>(number + kOf / 2));
+      const Found first = tree<kOf / 2, kUsed>(number);  // in the order of memory
+      return pairs_added(first, tree<kOf / 2, kUsed - kOf / 2>(number + kOf / 2));
     }
   }
 
@@ -80,16 +81,17 @@ struct Blocks {
   TPC_INLINE Found fours(int number) const {
     const auto one = [&](auto own) TPC_ALWAYS {
       constexpr int kLeft = kUsed - kEach * decltype(own)::value;
-      const int first = number + kEach * own;
+      const int place = number + kEach * own;
       if constexpr (kLeft <= 0) return Found{};
-      else if constexpr (kEach == 1 || kLeft == 1) return lanes_of(first);
-      else if constexpr (in_shorts(kEach))
-        return A::add_in_shorts(lanes_of(first), lanes_of(first + 1));
-      else return lanes_of(first) + lanes_of(first + 1);
+      else if constexpr (kEach == 1 || kLeft == 1) return lanes_of(place);
+      const Found first = lanes_of(place);
+      if constexpr (in_shorts(kEach)) return A::add_in_shorts(first, lanes_of(place + 1));
+      else return first + lanes_of(place + 1);
     };
     static_assert(in_shorts(kEach) || !in_shorts(1));
     const auto two = [&](auto low, auto high) TPC_ALWAYS {
-      return halves_paired<kEach>(one(low), one(high));
+      const Found first = one(low);
+      return halves_paired<kEach>(first, one(high));
     };
     using std::integral_constant;
     const Found low = two(integral_constant<int, 0>(), integral_constant<int, 1>());

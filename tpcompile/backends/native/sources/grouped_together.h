@@ -122,11 +122,8 @@ inline ValuesTogether values_together(const LaidRun<A>& run, int64_t first, int6
 
 // Store the words of the next registers of a row, of which `left` are left, as transposed.
 template <int kCount>
-TPC_INLINE void store_words(const char* from, const char* ahead, int64_t left, IntRegister* to) {
+TPC_INLINE void store_words(const char* from, int64_t left, IntRegister* to) {
   IntRegister words[kCount];
-#pragma GCC unroll 8
-  for (int64_t line = 0; line < kCount * kWide; line += kLoad)
-    __builtin_prefetch(ahead + line, 0, 2);
   if (left >= kCount) {
 #pragma GCC unroll 8
     for (int own = 0; own < kCount; ++own)
@@ -162,15 +159,19 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
   const auto multiply = [&](IntRegister* totals) TPC_ALWAYS {
 #pragma GCC unroll 1
     for (int row = 0; row < kRows; ++row)
-      store_words<kTaken>(rows.bytes[row] + at, rows.ahead[row] + at, left, words[row]);
+      store_words<kTaken>(rows.bytes[row] + at, left, words[row]);
     const char* next = rows.next + at;
+    const int64_t here = at;
     at += kTaken * kWide, left -= kTaken;
 #pragma GCC unroll 1
     for (int word = 0; word < kTaken; ++word, values += kParts * kBatch * kWide) {
       ShortRegister loaded[kRows];
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row) {
-        if (word % kRegisters == 0) __builtin_prefetch(next + row * stride + word * kWide);
+        if (word % kRegisters == 0) {
+          __builtin_prefetch(next + row * stride + word * kWide);
+          fetch_line(rows.ahead[row] + here + word * kWide);
+        }
         loaded[row] = load_shorts(&words[row][word]), keep(loaded[row]);
       }
 #pragma GCC unroll 4

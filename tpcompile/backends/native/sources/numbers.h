@@ -44,6 +44,26 @@ TPC_INLINE V load_bytes(const void* from) {
   return found;
 }
 
+// Fetch a line of memory into the second-level cache, and compute a value before the next fetch.
+// Compilers keep such fetches in order, and apart. They would gather builtin ones, and a CPU that
+// begins many at a time reads at two thirds of its rate.
+TPC_INLINE void fetch_line(const void* from) {
+#if defined(__x86_64__)
+  __asm__ volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(from)));
+#else
+  __builtin_prefetch(from, 0, 2);
+#endif
+}
+
+template <class V>
+TPC_INLINE void before_next_fetch([[maybe_unused]] V& value) {
+#if defined(__AVX2__)
+  __asm__ volatile("" : "+v"(value));
+#elif defined(__x86_64__)
+  __asm__ volatile("" : "+x"(value));
+#endif
+}
+
 TPC_INLINE Lanes all(float value) { return Lanes{} + value; }
 
 // The same lanes in registers of the path. Compilers hold vectors wider than a register in memory,
