@@ -57,7 +57,9 @@ inline const float* tiled(const bf16* x, int64_t stride, int64_t sequences, int6
   return found;
 }
 
-// Multiply up to 16 rows: `sums[row][sequence]`. Prefetch as many bytes from `ahead`.
+// Multiply up to 16 rows: `sums[row][sequence]`. Fetch as many bytes from `ahead`, a line of them between
+// two lines of a later tile, which go into the nearest cache: a tile whose lines are not there would
+// wait for all fetches that have begun.
 inline void tile_block(Plain<bf16> weight, int64_t rows, int64_t columns, const float* x,
                        int64_t sequences, const char* ahead, float* sums) {
   const int64_t step = 4 * sequences;
@@ -65,9 +67,10 @@ inline void tile_block(Plain<bf16> weight, int64_t rows, int64_t columns, const 
   _tile_zero(TPC_SUMS);
   int64_t at = 0;
   for (; at + kTileColumns <= columns; at += kTileColumns) {
-    for (int64_t line = 0; line < kTileRows; ++line) {
-      __builtin_prefetch(ahead, 0, 2);
-      ahead += 64;
+#pragma GCC unroll 16
+    for (int64_t line = 0; line < kTileRows; ++line, ahead += 64) {
+      fetch_line(ahead);
+      fetch_near(weight.row(line) + at + 2 * kTileColumns);
     }
     _tile_loadd(TPC_WEIGHTS, weight.row(0) + at, weight.stride());
     _tile_loadd(TPC_VALUES, x + at / 2 * sequences, step);
