@@ -93,15 +93,19 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
 }
 
 // `kSequences` lanes for each row, whose number is 16 places after that of the row before.
-template <int kSequences, class Found, class T>
-TPC_INLINE Found spread(const T* from) {
+template <int kSequences, class T>
+TPC_INLINE auto spread(const T* from) {
   if constexpr (kSequences >= kRegister) {
-    return Found{} + *from;
+    return everywhere(*from);
+#if defined(__AVX512F__)
+  } else if constexpr (2 * kSequences == kRegister) {
+    return halves_of(everywhere(from[0]), everywhere(from[kLanes]));
+#endif
   } else {
     typedef T Some __attribute__((vector_size(sizeof(T) * kSequences)));
     Some held[kRegister / kSequences];
     for (int own = 0; own < kRegister / kSequences; ++own) held[own] = Some{} + from[own * kLanes];
-    return load_bytes<Found>(held);
+    return load_bytes<decltype(everywhere(*from))>(held);
   }
 }
 
@@ -303,16 +307,16 @@ class PanelRows {
       const int64_t place = at * kRegister / kSequences * kLanes + block % kLanes;
       const int64_t lane = block * kWide + at * kRegister % kWide;
       if (offsets)
-        sums[at] -= spread<kSequences, IntRegister>(offsets_ + place) *
+        sums[at] -= spread<kSequences>(offsets_ + place) *
                     load_bytes<IntRegister>(x_.sums + lane);
       const Register numbers =
           minima ? A::numbers(sums[at]) : A::less(sums[at], x_.raised + lane);
       const Register products = numbers * load_register(x_.factors + lane);
       totals[at] =
-          multiply_add(totals[at], products, spread<kSequences, Register>(scales_ + place));
+          multiply_add(totals[at], products, spread<kSequences>(scales_ + place));
       if (minima)
         totals[at] = multiply_add(totals[at], load_register(x_.minima + lane),
-                                  spread<kSequences, Register>(minima_ + place));
+                                  spread<kSequences>(minima_ + place));
     }
   }
 

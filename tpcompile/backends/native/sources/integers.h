@@ -65,6 +65,16 @@ TPC_INLINE V first_lanes(V from, int64_t count) {
   return (V)((IntRegister)from & (places < static_cast<int32_t>(count)));
 }
 
+TPC_INLINE IntRegister everywhere(int32_t value) { return IntRegister{} + value; }
+
+#if defined(__AVX512F__)
+// The first eight lanes of a register, and the last ones of another.
+template <class V>
+TPC_INLINE V halves_of(V first, V last) {
+  return (V)_mm512_mask_mov_ps((__m512)first, 0xff00, (__m512)last);
+}
+#endif
+
 // Load one integer of 32 bits, or two, again and again.
 template <int kInts>
 TPC_INLINE ShortRegister everywhere(const int32_t* from) {

@@ -135,6 +135,19 @@ TPC_INLINE Register load_register(const f16* from) {
 #endif
 }
 
+// A value in all lanes. The sum of `Register{}` and a value is an addition, since that of 0 and -0 is 0.
+TPC_INLINE Register everywhere(float value) {
+#if defined(__AVX512F__)
+  return (Register)_mm512_set1_ps(value);
+#elif defined(__AVX2__)
+  return (Register)_mm256_set1_ps(value);
+#else
+  Register found;
+  for (int lane = 0; lane < kRegister; ++lane) found[lane] = value;
+  return found;
+#endif
+}
+
 // One number in all lanes.
 TPC_INLINE Register everywhere(const f16* from) {
 #if defined(__AVX512F__)

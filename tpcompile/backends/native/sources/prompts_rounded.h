@@ -166,8 +166,8 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
         if (rows.has_offsets) found -= sums * group.offset;
         float* to = out + row * kPanel + kRegister * v;
         const Register before = block ? load_register(to) : Register{};
-        found = multiply_add(before, found * factors, Register{} + group.scale);
-        if (rows.has_least) found = multiply_add(found, sums * factors, Register{} + group.least);
+        found = multiply_add(before, found * factors, everywhere(group.scale));
+        if (rows.has_least) found = multiply_add(found, sums * factors, everywhere(group.least));
         std::memcpy(to, &found, sizeof found);
       }
     }

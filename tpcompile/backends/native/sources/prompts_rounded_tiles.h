@@ -2,8 +2,6 @@
 
 constexpr int32_t raised_by(int) { return 0; }
 
-TPC_INLINE Register everywhere(float value) { return (Register)_mm512_set1_ps(value); }
-
 // The words of a row that are multiplied at a time: the most whose multiples are all ends of blocks.
 inline int64_t words_together(const ColumnBlocks& blocks) {
   int64_t words = kTile;
