@@ -131,14 +131,15 @@ TPC_INLINE __m128i integers_at(const char* row, const char* high, int64_t at, in
     return integers_at<kBits>(row, at);
   } else {
     constexpr int kHigh = kBits - 4;
+    // A column that begins 16 begins a byte.
+    uint32_t bits = 0;
+    std::memcpy(&bits, high + (at + before) * kHigh / 8, kLanes * kHigh / 8);
+    IntLanes places;
+    for (int lane = 0; lane < kLanes; ++lane) places[lane] = lane * kHigh;
+    typedef int8_t Octets __attribute__((vector_size(kLanes)));
+    const IntLanes more = ((IntLanes{} + static_cast<int32_t>(bits)) >> places) & ((1 << kHigh) - 1);
     const __m128i low = bytes_at<4>(row, at);
-    alignas(16) char more[kLanes];
-    for (int64_t own = 0; own < kLanes; ++own) {
-      const int64_t bit = (at + before + own) * kHigh;
-      const int found = static_cast<uint8_t>(high[bit / 8]) >> bit % 8;
-      more[own] = static_cast<char>((found & ((1 << kHigh) - 1)) << 4);
-    }
-    const __m128i whole = _mm_or_si128(low, load_bytes<__m128i>(more));
+    const auto whole = _mm_or_si128(low, (__m128i)__builtin_convertvector(more << 4, Octets));
     return _mm_sub_epi8(whole, _mm_set1_epi8(1 << (kBits - 1)));
   }
 }
