@@ -37,5 +37,10 @@ def _wide(value: Any) -> Any:
 def in_float64(model: Any, compute: Callable[[Any], T]) -> T:
     """Return what is computed with a copy of a model in fp64, with the same weights."""
     wide = deepcopy(model).double()
-    with _Float64():
-        return compute(wide)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Float64():
+            return compute(wide)
+    finally:
+        torch.set_default_dtype(default)

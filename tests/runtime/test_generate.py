@@ -19,6 +19,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import tpcompile
+from tests.float64 import in_float64
 from tests.mixtures import HYBRIDS
 from tests.models import NEXT_CONFIG, TOLERANCE, relative_error
 from tests.runtime.eager_pair import PAD, Both, lively, prompt, steps
@@ -138,25 +139,40 @@ def test_rows_that_end_at_different_times(both: Both) -> None:
 
 def test_all_that_eager_returns(both: Both) -> None:
     given = prompt(4, 7)
+    asked = {
+        "attention_mask": given["attention_mask"],
+        "max_new_tokens": 5,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
     for mode in ({}, {"do_sample": True}, {"num_beams": 2}):
-        expected, found = both.generate(
-            given["input_ids"],
-            attention_mask=given["attention_mask"],
-            max_new_tokens=5,
-            return_dict_in_generate=True,
-            output_scores=True,
-            output_logits=True,
-            **mode,
-        )
+        expected, found = both.generate(given["input_ids"], **asked, **mode)
         assert type(found) is type(expected)
         assert found.sequences.tolist() == expected.sequences.tolist()
         for kind in ("scores", "logits"):
             ours, theirs = torch.stack(found[kind]), torch.stack(expected[kind])
             finite = theirs.isfinite()
             assert torch.equal(ours.isfinite(), finite)
-            assert relative_error(ours[finite], theirs[finite]) < TOLERANCE
+            if relative_error(ours[finite], theirs[finite]) < TOLERANCE:
+                continue
+            # Some hybrids amplify rounding: see AMPLIFYING in tests/test_hybrids.py.
+            exact = torch.stack(in_fp64(both.eager, given["input_ids"], **asked, **mode)[kind])
+            errors = [relative_error(own[finite], exact[finite]) for own in (ours, theirs)]
+            assert errors[0] < 2 * errors[1], errors
         ours, theirs = found.past_key_values, expected.past_key_values
         assert ours.get_seq_length() == theirs.get_seq_length()
+
+
+def in_fp64(eager: Any, ids: torch.Tensor, **asked: Any) -> Any:
+    """Generate as `Both.generate` does, in fp64."""
+
+    def generated(model: Any) -> Any:
+        model.set_experts_implementation("eager")  # grouped products have no fp64
+        torch.manual_seed(11)
+        return model.generate(ids, pad_token_id=PAD, **asked)
+
+    return in_float64(eager, generated)
 
 
 @pytest.mark.parametrize("mode", [{}, {"do_sample": True}, {"num_beams": 2}])

@@ -52,6 +52,11 @@ EMULATED __m512i emulated_maskz_loadu_epi16(__mmask32 mask, const void* from) {
 // Constants, and parts of registers.
 EMULATED __m512i emulated_setzero_si512() { return __m512i{}; }
 EMULATED __m512 emulated_setzero_ps() { return __m512{}; }
+EMULATED __m512 emulated_set1_ps(float one) {
+  __m512 found;
+  for (int lane = 0; lane < 16; ++lane) found[lane] = one;
+  return found;
+}
 EMULATED __m512i emulated_set1_epi16(short one) { return (__m512i)(Shorts{} + one); }
 EMULATED __m512i emulated_set1_epi32(int one) { return (__m512i)(Ints{} + one); }
 EMULATED __m512i emulated_castsi256_si512(__m256i a) {
