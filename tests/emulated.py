@@ -30,6 +30,7 @@ EDITS = {
         "return true;",
     ),
     "integers.h": ('__asm__("" : "+v"(value));', "(void)value;"),
+    "numbers.h": ('__asm__ volatile("" : "+v"(value));', "(void)value;"),
 }
 """Changes of sources: the path runs on any CPU, and no register of 64 bytes is asked for."""
 _sources = build.sources

@@ -1,5 +1,6 @@
 // Products of rounded tokens by AMX. Included by prompts_rounded.h in the path that has tiles.
 
+// What is added to integers of so many bits: tiles multiply those with a sign.
 constexpr int32_t raised_by(int) { return 0; }
 
 // The words of a row that are multiplied at a time: the most whose multiples are all ends of blocks.
@@ -79,7 +80,7 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
 }
 
 template <bool kSigned, int kVectors>
-void multiply_rounded_panel(HeldRows rows, int64_t count, RoundedPanel x,
+void multiply_rounded_panel(HeldRows rows, int64_t count, const RoundedPanel& x,
                             const ColumnBlocks& blocks, float* out) {
   const auto run = rows.has_least     ? multiply_rounded<true, true>
                    : rows.has_offsets ? multiply_rounded<true, false>
