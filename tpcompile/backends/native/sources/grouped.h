@@ -161,7 +161,7 @@ class Grouped {
   static TPC_INLINE Register of_whole_supers(const char* small, const f16* supers, int64_t after) {
     const f16* own = supers + after / kEach;
     Register found = everywhere(own);
-    if constexpr (kRegister > kEach) found = Grouped::after(found, everywhere(own + 1), kEach);
+    if constexpr (kRegister > kEach) found = spliced(found, everywhere(own + 1), kEach);
     return __builtin_convertvector(load_register(reinterpret_cast<const int8_t*>(small) + after),
                                    Register) *
            found;
@@ -255,7 +255,7 @@ class Grouped {
       return of_any_supers(small, supers, row, block);
     const f16* own = supers + row * supers_ + place;
     Register found = Register{} + number(own);
-    if (kRegister > each) found = after(found, Register{} + number(own + 1), each);
+    if (kRegister > each) found = spliced(found, Register{} + number(own + 1), each);
     const auto* from = reinterpret_cast<const int8_t*>(small) + row * groups_ + group;
     return __builtin_convertvector(load_register(from), Register) * found;
   }
@@ -271,22 +271,10 @@ class Grouped {
     };
     Register found = Register{} + one(block);
     for (int64_t left = each - (block & (each - 1)); left < kRegister; left += each)
-      found = after(found, Register{} + one(block + left), left);
+      found = spliced(found, Register{} + one(block + left), left);
     return __builtin_convertvector(of_blocks(reinterpret_cast<const int8_t*>(small), row, block),
                                    Register) *
            found;
-  }
-
-  // The first lanes of one register, and the last ones of another.
-  static TPC_INLINE Register after(Register first, Register last, int64_t count) {
-#if defined(__AVX512F__)
-    const auto mask = static_cast<__mmask16>(0xffff << count);
-    return (Register)_mm512_mask_mov_ps((__m512)first, mask, (__m512)last);
-#else
-    IntRegister places;
-    for (int lane = 0; lane < kRegister; ++lane) places[lane] = lane;
-    return places < static_cast<int32_t>(count) ? first : last;
-#endif
   }
 
   // The numbers of a register of blocks, of those that begin at `first`; 0 after a row.

@@ -97,10 +97,8 @@ template <int kSequences, class T>
 TPC_INLINE auto spread(const T* from) {
   if constexpr (kSequences >= kRegister) {
     return everywhere(*from);
-#if defined(__AVX512F__)
   } else if constexpr (2 * kSequences == kRegister) {
-    return halves_of(everywhere(from[0]), everywhere(from[kLanes]));
-#endif
+    return spliced(everywhere(from[0]), everywhere(from[kLanes]), kSequences);
   } else {
     typedef T Some __attribute__((vector_size(sizeof(T) * kSequences)));
     Some held[kRegister / kSequences];

@@ -67,13 +67,18 @@ TPC_INLINE V first_lanes(V from, int64_t count) {
 
 TPC_INLINE IntRegister everywhere(int32_t value) { return IntRegister{} + value; }
 
-#if defined(__AVX512F__)
-// The first eight lanes of a register, and the last ones of another.
+// The first lanes of one register, and the last ones of another.
 template <class V>
-TPC_INLINE V halves_of(V first, V last) {
-  return (V)_mm512_mask_mov_ps((__m512)first, 0xff00, (__m512)last);
-}
+TPC_INLINE V spliced(V first, V last, int64_t count) {
+#if defined(__AVX512F__)
+  const auto mask = static_cast<__mmask16>(0xffff << count);
+  return (V)_mm512_mask_mov_ps((__m512)first, mask, (__m512)last);
+#else
+  IntRegister places;
+  for (int lane = 0; lane < kRegister; ++lane) places[lane] = lane;
+  return places < static_cast<int32_t>(count) ? first : last;
 #endif
+}
 
 // Load one integer of 32 bits, or two, again and again.
 template <int kInts>

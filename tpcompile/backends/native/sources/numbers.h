@@ -72,6 +72,9 @@ TPC_INLINE void before_next_fetch([[maybe_unused]] V& value) {
 #endif
 }
 
+// GCC's intrinsics of tiles do not tell the compiler which memory they read and write.
+TPC_INLINE void complete_writes() { __asm__ volatile("" ::: "memory"); }
+
 TPC_INLINE Lanes all(float value) { return Lanes{} + value; }
 
 // The same lanes in registers of the path. Compilers hold vectors wider than a register in memory,

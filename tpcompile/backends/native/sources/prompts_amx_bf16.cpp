@@ -31,9 +31,6 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
   ~Tiles() { _tile_release(); }
-
-  // GCC's intrinsics do not tell the compiler which memory they read and write.
-  static TPC_INLINE void complete_writes() { __asm__ volatile("" ::: "memory"); }
 };
 
 // Set or increase `out` by products of 32 rows of `a` with 16·kTiles columns of `b`.
@@ -82,7 +79,7 @@ TPC_INLINE void multiply_tiles(const Packed* a, int64_t a_stride, const Packed* 
 template <int kVectors, bool kAdd>
 TPC_INLINE void multiply(const Packed* a, int64_t a_stride, const Packed* b, int64_t b_stride,
                          int64_t steps, float* out, int64_t out_stride) {
-  Tiles::complete_writes();
+  complete_writes();
 #pragma GCC unroll 2
   for (int v = 0; v < kVectors / 2 * 2; v += 2)
     multiply_tiles<2, kAdd>(a, a_stride, b + v * kTile, b_stride, steps, out + v * kTile,
@@ -90,7 +87,7 @@ TPC_INLINE void multiply(const Packed* a, int64_t a_stride, const Packed* b, int
   if constexpr (kVectors % 2)
     multiply_tiles<1, kAdd>(a, a_stride, b + (kVectors - 1) * kTile, b_stride, steps,
                             out + (kVectors - 1) * kTile, out_stride);
-  Tiles::complete_writes();
+  complete_writes();
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ TPC_INLINE void add_block(const Group* groups, const float* factors, const int32
   alignas(64) int32_t totals[kTile * kTile];
   if constexpr (kSums) _tile_stored(1, totals, 4 * kTile);
   else _tile_stored(0, totals, 4 * kTile);
-  Tiles::complete_writes();
+  complete_writes();
   const Register factor = load_register(factors);
   const auto sums = __builtin_convertvector(load_bytes<IntRegister>(token_sums), Register);
 #pragma GCC unroll 16

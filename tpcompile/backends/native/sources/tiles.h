@@ -16,9 +16,6 @@ constexpr bool kHasTiles = false;
 template <>
 constexpr bool kHasTiles<Form<bf16, Plain<bf16>>> = true;
 
-// GCC's intrinsics do not tell the compiler which memory they read. Writes must be complete before.
-TPC_INLINE void complete_writes() { __asm__ volatile("" ::: "memory"); }
-
 // Set the shapes of tiles for some rows and sequences.
 TPC_INLINE void shape_tiles(int64_t rows, int64_t sequences) {
   struct alignas(64) {
