@@ -91,6 +91,7 @@ class Dump {
     words_ = values<int32_t>(file_);
     for (std::vector<int32_t>& list : lists_) list = values<int32_t>(file_);
     const std::vector<int64_t> first = values<int64_t>(file_);  // see `first_weights`
+    families_ = values<int32_t>(file_);
     table_ = values<tpc_buffer>(file_);
     for (tpc_buffer& row : table_) {
       memory_.push_back(section(file_));
@@ -122,6 +123,7 @@ class Dump {
                               lists_[5].data(),
                               lists_[6].data(),
                               weights_.data(),
+                              families_.data(),
                               counters_.data(),
                               board.get(),
                               1,
@@ -180,7 +182,7 @@ class Dump {
 
   std::ifstream file_;
   Header header_;
-  std::vector<int32_t> words_;
+  std::vector<int32_t> words_, families_;
   std::vector<int32_t> lists_[7];  // queues, waits and signals as offsets and values; totals
   std::vector<tpc_buffer> table_;
   std::vector<Bytes> memory_, parts_;  // values, and the other components of weights

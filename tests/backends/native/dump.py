@@ -13,7 +13,7 @@ import torch
 
 from tpcompile.backends.native import Native
 from tpcompile.vm.program import Role
-from tpcompile.vm.program.encoding import encode_program, first_weights
+from tpcompile.vm.program.encoding import encode_program, families, first_weights
 from tpcompile.vm.program.weight import Weight
 
 KEPT = (Role.LOGITS, Role.TOKENS, Role.LENGTHS, Role.POSITIONS, Role.HISTORY, Role.CACHE)
@@ -42,6 +42,7 @@ def write_dump(
             _section(out, _bytes(lists.values))
         _section(out, _bytes(encoded.totals))
         _section(out, _bytes(first_weights(program)))
+        _section(out, _bytes(families(program)))
         _section(out, _bytes(memory.table()))
         for held in memory.tensors:
             for tensor in held.parts.values() if isinstance(held, Weight) else (held,):

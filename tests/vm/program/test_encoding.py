@@ -10,10 +10,12 @@ import torch
 from tests.vm.groups.lowered import CASES, Case, step_program
 from tests.vm.programs import Touch
 from tpcompile.errors import UnsupportedError
+from tpcompile.vm.groups.project import LinearResidual
 from tpcompile.vm.program import Program, Wait
-from tpcompile.vm.program.encoding import decode_program, encode_program, program_words
-from tpcompile.vm.program.instruction import StepInstruction
+from tpcompile.vm.program.encoding import decode_program, encode_program, families, program_words
+from tpcompile.vm.program.instruction import StepInstruction, WeightInstruction
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS, encode
+from tpcompile.vm.program.program import Instruction
 
 
 @pytest.mark.parametrize("policy", ["zigzag", "critical-path", "dynamic"])
@@ -67,3 +69,33 @@ def test_what_cannot_be_encoded() -> None:
     wide = replace(fine, at=replace(fine.at, rows=2**31))
     with pytest.raises(UnsupportedError, match=r"instruction 1.*Found 2147483648"):
         program_words([fine, wide])
+
+
+def test_families_multiply_by_the_same_values() -> None:
+    """A phase is a family, also with Q, K and V; other columns and terms are not part of it."""
+    for case in CASES:
+        instructions = step_program(case).instructions
+        found = families(step_program(case)).tolist()
+        for number, first in enumerate(found):
+            own, before = instructions[number], instructions[first]
+            assert found[first] == first and type(own) is type(before)
+            if first < number:
+                assert _multiplied(own) == _multiplied(before)
+                assert all(getattr(own, name) == getattr(before, name) for name in own.apart)
+            elif number > 0 and type(own) is type(instructions[number - 1]):
+                previous = instructions[number - 1]
+                if isinstance(own, WeightInstruction) and _multiplied(own) == _multiplied(previous):
+                    assert any(getattr(own, n) != getattr(previous, n) for n in own.apart)
+
+
+def _multiplied(one: Instruction) -> tuple[object, int]:
+    return getattr(one.at, "normed", one.at), one.at.weight
+
+
+def test_a_family_ends_where_its_values_change() -> None:
+    program = step_program(CASES[0])
+    first = next(i for i in program.instructions if isinstance(i, LinearResidual))
+    for number, families_of in ((first.at.out, [0, 1]), (first.at.x, [0, 0])):
+        one = replace(first, at=replace(first.at, x=number))
+        found = families(replace(program, instructions=(one, one)))
+        assert found.tolist() == families_of

@@ -21,7 +21,7 @@ from tpcompile.errors import RankError, UnsupportedError, UsageError, VerifyErro
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.abi import buffer_row
 from tpcompile.vm.program.buffer import STORED_DIMS
-from tpcompile.vm.program.encoding import encode_program, first_weights
+from tpcompile.vm.program.encoding import encode_program, families, first_weights
 from tpcompile.vm.program.instruction import NONE, Probe
 from tpcompile.vm.proof.verify import verify_program
 
@@ -42,7 +42,8 @@ class _Program(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("queue_offsets", "queue_values")),
         *((name, ctypes.c_void_p) for name in ("wait_offsets", "wait_values")),
         *((name, ctypes.c_void_p) for name in ("signal_offsets", "signal_values")),
-        *((name, ctypes.c_void_p) for name in ("totals", "weights", "counters", "board")),
+        *((name, ctypes.c_void_p) for name in ("totals", "weights", "families")),
+        *((name, ctypes.c_void_p) for name in ("counters", "board")),
         *((name, ctypes.c_int64) for name in ("counter_rows", "counter_stride", "own_row")),
         *((name, ctypes.c_int32) for name in ("buffer_count", "instruction_count")),
         *((name, ctypes.c_int32) for name in ("counter_count", "queue_value_count")),
@@ -99,7 +100,8 @@ class Native(Executor):
         self.path, self._delays = _chosen(path), delays
         self._table = memory.table()
         check_table(self._table, memory)
-        self._arrays = encode_program(program).arrays() | {"weights": self.first_weights}
+        own = {"weights": self.first_weights, "families": families(program)}
+        self._arrays = encode_program(program).arrays() | own
         self._kept = [
             (number, buffer)
             for number, buffer in enumerate(program.buffers)

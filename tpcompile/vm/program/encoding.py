@@ -132,6 +132,31 @@ def _first_weights(program: Program, one: Instruction) -> tuple[int, int, int]:
     return number, first * row + skipped, (last - first) * row - skipped
 
 
+def families(program: Program) -> torch.Tensor:
+    """Return `[instructions]`: the first instruction of the family of each.
+
+    A family multiplies rows of one weight by the same values, one instruction after the other, so
+    an executor may prepare the values for a whole family.
+    """
+    found: list[int] = []
+    before: Instruction | None = None
+    for number, one in enumerate(program.instructions):
+        found.append(found[-1] if before is not None and _continues(before, one) else number)
+        before = one
+    return torch.tensor(found, dtype=torch.int32)
+
+
+def _continues(before: Instruction, one: Instruction) -> bool:
+    """Return whether an instruction multiplies by the values of the one before it."""
+    if not isinstance(one, WeightInstruction) or type(before) is not type(one):
+        return False
+    at = getattr(one.at, "normed", one.at)
+    if before.at.weight != one.at.weight or getattr(before.at, "normed", before.at) != at:
+        return False
+    same = all(getattr(before, name) == getattr(one, name) for name in one.apart)
+    return same and all(region.buffer != at.x for region in before.writes)
+
+
 def _encodable(instruction: Instruction) -> StepInstruction:
     if isinstance(instruction, StepInstruction) and type(instruction) in INSTRUCTIONS.values():
         return instruction

@@ -43,8 +43,8 @@ class Checker {
 
   void check() {
     const tpc_program& p = program_;
-    require(p.words && p.buffers && p.weights && p.counters && p.board &&
-                (p.totals || p.counter_count == 0),
+    require(p.words && p.buffers && p.weights && p.families && p.counters &&
+                p.board && (p.totals || p.counter_count == 0),
             "an array is missing");
     require(p.queues > 0 && p.sharing > 0 && p.first_queue >= 0 && p.first_worker >= 0 &&
                 int64_t{p.first_worker} + int64_t{p.queues} * p.sharing <= p.workers,

@@ -401,6 +401,26 @@ template <class A>
   multiply(rest, rows - done, x, out + done, out_stride, scratch);
 }
 
+// Return values as products need them, for several products.
+template <class F>
+[[gnu::noinline]] Operand<F> arranged(Operand<F> x, const Grouped& weight, Scratch& scratch) {
+  using A = typename F::Arithmetic;
+  if constexpr (!std::is_same_v<A, Wide>) {
+#if defined(__AVX2__)
+    by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
+      constexpr int kBits = decltype(bits)::value, kLoads = decltype(loads)::value;
+      constexpr int kBlocks = decltype(blocks)::value;
+      if constexpr (kHigh<kBits> == 0)
+        if (rows_together<A>(weight, 1, x))
+          x.together = all_together<A, kBits, kLoads, kBlocks>(x, scratch);
+    });
+    if (x.together) return x;
+#endif
+    if (in_panels<A>(x.batch)) add_panels<A>(weight, x, scratch);
+  }
+  return x;
+}
+
 #if defined(__AVX2__)
 // Add the products of blocks of rows with a single sequence to `products`, `[row][block]`.
 template <class A>

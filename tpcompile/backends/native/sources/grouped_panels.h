@@ -327,6 +327,35 @@ class PanelRows {
   alignas(kLoad) int32_t offsets_[kRows * kLanes];
 };
 
+// Lay out up to `kSequences` sequences from `first` on, for each run.
+template <class A, int kBits, int kSequences>
+inline const void* panels_of(const Grouped& weight, const LaidValues<A>& x, int64_t first,
+                             Scratch& scratch) {
+  const int64_t after = x.batch - first, sequences = after < kSequences ? after : kSequences;
+  auto* found = scratch.take<Panel<A, kSequences>>(x.runs);
+  for (int64_t run = 0; run < x.runs; ++run)
+    found[run] = panel_of<A, kBits, kSequences>(x.laid[run].values + first, sequences, x.laid[run],
+                                                weight.block(), scratch);
+  return found;
+}
+
+// Whether the last sequences, so many, have panels of 16.
+constexpr bool are_wide(int64_t left) { return left > 8; }
+
+// Make the panels of values by which several products multiply.
+template <class A>
+[[gnu::noinline]] void add_panels(const Grouped& weight, LaidValues<A>& x, Scratch& scratch) {
+  auto* found = scratch.take<const void*>((x.batch + kLanes - 1) / kLanes);
+  const bool whole = weight.bits() == 8;
+  for (int64_t first = 0; first < x.batch; first += kLanes) {
+    const auto make = are_wide(x.batch - first)
+                          ? whole ? panels_of<A, 8, 16> : panels_of<A, 4, 16>
+                          : whole ? panels_of<A, 8, 8> : panels_of<A, 4, 8>;
+    found[first / kLanes] = make(weight, x, first, scratch);
+  }
+  x.panels = found;
+}
+
 // Multiply rows by up to `kSequences` sequences from `first` on.
 template <class A, int kBits, int kSequences>
 [[gnu::noinline]] void panel_rows(const Grouped& weight, int64_t rows, const LaidValues<A>& x,
@@ -335,10 +364,9 @@ template <class A, int kBits, int kSequences>
   using Rows = PanelRows<A, kBits, kSequences>;
   constexpr int kRows = kPanelRows<kSequences>, kFound = kRows * kSequences;
   const int64_t after = x.batch - first, sequences = after < kSequences ? after : kSequences;
-  auto* panels = scratch.take<Panel<A, kSequences>>(x.runs);
-  for (int64_t run = 0; run < x.runs; ++run)
-    panels[run] = panel_of<A, kBits, kSequences>(x.laid[run].values + first, sequences, x.laid[run],
-                                                 weight.block(), scratch);
+  const void* own_panels = x.panels ? x.panels[first / kLanes]
+                                    : panels_of<A, kBits, kSequences>(weight, x, first, scratch);
+  const auto* panels = static_cast<const Panel<A, kSequences>*>(own_panels);
   auto* terms = scratch.take<Register>(x.leaves * Rows::kSums);
   const int64_t far = rows_far_ahead(weight);
   for (int64_t row = 0; row < rows; row += kRows) {
@@ -370,8 +398,8 @@ template <class A, int kBits>
 inline void panel_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                        int64_t out_stride, Scratch& scratch) {
   for (int64_t first = 0; first < x.batch; first += kLanes) {
-    const int64_t left = x.batch - first;
-    const auto run = left > 8 ? panel_rows<A, kBits, 16> : panel_rows<A, kBits, 8>;
+    const auto run =
+        are_wide(x.batch - first) ? panel_rows<A, kBits, 16> : panel_rows<A, kBits, 8>;
     run(weight, rows, x, first, out, out_stride, scratch);
   }
 }

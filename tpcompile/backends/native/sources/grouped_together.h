@@ -288,23 +288,38 @@ TPC_INLINE Register lane_sums(Lanes* from) {
 #endif
 }
 
-// Multiply the first rows by all sequences. Return how many; the others need `run_dots`, as do all
-// if a leaf has two blocks in a lane.
-template <class A, int kBits, int kLoads, int kBlocks>
-inline int64_t dots_together(const Grouped& weight, int64_t rows, const LaidValues<A>& x,
-                             float* out, int64_t out_stride, Scratch& scratch) {
+// Return how many of the first rows are multiplied by all sequences together. The others need
+// `run_dots`, as do all if a leaf has two blocks in a lane.
+template <class A>
+inline int64_t rows_together(const Grouped& weight, int64_t rows, const LaidValues<A>& x) {
   const bool single = x.leaves == 1;
   if (x.batch < kFewestInGroups[!single] || x.batch > kMostInGroups[!single]) return 0;
   if (x.runs > 1 || (!single && x.most_blocks > kLanes)) return 0;
-  const LaidRun<A>& run = *x.laid;
-  const int64_t steady = weight.steady_rows(rows, run);
-  if (steady == 0) return 0;
-  auto* values = scratch.take<ValuesTogether>((x.batch + kMostTogether - 1) / kMostTogether);
+  return weight.steady_rows(rows, *x.laid);
+}
+
+// Arrange the values of all sequences.
+template <class A, int kBits, int kLoads, int kBlocks>
+inline const ValuesTogether* all_together(const LaidValues<A>& x, Scratch& scratch) {
+  auto* found = scratch.take<ValuesTogether>((x.batch + kMostTogether - 1) / kMostTogether);
   for (int64_t b = 0; b < x.batch; b += kMostTogether) {
     const int64_t left = x.batch - b;
-    values[b / kMostTogether] = values_together<A, kBits, kLoads, kBlocks>(
-        run, b, left < kMostTogether ? left : kMostTogether, scratch);
+    found[b / kMostTogether] = values_together<A, kBits, kLoads, kBlocks>(
+        *x.laid, b, left < kMostTogether ? left : kMostTogether, scratch);
   }
+  return found;
+}
+
+// Multiply the first rows by all sequences. Return how many.
+template <class A, int kBits, int kLoads, int kBlocks>
+inline int64_t dots_together(const Grouped& weight, int64_t rows, const LaidValues<A>& x,
+                             float* out, int64_t out_stride, Scratch& scratch) {
+  const int64_t steady = rows_together(weight, rows, x);
+  if (steady == 0) return 0;
+  const bool single = x.leaves == 1;
+  const LaidRun<A>& run = *x.laid;
+  const ValuesTogether* values =
+      x.together ? x.together : all_together<A, kBits, kLoads, kBlocks>(x, scratch);
   const int64_t width = single ? kLanes : x.blocks();
   auto* products = scratch.take<float>(kMostTogether * kRegister * width);
   if constexpr (kRegisters > 1)  // the last turn of a round may have no loads

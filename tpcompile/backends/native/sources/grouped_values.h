@@ -166,6 +166,8 @@ constexpr bool kAddsSideBySide = true;
 constexpr bool kAddsSideBySide = false;
 #endif
 
+struct ValuesTogether;  // see grouped_together.h
+
 // Values of all sequences, as rows of few bits are multiplied by them.
 template <class A>
 struct LaidValues {
@@ -174,6 +176,9 @@ struct LaidValues {
   int64_t rounds;       // of all runs
   int64_t most_blocks;  // of a leaf
   int64_t apart = 0;    // as in other operands
+  // The same as products need it, for several of them; null if each product arranges its own.
+  const ValuesTogether* together = nullptr;  // of every 8 sequences
+  const void* const* panels = nullptr;       // of every 16 sequences
 
   int64_t blocks() const { return rounds * kLanes; }
 

@@ -30,7 +30,7 @@ void norm_lm_head(const Memory& memory, const int32_t* words, Scratch& scratch) 
   const auto& at = *reinterpret_cast<const tpc_norm_lm_head*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
   const int64_t slots = memory.extent(at.best, 1);
-  const auto x = normed<Types>(memory, at, scratch);
+  const auto& x = normed<Types>(memory, at, scratch);
   // The logits of a chunk stay in the nearest caches until the best one is found.
   float* found = scratch.take<float>(batch * kChunk);
   for (int64_t chunk = 0; chunk < rows; chunk += kChunk) {

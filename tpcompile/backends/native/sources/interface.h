@@ -16,7 +16,8 @@ typedef struct {
   const int32_t* signal_offsets;
   const int32_t* signal_values;
   const int32_t* totals;
-  const int64_t* weights;  // the address of each instruction's first weights, or 0
+  const int64_t* weights;   // the address of each instruction's first weights, or 0
+  const int32_t* families;  // the first of the instructions that multiply by the same values
   int64_t* counters;
   void* board;  // see board.h: a line for all workers, and one for each
   int64_t counter_rows;

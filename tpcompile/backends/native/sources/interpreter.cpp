@@ -255,7 +255,7 @@ class Machine {
     worker.scratch.next_scales = nullptr;
     const int32_t* words = words_of(turn.number);
     if (program_.delays != 0) delay(worker.delays.next_ns());
-    worker.scratch.reset();
+    worker.scratch.begin(program_.families[turn.number], turn.step);
     kernels_[static_cast<size_t>(turn.number)](memory_, words, worker.scratch);
     if (words[0] == TPC_OP_ARGMAX) end_step(words, turn.step);
     if (int64_t* times = times_.load(std::memory_order_relaxed)) {

@@ -3,15 +3,39 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
+#include <type_traits>
 
 #include "tpc_abi.h"
 
 namespace tpc {
 
-// Memory of one worker for intermediate values of one instruction.
+// Memory of one worker for intermediate values of one instruction, and for what it prepares once for
+// a family of instructions in a step.
 class Scratch {
  public:
   ~Scratch();
+
+  // Begin an instruction. The memory that earlier ones have taken is free, but for what `once` has
+  // prepared in this step for the same family.
+  void begin(int64_t family, int64_t step) {
+    has_ = has_ && family == family_ && step == step_;
+    family_ = family, step_ = step;
+    used_ = has_ && blocks_ == once_block_ ? once_used_ : 0;
+  }
+
+  // Return what `prepare` returns, for the first instruction of the family that the worker runs.
+  // It may point to scratch memory, and to memory that the family does not write.
+  template <class Prepare>
+  const auto& once(const Prepare& prepare) {
+    using Found = decltype(prepare());
+    static_assert(std::is_trivially_destructible_v<Found>, "");
+    if (!has_) {
+      once_ = new (bytes(sizeof(Found))) Found(prepare());
+      once_block_ = blocks_, once_used_ = used_, has_ = true;
+    }
+    return *static_cast<const Found*>(once_);
+  }
 
   // Return memory for `count` values, aligned to a cache line. It is valid until `reset`.
   template <class T>
@@ -37,6 +61,12 @@ class Scratch {
   Block* blocks_ = nullptr;
   size_t size_ = 0;
   size_t used_ = 0;
+
+  bool has_ = false;  // whether `once` has prepared something for the family in the step
+  int64_t family_ = 0, step_ = 0;
+  const void* once_ = nullptr;
+  const Block* once_block_ = nullptr;  // the newest block then, and what was used of it
+  size_t once_used_ = 0;
 };
 
 struct Memory {

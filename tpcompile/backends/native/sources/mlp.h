@@ -78,7 +78,7 @@ template <class Types>
 inline Projected projected(const Memory& memory, const GateUp& at, tpc_range range, bool gated,
                            Scratch& scratch) {
   const int64_t rows = range.stop - range.start, batch = at.normed_batch;
-  const auto x = normed<Types>(memory, at, scratch);
+  const auto& x = normed<Types>(memory, at, scratch);
   float* first = scratch.take<float>(batch * rows);
   float* up = gated ? scratch.take<float>(batch * rows) : nullptr;
   const char* const next_weights = scratch.next_weights;

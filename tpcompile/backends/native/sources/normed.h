@@ -49,11 +49,14 @@ inline Sequences<typename Types::Product> normed_rows(const Memory& memory, cons
 
 // The same, as rows of the weight are multiplied by it.
 template <class Types, class Words>
-inline Operand<typename Types::Product> normed(const Memory& memory, const Words& at,
-                                               Scratch& scratch) {
-  const auto rows = normed_rows<Types>(memory, at, scratch);
-  const typename Types::Weight weight(memory, at.weight);
-  return operand(rows, at.normed_batch, at.normed_width, 1, weight, scratch);
+inline const Operand<typename Types::Product>& normed(const Memory& memory, const Words& at,
+                                                      Scratch& scratch) {
+  return scratch.once([&] {
+    const auto rows = normed_rows<Types>(memory, at, scratch);
+    const typename Types::Weight weight(memory, at.weight);
+    const auto x = operand(rows, at.normed_batch, at.normed_width, 1, weight, scratch);
+    return arranged(x, weight, scratch);
+  });
 }
 
 // Apply rows of a linear to the normed residual; round the results as values.

@@ -13,8 +13,11 @@ void linear_residual(const Memory& memory, const int32_t* words, Scratch& scratc
   const int64_t rows = at.rows.stop - at.rows.start, first = at.rows.start;
   const int64_t whole = memory.extent(at.out, 1);
   const typename Types::Weight weight(memory, at.weight);
-  const Sequences<F> values = sequences<F>(memory.at<T>(at.x), at.batch, at.width, scratch);
-  const Operand<F> x = operand(values, at.batch, at.width, at.leaves, weight, scratch);
+  const Operand<F>& x = scratch.once([&] {
+    const Sequences<F> values = sequences<F>(memory.at<T>(at.x), at.batch, at.width, scratch);
+    const auto own = operand(values, at.batch, at.width, at.leaves, weight, scratch);
+    return arranged(own, weight, scratch);
+  });
   float* found = scratch.take<float>(at.batch * rows);
   dots(weight.from(first, 0), rows, x, found, rows, scratch);
   add_bias<typename Types::Vector>(memory, at.bias, first, rows, at.batch, found, rows);
@@ -34,11 +37,13 @@ void linear_terms(const Memory& memory, const int32_t* words, Scratch& scratch) 
   const auto& at = *reinterpret_cast<const tpc_linear_terms*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, whole = memory.extent(at.out, 1);
   const typename Types::Weight weight(memory, at.weight);
-  const Sequences<F> whole_rows = sequences<F>(memory.at<T>(at.x), at.batch, at.width, scratch);
-  const Sequences<F> values{whole_rows.first + at.columns.start, whole_rows.stride};
   const auto own = weight.from(at.rows.start, at.columns.start);
-  const Operand<F> x = operand(values, at.batch, at.columns.stop - at.columns.start,
-                               at.own_leaves, own, scratch);
+  const Operand<F>& x = scratch.once([&] {
+    const Sequences<F> whole_rows = sequences<F>(memory.at<T>(at.x), at.batch, at.width, scratch);
+    const Sequences<F> values{whole_rows.first + at.columns.start, whole_rows.stride};
+    const int64_t columns = at.columns.stop - at.columns.start;
+    return arranged(operand(values, at.batch, columns, at.own_leaves, own, scratch), own, scratch);
+  });
   float* out = memory.at<float>(at.out) + at.slot * at.batch * whole + at.rows.start;
   dots(own, rows, x, out, whole, scratch);
 }

@@ -73,7 +73,7 @@ template <class Types>
 void norm_qkv_rope_append(const Memory& memory, const int32_t* words, Scratch& scratch) {
   const auto& at = *reinterpret_cast<const tpc_norm_qkv_rope_append*>(words);
   const int64_t heads = at.heads.stop - at.heads.start, rows = heads * at.width;
-  const auto x = normed<Types>(memory, at, scratch);
+  const auto& x = normed<Types>(memory, at, scratch);
   float* found = scratch.take<float>(at.normed_batch * rows);
   const int64_t first = at.first_row + int64_t{at.heads.start} * at.width;
   linear_rows<Types>(memory, at, x, first, rows, found, rows, scratch);
@@ -87,7 +87,7 @@ void norm_qkv_rows(const Memory& memory, const int32_t* words, Scratch& scratch)
   const auto& at = *reinterpret_cast<const tpc_norm_qkv_rows*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, whole = memory.extent(at.raw, 1);
   const int64_t place = at.first_row / at.width + at.head, first = place * at.width;
-  const auto x = normed<Types>(memory, at, scratch);
+  const auto& x = normed<Types>(memory, at, scratch);
   float* found = scratch.take<float>(at.normed_batch * rows);
   linear_rows<Types>(memory, at, x, first + at.rows.start, rows, found, rows, scratch);
   for (int64_t b = 0; b < at.normed_batch; ++b)
