@@ -42,10 +42,8 @@ from tpcompile.backends.native import Native, checks, executor
 from tpcompile.backends.native.build import paths
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.vm.groups.mlp import NormGateUpSwiglu
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
-from tpcompile.vm.program.encoding import families
 from tpcompile.vm.program.instruction import WeightInstruction
 
 pytestmark = pytest.mark.usefixtures("verified_once")
@@ -141,25 +139,6 @@ def test_tokens_of_a_launch_are_those_of_single_steps() -> None:
     single = torch.cat([one.run(1) for _ in range(8)])
     assert torch.equal(many.run(8), single)
     assert torch.equal(many.logits, one.logits)
-
-
-def test_values_are_prepared_in_each_step() -> None:
-    """Also by a worker that runs nothing else than one family, step after step."""
-    case = Case("tiny-qwen3", lengths=(9, 3), spans=1, policy="dynamic", workers=2)
-    found = []
-    for alone in (False, True):
-        memory = case.memory()
-        if alone:
-            program = memory.program
-            numbers = families(program).tolist()
-            own = next(n for n in numbers if isinstance(program.instructions[n], NormGateUpSwiglu))
-            queues = [[n for n, of in enumerate(numbers) if (of == own) == one] for one in (0, 1)]
-            memory.program = replace(program, queues=tuple(map(tuple, queues)), sharing=1)
-        native = Native(memory)
-        place(native, case)
-        found.append((native.run(3), native.logits.clone()))
-        native.close()
-    assert all(map(torch.equal, *found))
 
 
 def test_a_launch_reads_one_state_and_writes_another() -> None:

@@ -74,8 +74,8 @@ def test_what_cannot_be_encoded() -> None:
 def test_families_multiply_by_the_same_values() -> None:
     """A phase is a family, also with Q, K and V; other columns and terms are not part of it."""
     for case in CASES:
-        instructions = step_program(case).instructions
-        found = families(step_program(case)).tolist()
+        program = step_program(case)
+        instructions, found = program.instructions, families(program).tolist()
         for number, first in enumerate(found):
             own, before = instructions[number], instructions[first]
             assert found[first] == first and type(own) is type(before)

@@ -316,11 +316,6 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
   return found;
 }
 
-template <class F, class S>
-inline Operand<F> arranged(const Operand<F>& x, const Plain<S>&, Scratch&) {
-  return x;
-}
-
 // Return the sums of even or of odd chunks of `kRows` rows, times `kBatch` sequences in chunks:
 // `[kBatch][kRows]`. Each loaded vector serves all rows or all sequences. Meanwhile, prefetch a row
 // from `ahead` on.

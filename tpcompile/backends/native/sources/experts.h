@@ -112,12 +112,13 @@ class BatchValues {
  public:
   BatchValues(Sequences<F> values, int64_t batch, int64_t width, const W& weight, Scratch& scratch)
       : values_(values), weight_(weight), width_(width), batch_(batch) {
-    if (batch == 1 || kLaidOnce) all_ = operand(values, batch, width, 1, weight, scratch);
+    if constexpr (kLaidOnce) all_ = laid_operand(values, batch, width, 1, weight, scratch);
+    else if (batch == 1) all_ = operand(values, batch, width, 1, weight, scratch);
   }
 
   Operand<F> of(const int64_t* sequences, int64_t count, Scratch& scratch) const {
     if (batch_ == 1) return all_;
-    if constexpr (kLaidOnce) return selected<F>(all_, sequences, count, scratch);
+    if constexpr (kLaidOnce) return selected<F>(all_, sequences, count, weight_, scratch);
     else return operand(gathered<F>(values_.first, sequences, count, width_, scratch), count, width_,
                         1, weight_, scratch);
   }

@@ -151,11 +151,6 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
   return {values, batch, columns, leaves, nullptr};
 }
 
-template <class F>
-inline Operand<F> arranged(const Operand<F>& x, const Float8&, Scratch&) {
-  return x;
-}
-
 // Columns of a weight whose products have a sum of their own.
 struct Leaf {
   Float8 weight;

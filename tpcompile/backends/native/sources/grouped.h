@@ -401,24 +401,47 @@ template <class A>
   multiply(rest, rows - done, x, out + done, out_stride, scratch);
 }
 
-// Return values as products need them, for several products.
-template <class F>
-[[gnu::noinline]] Operand<F> arranged(Operand<F> x, const Grouped& weight, Scratch& scratch) {
-  using A = typename F::Arithmetic;
+// Arrange values of several sequences as products need them.
+template <class A>
+[[gnu::noinline]] void arrange(const Grouped& weight, LaidValues<A>& x, Scratch& scratch) {
   if constexpr (!std::is_same_v<A, Wide>) {
 #if defined(__AVX2__)
     by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
       constexpr int kBits = decltype(bits)::value, kLoads = decltype(loads)::value;
       constexpr int kBlocks = decltype(blocks)::value;
       if constexpr (kHigh<kBits> == 0)
-        if (rows_together<A>(weight, 1, x))
+        if (takes_together(weight, x))
           x.together = all_together<A, kBits, kLoads, kBlocks>(x, scratch);
     });
-    if (x.together) return x;
+    if (x.together) return;
 #endif
-    if (in_panels<A>(x.batch)) add_panels<A>(weight, x, scratch);
+    if (in_panels<A>(x.batch)) add_panels(weight, x, scratch);
   }
-  return x;
+}
+
+template <class F>
+inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
+                          const Grouped& weight, Scratch& scratch) {
+  Operand<F> found = laid_operand(values, batch, columns, leaves, weight, scratch);
+  arrange(weight, found, scratch);
+  return found;
+}
+
+// Return the values of some sequences, which stay where they are.
+template <class F>
+inline Operand<F> selected(const Operand<F>& x, const int64_t* sequences, int64_t count,
+                           const Grouped& weight, Scratch& scratch) {
+  using A = typename F::Arithmetic;
+  Operand<F> found = x;
+  auto* runs = scratch.take<LaidRun<A>>(x.runs);
+  for (int64_t own = 0; own < x.runs; ++own) {
+    auto* values = scratch.take<Laid<A>>(count);
+    for (int64_t n = 0; n < count; ++n) values[n] = x.laid[own].values[sequences[n]];
+    runs[own] = x.laid[own], runs[own].values = values;
+  }
+  found.batch = count, found.laid = runs;
+  arrange(weight, found, scratch);
+  return found;
 }
 
 #if defined(__AVX2__)

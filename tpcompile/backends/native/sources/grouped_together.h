@@ -288,14 +288,13 @@ TPC_INLINE Register lane_sums(Lanes* from) {
 #endif
 }
 
-// Return how many of the first rows are multiplied by all sequences together. The others need
-// `run_dots`, as do all if a leaf has two blocks in a lane.
+// Whether rows are multiplied by all sequences together. A leaf must not have two blocks in a lane.
 template <class A>
-inline int64_t rows_together(const Grouped& weight, int64_t rows, const LaidValues<A>& x) {
+inline bool takes_together(const Grouped& weight, const LaidValues<A>& x) {
   const bool single = x.leaves == 1;
-  if (x.batch < kFewestInGroups[!single] || x.batch > kMostInGroups[!single]) return 0;
-  if (x.runs > 1 || (!single && x.most_blocks > kLanes)) return 0;
-  return weight.steady_rows(rows, *x.laid);
+  if (x.batch < kFewestInGroups[!single] || x.batch > kMostInGroups[!single]) return false;
+  if (x.runs > 1 || (!single && x.most_blocks > kLanes)) return false;
+  return weight.steady_rows(1, *x.laid) > 0;
 }
 
 // Arrange the values of all sequences.
@@ -310,16 +309,15 @@ inline const ValuesTogether* all_together(const LaidValues<A>& x, Scratch& scrat
   return found;
 }
 
-// Multiply the first rows by all sequences. Return how many.
+// Multiply the first rows by all sequences. Return how many; the others need `run_dots`.
 template <class A, int kBits, int kLoads, int kBlocks>
 inline int64_t dots_together(const Grouped& weight, int64_t rows, const LaidValues<A>& x,
                              float* out, int64_t out_stride, Scratch& scratch) {
-  const int64_t steady = rows_together(weight, rows, x);
+  if (!x.together) return 0;
+  const LaidRun<A>& run = *x.laid;
+  const int64_t steady = weight.steady_rows(rows, run);
   if (steady == 0) return 0;
   const bool single = x.leaves == 1;
-  const LaidRun<A>& run = *x.laid;
-  const ValuesTogether* values =
-      x.together ? x.together : all_together<A, kBits, kLoads, kBlocks>(x, scratch);
   const int64_t width = single ? kLanes : x.blocks();
   auto* products = scratch.take<float>(kMostTogether * kRegister * width);
   if constexpr (kRegisters > 1)  // the last turn of a round may have no loads
@@ -328,7 +326,7 @@ inline int64_t dots_together(const Grouped& weight, int64_t rows, const LaidValu
   for (int64_t row = 0; row < steady; row += kRegister) {
     const int64_t count = steady - row < kRegister ? steady - row : kRegister;
     for (int64_t b = 0; b < x.batch; b += kMostTogether) {
-      const ValuesTogether& own = values[b / kMostTogether];
+      const ValuesTogether& own = x.together[b / kMostTogether];
       const auto with = [&](auto batch) TPC_ALWAYS {
         products_together<A, kBits, kLoads, kBlocks, decltype(batch)::value>(
             weight.from(row, 0), count, rows - row, run, single, own, products, scratch);

@@ -176,7 +176,7 @@ struct LaidValues {
   int64_t rounds;       // of all runs
   int64_t most_blocks;  // of a leaf
   int64_t apart = 0;    // as in other operands
-  // The same as products need it, for several of them; null if each product arranges its own.
+  // The same as products with several sequences need it; null if they do not.
   const ValuesTogether* together = nullptr;  // of every 8 sequences
   const void* const* panels = nullptr;       // of every 16 sequences
 
@@ -275,22 +275,6 @@ template <class A>
   return lay(weight, values, stride, batch, columns, leaves, scratch);
 }
 
-// Return the values of some sequences, which stay where they are.
-template <class F>
-inline Operand<F> selected(const Operand<F>& x, const int64_t* sequences, int64_t count,
-                           Scratch& scratch) {
-  using A = typename F::Arithmetic;
-  Operand<F> found = x;
-  auto* runs = scratch.take<LaidRun<A>>(x.runs);
-  for (int64_t own = 0; own < x.runs; ++own) {
-    auto* values = scratch.take<Laid<A>>(count);
-    for (int64_t n = 0; n < count; ++n) values[n] = x.laid[own].values[sequences[n]];
-    runs[own] = x.laid[own], runs[own].values = values;
-  }
-  found.batch = count, found.laid = runs;
-  return found;
-}
-
 // Multiply the values of a sequence by a factor.
 template <class A>
 inline void scale(const LaidValues<A>& x, int64_t b, float factor) {
@@ -299,9 +283,10 @@ inline void scale(const LaidValues<A>& x, int64_t b, float factor) {
       run->values[b].factors[own] *= factor, run->values[b].minima[own] *= factor;
 }
 
+// Lay out values, of which products take some sequences.
 template <class F>
-inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
-                          const Grouped& weight, Scratch& scratch) {
+inline Operand<F> laid_operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
+                               const Grouped& weight, Scratch& scratch) {
   using A = typename F::Arithmetic;
   return {laid_values<A>(weight, values.first, values.stride, batch, columns, leaves, scratch)};
 }

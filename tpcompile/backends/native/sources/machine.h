@@ -19,9 +19,9 @@ class Scratch {
   // Begin an instruction. The memory that earlier ones have taken is free, but for what `once` has
   // prepared in this step for the same family.
   void begin(int64_t family, int64_t step) {
-    has_ = has_ && family == family_ && step == step_;
+    if (has_ && family == family_ && step == step_) used_ = blocks_ == once_block_ ? once_used_ : 0;
+    else reset();
     family_ = family, step_ = step;
-    used_ = has_ && blocks_ == once_block_ ? once_used_ : 0;
   }
 
   // Return what `prepare` returns, for the first instruction of the family that the worker runs.
@@ -37,13 +37,13 @@ class Scratch {
     return *static_cast<const Found*>(once_);
   }
 
-  // Return memory for `count` values, aligned to a cache line. It is valid until `reset`.
+  // Return memory for `count` values, aligned to a cache line. It is valid until `begin` or `reset`.
   template <class T>
   T* take(int64_t count) {
     return static_cast<T*>(bytes(sizeof(T) * static_cast<size_t>(count)));
   }
 
-  void reset() { used_ = 0; }
+  void reset() { used_ = 0, has_ = false; }
 
   // The weights that the worker reads after those of this instruction, or null. The prefetches at
   // the end of the instruction go on there, so that a worker reads one stream.

@@ -54,8 +54,7 @@ inline const Operand<typename Types::Product>& normed(const Memory& memory, cons
   return scratch.once([&] {
     const auto rows = normed_rows<Types>(memory, at, scratch);
     const typename Types::Weight weight(memory, at.weight);
-    const auto x = operand(rows, at.normed_batch, at.normed_width, 1, weight, scratch);
-    return arranged(x, weight, scratch);
+    return operand(rows, at.normed_batch, at.normed_width, 1, weight, scratch);
   });
 }
 

@@ -15,8 +15,7 @@ void linear_residual(const Memory& memory, const int32_t* words, Scratch& scratc
   const typename Types::Weight weight(memory, at.weight);
   const Operand<F>& x = scratch.once([&] {
     const Sequences<F> values = sequences<F>(memory.at<T>(at.x), at.batch, at.width, scratch);
-    const auto own = operand(values, at.batch, at.width, at.leaves, weight, scratch);
-    return arranged(own, weight, scratch);
+    return operand(values, at.batch, at.width, at.leaves, weight, scratch);
   });
   float* found = scratch.take<float>(at.batch * rows);
   dots(weight.from(first, 0), rows, x, found, rows, scratch);
@@ -37,15 +36,15 @@ void linear_terms(const Memory& memory, const int32_t* words, Scratch& scratch) 
   const auto& at = *reinterpret_cast<const tpc_linear_terms*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, whole = memory.extent(at.out, 1);
   const typename Types::Weight weight(memory, at.weight);
-  const auto own = weight.from(at.rows.start, at.columns.start);
+  const auto own = weight.from(0, at.columns.start);
   const Operand<F>& x = scratch.once([&] {
     const Sequences<F> whole_rows = sequences<F>(memory.at<T>(at.x), at.batch, at.width, scratch);
     const Sequences<F> values{whole_rows.first + at.columns.start, whole_rows.stride};
     const int64_t columns = at.columns.stop - at.columns.start;
-    return arranged(operand(values, at.batch, columns, at.own_leaves, own, scratch), own, scratch);
+    return operand(values, at.batch, columns, at.own_leaves, own, scratch);
   });
   float* out = memory.at<float>(at.out) + at.slot * at.batch * whole + at.rows.start;
-  dots(own, rows, x, out, whole, scratch);
+  dots(own.from(at.rows.start, 0), rows, x, out, whole, scratch);
 }
 
 }  // namespace
