@@ -84,6 +84,21 @@ def test_values_are_the_reference_machine_s(
         assert relative_error(executor.logits, wanted) <= (0 if exact else TOLERANCE)
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", list(EXECUTORS))
+def test_later_steps_do_not_write_logits_that_were_handed_over(name: str, tp: int) -> None:
+    case = replace(CASE, tp=tp)
+    executor = EXECUTORS[name](case.memory())
+    found = []
+    for step in range(STEPS):
+        place(executor, case, step)
+        executor.run()
+        wanted = executor.logits.clone()
+        found.append((executor.hand_over_logits(), wanted))
+    executor.close()
+    assert all(torch.equal(handed, wanted) for handed, wanted in found)
+
+
 def test_a_launch_of_many_steps_is_as_many_launches(make: Make) -> None:
     """Tokens and logits are those of single steps; counters are not cleared in between."""
     one, many = make(), make()

@@ -191,6 +191,10 @@ class Executor(ABC):
         """The logits of the last step, `[batch, vocabulary]`."""
         return self.memory.logits
 
+    def hand_over_logits(self) -> torch.Tensor:
+        """Return the logits of the last step as a tensor that later steps do not write."""
+        return self.logits
+
     def close(self) -> None:
         """Release the memory. No step can be run afterwards."""
         self.memory.tensors.clear()

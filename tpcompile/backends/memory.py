@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -92,6 +93,8 @@ class StepMemory:
             if buffer.role in _OF_HOST and buffer.rank in self.ranks and number not in self._shared
         }
         self._copies = HostCopies(shapes, device, apart=apart)
+        self._placed = False
+        """Whether the inputs have been checked since the last launch."""
         self.tensors = [self._first(number, parameter) for number in range(len(program.buffers))]
         """The tensor of each buffer, empty for buffers of ranks that are not here."""
         for role, table in zip((Role.COS, Role.SIN), rotation, strict=True):
@@ -130,10 +133,10 @@ class StepMemory:
     def _shared(self) -> Mapping[int, torch.Tensor]:
         return {} if self.share is None else self.share.tensors
 
-    def _numbers(self, role: Role) -> list[int]:
+    def _numbers(self, role: Role) -> Sequence[int]:
         """Return the buffers of this role on the ranks that are here."""
         each = self.program.one_per_rank(role)
-        return [each[rank] for rank in self.ranks]
+        return each if self.share is None else (each[self.share.rank],)
 
     def use_caches(
         self, caches: Sequence[torch.Tensor], states: Sequence[Mapping[str, torch.Tensor]] = ()
@@ -166,12 +169,12 @@ class StepMemory:
         each = zip(self.program.buffers, self.tensors, strict=True)
         return torch.tensor([buffer_row(buffer, own, self.block) for buffer, own in each])
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """The maximum number of sequences."""
         return self.extent(Role.TOKENS, 0)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """The maximum number of tokens per sequence."""
         return self.extent(Role.COS, 0)
@@ -180,6 +183,18 @@ class StepMemory:
     def logits(self) -> torch.Tensor:
         """The logits of the last step, `[batch, vocabulary]`; of one rank, its columns."""
         return torch.cat(self.values(Role.LOGITS), 1)
+
+    def hand_over_logits(self) -> torch.Tensor:
+        """Return the logits of the last step as a tensor that later steps do not write.
+
+        If one buffer here holds all of them, no value is copied: the buffer gets a new tensor.
+        """
+        number, *others = self._numbers(Role.LOGITS)
+        if others or number in self._shared:
+            return self.logits
+        found = self.tensors[number]
+        self.tensors[number] = torch.empty_like(found)
+        return found
 
     def place(
         self,
@@ -202,6 +217,7 @@ class StepMemory:
         sequence resumes from state `read`, and the state after its new token is `write`; without
         them, each sequence keeps a state of its own.
         """
+        self._placed = False
         positions = lengths - 1 if positions is None else positions
         self.starts = range(len(tokens) + 1) if starts is None else starts
         check_step(self, tokens, lengths, tables, positions, self.starts, stops)
@@ -217,12 +233,15 @@ class StepMemory:
             check_states(self, self.starts, lengths, read, write)
             self._set(Role.READ, read, 0)
             self._set(Role.WRITE, write, 0)
+        self._placed = True
         if self._own_caches and self._poisons:
             self._poison_caches(lengths, tables)
 
     def begin(self, steps: int) -> None:
         """Raise unless there is room for `steps` steps, and reset the clock."""
-        check_launch(self, self.starts, steps)
+        if steps != 1 or not self._placed:
+            check_launch(self, self.starts, steps)
+        self._placed = False
         self._set(Role.CLOCK, None, 0)
 
     def upload(self) -> None:
@@ -283,7 +302,7 @@ class StepMemory:
             if value is not None:
                 held[tuple(slice(extent) for extent in value.shape)].copy_(value)
 
-    @property
+    @cached_property
     def block(self) -> int:
         """The tokens per block of the KV cache."""
         sequences, most = self._buffer(Role.TABLES).shape

@@ -47,13 +47,14 @@ def check_step(
     stops: Sequence[int],
 ) -> None:
     """Raise unless the inputs of a step fit the program and its caches."""
-    if not len(tokens) == len(lengths) == len(positions) == len(tables) >= 1:
+    ids, ends, places = tokens.tolist(), lengths.tolist(), positions.tolist()
+    held = tables.tolist()
+    if not len(ids) == len(ends) == len(places) == len(held) >= 1:
         raise UsageError(
             "A step must have one token, position, length and table per row",
-            got=f"{len(tokens)} tokens, {len(positions)} positions, {len(lengths)} lengths, "
-            f"{len(tables)} tables",
+            got=f"{len(ids)} tokens, {len(places)} positions, {len(ends)} lengths, "
+            f"{len(held)} tables",
         )
-    ids, ends, places = tokens.tolist(), lengths.tolist(), positions.tolist()
     _at_most("number of rows", len(ids), memory.batch, "batch")
     _at_most("length of a sequence", max(ends), memory.longest, "max_seq_len")
     _at_most("position of a token", max(places), memory.longest - 1, "max_seq_len - 1")
@@ -77,7 +78,6 @@ def check_step(
             got=str(ids),
             expected=f"tokens from 0 to {vocabulary - 1}",
         )
-    held = tables.tolist()
     check_rows(memory, starts, ends, held)
     _check_blocks(memory, sequences_of(starts), ends, ends, held)
 

@@ -299,7 +299,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         self._steps += 1
         if cache is None:
             return self._result(Step(packed.inputs(), output, routing=routing))
-        with cache.append(packed.sequences, batch=len(packed.real)) as placed:
+        with cache.append(packed.sequences, batch=packed.real.shape[0]) as placed:
             inputs = packed.inputs() | placed.inputs()
             more: Any = {"states": placed.states, "routing": routing, "rows": rows}
             return self._result(Step(inputs, output, placed.blocks, placed.copies, **more))

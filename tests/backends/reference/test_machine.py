@@ -346,6 +346,8 @@ def test_steps_beyond_the_blocks() -> None:
     machine = case.machine()
     machine.place(**_placed(case, tables=tables_of(case.lengths)[:, :3]))
     assert len(machine.run(4)) == 4
+    with pytest.raises(UsageError, match="lacks blocks for its 13 tokens"):
+        machine.run(1)
     machine.place(**_placed(case, tables=tables_of(case.lengths)[:, :3]))
     with pytest.raises(UsageError, match="lacks blocks for its 13 tokens"):
         machine.run(5)

@@ -318,6 +318,26 @@ def test_a_program_that_is_loaded_in_inference_mode(ids: torch.Tensor) -> None:
         assert torch.equal(model(ids, past_key_values=past).logits, wanted)
 
 
+def test_results_outlive_later_steps_in_any_mode() -> None:
+    """The caller may change logits, outside inference mode too, and later steps change none."""
+    with _compiled("native") as model:
+        past = model(IDS, use_cache=True).past_key_values
+        found = []
+        for inference in (True, False, False, True, False):
+            with torch.inference_mode(inference):
+                logits = model(IDS[:, :1], past_key_values=past).logits
+            found.append((logits, logits.clone()))
+            if not inference:
+                logits.add_(1)
+        past.crop(IDS.shape[1])
+        for inference, (logits, wanted) in zip(
+            (True, False, False, True, False), found, strict=True
+        ):
+            again = model(IDS[:, :1], past_key_values=past).logits
+            assert torch.equal(again, wanted)
+            assert torch.equal(logits, wanted if inference else wanted + 1)
+
+
 def test_modules_have_no_program() -> None:
     with _compiled("torch") as model, pytest.raises(UnsupportedError, match="has no program"):
         _ = model.program

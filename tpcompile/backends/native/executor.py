@@ -18,8 +18,8 @@ from tpcompile.backends.native.checks import check_kernels, check_table, check_t
 from tpcompile.backends.rotation import CPU
 from tpcompile.backends.share import board_size
 from tpcompile.errors import RankError, UnsupportedError, UsageError, VerifyError, did_you_mean
-from tpcompile.vm.program import Program
-from tpcompile.vm.program.abi import buffer_row
+from tpcompile.vm.program import Program, Role
+from tpcompile.vm.program.abi import buffer_row, column_offsets
 from tpcompile.vm.program.buffer import STORED_DIMS
 from tpcompile.vm.program.encoding import encode_program, families, first_weights
 from tpcompile.vm.program.instruction import NONE, Probe
@@ -30,6 +30,9 @@ _LOOK_MS = 100
 _ALL = 2**63 - 1
 """More steps than any launch has."""
 _FAILED = -1
+_ADDRESS = column_offsets()["address"]
+_REPLACED = {*STORED_DIMS, Role.LOGITS}
+"""The roles of buffers whose tensors may be replaced between launches."""
 _TIMEOUT_S = 60.0
 T = TypeVar("T")
 
@@ -99,16 +102,17 @@ class Native(Executor):
         verify_program(program)
         self.path, self._delays = _chosen(path), delays
         self._table = memory.table()
+        self._rows = self._table.numpy()
         check_table(self._table, memory)
         own = {"weights": self.first_weights, "families": families(program)}
         self._arrays = encode_program(program).arrays() | own
         self._kept = [
             (number, buffer)
             for number, buffer in enumerate(program.buffers)
-            if buffer.role in STORED_DIMS and buffer.rank in memory.ranks
+            if buffer.role in _REPLACED and buffer.rank in memory.ranks
         ]
         self._known: dict[int, torch.Tensor] = {}
-        """The caches and states that the table describes, by buffer."""
+        """The replaced tensors that the table describes, by buffer."""
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
         self._board = torch.zeros(board_size(program), dtype=torch.uint8)
         own_kernels = kernels(self.path, dtype_of(program))
@@ -150,6 +154,9 @@ class Native(Executor):
         self._check_usable()
         self._refresh()
         library().tpc_execute(self._machine, ctypes.c_int32(number))
+
+    def hand_over_logits(self) -> torch.Tensor:
+        return self.memory.hand_over_logits()
 
     def close(self) -> None:
         """End the threads and release the memory."""
@@ -251,13 +258,16 @@ class Native(Executor):
         return _TIMEOUT_S if share is None else share.timeout
 
     def _refresh(self) -> None:
-        """Write changed caches and states to the table; other buffers must not change."""
+        """Write replaced tensors to the table; those of other roles must not change."""
         for number, buffer in self._kept:
-            kept = self.memory.tensors[number]
-            if kept is self._known.get(number):
+            kept, known = self.memory.tensors[number], self._known.get(number)
+            if kept is known:
                 continue
-            row = buffer_row(buffer, kept, self.memory.block)
-            self._table[number], self._known[number] = torch.tensor(row), kept
+            if known is not None and kept.shape == known.shape:
+                self._rows[number, _ADDRESS] = kept.data_ptr()
+            else:
+                self._rows[number] = buffer_row(buffer, kept, self.memory.block)
+            self._known[number] = kept
 
 
 def _close(machine: ctypes.c_void_p, owner: int) -> None:

@@ -109,7 +109,7 @@ class PagedCache(Cache):
         step raises, the cache is restored.
         """
         real = real.to("cpu", torch.bool)
-        new = real.sum(1).tolist()
+        new = [sum(row) for row in real.tolist()]
         self._check_batch(len(new) if batch is None else batch)
         before, columns = held = list(self._rows), self.real
         if not self.is_initialized:

@@ -42,7 +42,7 @@ class Packed:
         The result is not an inference tensor, which callers could not write to, unless they are in
         inference mode.
         """
-        shape = (len(self.real), self.columns, *rows.shape[1:])
+        shape = (self.real.shape[0], self.columns, *rows.shape[1:])
         if self.kept is None:
             writable = torch.is_inference_mode_enabled() or not rows.is_inference()
             found = rows.reshape(shape)
@@ -76,11 +76,12 @@ def pack(
             got=f"shape {tuple(position_ids.shape)}",
             expected=f"shape {tuple(input_ids.shape)}",
         )
-    nothing = torch.ones(len(input_ids), 0, dtype=torch.bool)
-    before = nothing if cached is None or not cached.shape[1] else cached
+    before = cached
+    if before is None or not before.shape[1]:
+        before = torch.ones(input_ids.shape[0], 0, dtype=torch.bool)
     real = _real(input_ids, attention_mask, before)
     columns = range(input_ids.shape[1]) if columns is None else columns
-    if not split and bool(before.all()) and bool(real.all()):
+    if not split and bool(before.all()) and (attention_mask is None or bool(real.all())):
         return _unpadded(input_ids, position_ids, columns, real, before.shape[1])
     if cached is None and not bool(real.any(1).all()):
         raise UsageError(
@@ -158,10 +159,10 @@ def _real(
 ) -> torch.Tensor:
     """Return which ids are tokens; raise if the mask of the cached columns has changed."""
     batch, past = before.shape
-    if batch != len(input_ids):
+    if batch != input_ids.shape[0]:
         raise UsageError(
             "The batch must have as many sequences as the KV cache",
-            got=f"a batch of {len(input_ids)}",
+            got=f"a batch of {input_ids.shape[0]}",
             expected=f"a batch of {batch}",
         )
     if attention_mask is None:

@@ -77,7 +77,7 @@ class StepExecutors:
             count = len(executor.memory.program.instructions)
             options.append(torch.zeros(count, 3, dtype=torch.int64))
             self._times[size] = options[0]
-        rows = len(inputs["lengths"])
+        rows = inputs["lengths"].shape[0]
 
         def tell(tokens: torch.Tensor) -> None:
             if each is not None:
@@ -86,7 +86,8 @@ class StepExecutors:
         done = executor.advance(step.steps, *options, each=tell if each else None)
         if step.output == "tokens":
             return executor.memory.tokens(done)[:, :rows].long()
-        return executor.logits[:rows]
+        logits = executor.hand_over_logits()
+        return logits if rows == logits.shape[0] else logits[:rows]
 
     def times(self, size: ProgramSize) -> torch.Tensor:
         """Return the times of the last step that was timed, `[instructions, 3]` in ns.

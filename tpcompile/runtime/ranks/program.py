@@ -77,7 +77,7 @@ class ProgramRanks(RanksOf):
         result = self.launch(part.step)
         result = result[0] if part.step.output == "tokens" else result
         wanted = part.step.inputs["logit_rows"]
-        return result if wanted.tolist() == [*range(len(result))] else result[wanted]
+        return result if wanted.tolist() == [*range(result.shape[0])] else result[wanted]
 
     def _run_all(self, part: Part) -> list[torch.Tensor]:
         if not part.by_program:
@@ -98,7 +98,7 @@ class ProgramRanks(RanksOf):
         """
         check_open(self.closed)
         step = in_rows(step)
-        batch = size_for(len(step.inputs["lengths"]))
+        batch = size_for(step.inputs["lengths"].shape[0])
         size = ProgramSize(batch, batch if step.rows else 1)
         if size not in self._loaded:
             self._load(size)
