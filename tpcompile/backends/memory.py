@@ -192,7 +192,7 @@ class StepMemory:
         number, *others = self._numbers(Role.LOGITS)
         if others or number in self._shared:
             return self.logits
-        found = self.tensors[number]
+        found: torch.Tensor = self.tensors[number]
         self.tensors[number] = torch.empty_like(found)
         return found
 
