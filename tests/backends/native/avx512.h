@@ -208,6 +208,10 @@ EMULATED __m256bh emulated_cvtneps_pbh(__m512 a) {
   }
   return bytes_of<__m256bh>(found);
 }
+EMULATED __m512bh emulated_cvtne2ps_pbh(__m512 high, __m512 low) {
+  const __m256bh found[2] = {emulated_cvtneps_pbh(low), emulated_cvtneps_pbh(high)};
+  return bytes_of<__m512bh>(found);
+}
 
 // Floating point.
 EMULATED __m512 emulated_fmadd_ps(__m512 a, __m512 b, __m512 c) {

@@ -106,6 +106,22 @@ TPC_INLINE void interleave(const bf16* const* rows, int64_t columns, Packed* pac
   }
 }
 
+// Load 32 rows of 16 values, add a bias to each row if there is one, and round. A vector has the
+// values of two rows, side by side.
+TPC_INLINE void load_pairs(const float* from, int64_t stride, const bf16* bias, Lanes* block) {
+  alignas(64) static constexpr uint16_t kSides[] = {
+      0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i sides = _mm512_load_si512(kSides);
+#pragma GCC unroll 16
+  for (int64_t line = 0; line < kLanes; ++line) {
+    Lanes one = load(from + 2 * line * stride), two = load(from + (2 * line + 1) * stride);
+    if (bias) one += number(bias + 2 * line), two += number(bias + 2 * line + 1);
+    const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)two, (__m512)one);
+    block[line] = (Lanes)_mm512_permutexvar_epi16(sides, both);
+  }
+}
+
 // Load 16 rows of 16 values, and transpose them.
 TPC_INLINE void load_transposed(const float* from, int64_t stride, Lanes* block) {
 #pragma GCC unroll 16

@@ -191,14 +191,15 @@ void hold_row(const Linear& a, int64_t row, Packed* held) {
   }
 }
 
-// Some rows of the weight, and some tokens.
+// Some rows of the weight, and some tokens. Items of the same tokens follow one another, so that
+// packed tokens stay in the second-level cache.
 struct Item {
   int64_t row, rows, token, end;
 };
 
 TPC_INLINE Item item_of(const Linear& a, int64_t number) {
-  const int64_t parts = (a.tokens + a.part_tokens - 1) / a.part_tokens;
-  const int64_t row = number / parts * a.part_rows, token = number % parts * a.part_tokens;
+  const int64_t parts = (a.rows + a.part_rows - 1) / a.part_rows;
+  const int64_t row = number % parts * a.part_rows, token = number / parts * a.part_tokens;
   const int64_t rows = a.rows - row, tokens = a.tokens - token;
   return {row, rows < a.part_rows ? rows : a.part_rows, token,
           tokens < a.part_tokens ? a.tokens : token + a.part_tokens};
@@ -221,7 +222,19 @@ inline void put_panel(const Linear& a, const Item& item, int64_t begin, const fl
   const int64_t width = panel_width(item.end - begin);
   for (int64_t lane = 0; lane < width; lane += kLanes) {
     const int64_t left = item.end - begin - lane;
-    for (int64_t own = 0; own < item.rows; own += kLanes) {
+    int64_t own = 0;
+#if defined(__AVX512BF16__)
+    for (; own + 2 * kLanes <= item.rows; own += 2 * kLanes) {
+      const bf16* bias = a.bias ? from(a.bias) + item.row + own : nullptr;
+      Lanes block[kLanes];
+      load_pairs(sums + own * kPanel + lane, kPanel, bias, block);
+      transpose(block);
+      for (int64_t line = 0; line < kLanes && line < left; ++line)
+        std::memcpy(to(a.out, (begin + lane + line) * a.rows + item.row + own), block + line,
+                    sizeof(Lanes));
+    }
+#endif
+    for (; own < item.rows; own += kLanes) {
       const int64_t count = item.rows - own < kLanes ? item.rows - own : kLanes;
       const Lanes bias = a.bias ? load_some(from(a.bias) + item.row + own, count) : Lanes{};
       Lanes block[kLanes];
