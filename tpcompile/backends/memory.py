@@ -94,7 +94,7 @@ class StepMemory:
         }
         self._copies = HostCopies(shapes, device, apart=apart)
         self._placed = False
-        """Whether the inputs have been checked since the last launch."""
+        """Whether the inputs have been checked since the last launch, and with these caches."""
         self.tensors = [self._first(number, parameter) for number in range(len(program.buffers))]
         """The tensor of each buffer, empty for buffers of ranks that are not here."""
         for role, table in zip((Role.COS, Role.SIN), rotation, strict=True):
@@ -153,6 +153,7 @@ class StepMemory:
         for number, cache in zip(self._numbers(Role.CACHE), caches, strict=True):
             if cache is self.tensors[number]:
                 continue
+            self._placed = False
             buffer = self.program.buffers[number]
             assert buffer.storage is not None
             slots = cache.shape[2] if cache.dim() == len(buffer.storage) else buffer.storage[2]

@@ -63,8 +63,7 @@ def columns(program: Program, one: WeightInstruction) -> int:
     Registers hold the numbers of few bits while they are widened.
     """
     _, width = one.weight_shape
-    x: int = one.at.normed.x if hasattr(one.at, "normed") else one.at.x
-    size: int = program.buffers[x].dtype.itemsize
+    size: int = program.buffers[one.source.x].dtype.itemsize
     plain = one.at.format.plain
     together = tiles(program, one) * _parts(one)[0] * rows(program, one)
     if _few(one):

@@ -150,11 +150,10 @@ def _continues(before: Instruction, one: Instruction) -> bool:
     """Return whether an instruction multiplies by the values of the one before it."""
     if not isinstance(one, WeightInstruction) or type(before) is not type(one):
         return False
-    at = getattr(one.at, "normed", one.at)
-    if before.at.weight != one.at.weight or getattr(before.at, "normed", before.at) != at:
+    if before.at.weight != one.at.weight or before.source != one.source:
         return False
     same = all(getattr(before, name) == getattr(one, name) for name in one.apart)
-    return same and all(region.buffer != at.x for region in before.writes)
+    return same and all(region.buffer != one.source.x for region in before.writes)
 
 
 def _encodable(instruction: Instruction) -> StepInstruction:

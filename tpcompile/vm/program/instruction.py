@@ -216,6 +216,11 @@ class WeightInstruction(StepInstruction):
         return sum([last - first for (first, last), _ in boxes]), stop - start
 
     @property
+    def source(self) -> Any:
+        """The operands that say what the weight is multiplied by; `x` is its buffer."""
+        return getattr(self.at, "normed", self.at)
+
+    @property
     def traffic(self) -> int:
         rows, _ = self.weight_shape
         row: int = self.at.format.row_bytes(*self.weight_boxes[0][1])
