@@ -90,11 +90,9 @@ def place_full(executor: Executor, length: int) -> None:
     Their new tokens differ as far as the vocabulary allows, since equal ones choose equal experts.
     """
     memory = executor.memory
-    logits = memory.program.one_per_rank(Role.LOGITS)
-    vocabulary = sum(memory.program.buffers[number].shape[1] for number in logits)
     batch, blocks = memory.batch, memory.extent(Role.TABLES, 1)
     tables = torch.arange(batch * blocks).view(batch, blocks)
-    executor.place(torch.arange(batch) % vocabulary, torch.full((batch,), length), tables)
+    executor.place(torch.arange(batch) % memory.vocabulary, torch.full((batch,), length), tables)
 
 
 def measure(

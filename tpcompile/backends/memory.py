@@ -180,6 +180,12 @@ class StepMemory:
         """The maximum number of tokens per sequence."""
         return self.extent(Role.COS, 0)
 
+    @cached_property
+    def vocabulary(self) -> int:
+        """The number of tokens that the logits of all ranks are of."""
+        logits = self.program.one_per_rank(Role.LOGITS)
+        return sum(self.program.buffers[number].shape[1] for number in logits)
+
     @property
     def logits(self) -> torch.Tensor:
         """The logits of the last step, `[batch, vocabulary]`; of one rank, its columns."""

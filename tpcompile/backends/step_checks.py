@@ -70,13 +70,11 @@ def check_step(
             "Lengths must be at least 1 and positions at least 0",
             got=f"lengths {ends}, positions {places}",
         )
-    logits = memory.program.one_per_rank(Role.LOGITS)
-    vocabulary = sum(memory.program.buffers[number].shape[1] for number in logits)
-    if not 0 <= min(ids) <= max(ids) < vocabulary:
+    if not 0 <= min(ids) <= max(ids) < memory.vocabulary:
         raise UsageError(
             "Every token must be in the model's vocabulary",
             got=str(ids),
-            expected=f"tokens from 0 to {vocabulary - 1}",
+            expected=f"tokens from 0 to {memory.vocabulary - 1}",
         )
     check_rows(memory, starts, ends, held)
     _check_blocks(memory, sequences_of(starts), ends, ends, held)

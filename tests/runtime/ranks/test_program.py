@@ -326,13 +326,11 @@ def test_results_outlive_later_steps_in_any_mode() -> None:
         for inference in (True, False, False, True, False):
             with torch.inference_mode(inference):
                 logits = model(IDS[:, :1], past_key_values=past).logits
-            found.append((logits, logits.clone()))
+            found.append((inference, logits, logits.clone()))
             if not inference:
                 logits.add_(1)
         past.crop(IDS.shape[1])
-        for inference, (logits, wanted) in zip(
-            (True, False, False, True, False), found, strict=True
-        ):
+        for inference, logits, wanted in found:
             again = model(IDS[:, :1], past_key_values=past).logits
             assert torch.equal(again, wanted)
             assert torch.equal(logits, wanted if inference else wanted + 1)
