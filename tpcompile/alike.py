@@ -16,10 +16,10 @@ K = TypeVar("K", bound=Hashable)
 
 def alike(pairs: Iterable[tuple[int, K]]) -> dict[K, list[int]]:
     """Return the layers of each kind, given each layer with its key."""
-    found: dict[K, list[int]] = {}
+    layers: dict[K, list[int]] = {}
     for layer, key in pairs:
-        found.setdefault(key, []).append(layer)
-    return found
+        layers.setdefault(key, []).append(layer)
+    return layers
 
 
 def kinds_of(keys: Iterable[Hashable]) -> tuple[int, ...]:
@@ -30,9 +30,9 @@ def kinds_of(keys: Iterable[Hashable]) -> tuple[int, ...]:
 
 def runs_of(numbers: Iterable[int]) -> list[range]:
     """Return the runs of consecutive numbers, given numbers in ascending order."""
-    runs = groupby(enumerate(numbers), lambda item: item[1] - item[0])
-    own = ([number for _, number in run] for _, run in runs)
-    return [range(run[0], run[-1] + 1) for run in own]
+    groups = groupby(enumerate(numbers), lambda item: item[1] - item[0])
+    runs = ([number for _, number in group] for _, group in groups)
+    return [range(run[0], run[-1] + 1) for run in runs]
 
 
 def texts_of_runs(numbers: Iterable[int], between: str) -> list[str]:
@@ -52,14 +52,14 @@ class Repeat:
     count: int
 
 
-def repeat_of(kinds: Sequence[int], kept: int) -> Repeat | None:
-    """Return the repeat that has the most layers beyond `kept` periods, None if none has any."""
+def repeat_of(kinds: Sequence[int], kept_periods: int) -> Repeat | None:
+    """Return the repeat that has the most layers beyond `kept_periods`, None if none has any."""
     best, most = None, 0
-    for period in range(1, len(kinds) // (kept + 1) + 1):
+    for period in range(1, len(kinds) // (kept_periods + 1) + 1):
         same = (a == b for a, b in zip(kinds, kinds[period:], strict=False))
         for equal in runs_of(layer for layer, is_same in enumerate(same) if is_same):
             count = (len(equal) + period) // period
-            if (count - kept) * period > most:
-                most = (count - kept) * period
+            if (count - kept_periods) * period > most:
+                most = (count - kept_periods) * period
                 best = Repeat(equal.stop + period - count * period, period, count)
     return best

@@ -134,7 +134,7 @@ def compile(
     `adapter` is the directory of a LoRA adapter of peft. Each rank merges its part of it into its
     part of the weights while they are loaded, before `weights` quantizes them.
     """
-    asked = dict(locals())
+    options = dict(locals())
     load_plugins()
     scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
     check_limit("max_seq_len", max_seq_len)
@@ -165,7 +165,7 @@ def compile(
         described = rank_modules(graph, steps.executor)
         modules = load(described, source, captured.rotary.fresh)
         ranks = steps.ranks(modules, captured.rotary.fresh)
-        made = CompiledModel(
+        compiled = CompiledModel(
             captured,
             graph,
             stages,
@@ -176,10 +176,10 @@ def compile(
             max_batch=max_batch,
             device=place,
         )
-    made.batches, made.explorer = generate_batch, _explore
+    compiled.batches, compiled.explorer = generate_batch, _explore
     if group is None:
-        made.made_by = Recipe(asked)
-    return made
+        compiled.made_by = Recipe(options)
+    return compiled
 
 
 def _explore(model: CompiledModel, path: str | Path, **options: Any) -> None:
@@ -191,10 +191,10 @@ def _explore(model: CompiledModel, path: str | Path, **options: Any) -> None:
 class Recipe:
     """The arguments of `compile`, to compile the model again. It does not keep a model alive."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        model = asked.pop("model")
+    def __init__(self, options: dict[str, Any]) -> None:
+        model = options.pop("model")
         self._model = weakref.ref(model) if isinstance(model, nn.Module) else lambda: model
-        self._asked = asked
+        self._asked = options
 
     def __call__(self, **changes: Any) -> CompiledModel:
         """Compile the model again, with some arguments changed."""

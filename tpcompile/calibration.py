@@ -97,7 +97,7 @@ def calibrate(
         "activations": activations,
         "kv": kv,
     }
-    cases = [replace(one, **quantized) for one in (Case(model, context), *first)]
+    cases = [replace(case, **quantized) for case in (Case(model, context), *first)]
     random, samples, whole = RandomMemory(device), list[Sample](), None
     for case in cases:
         program = program_of(case, target, say)
@@ -107,8 +107,8 @@ def calibrate(
         whole = whole or steps
     say("fitting")
     assert whole is not None
-    found = fit(samples, target)
-    return Calibration(found, step_trace(cases[0].name, whole, found.target, context))
+    fitted = fit(samples, target)
+    return Calibration(fitted, step_trace(cases[0].name, whole, fitted.target, context))
 
 
 def program_of(case: Case, target: Target, say: Say = lambda text: None) -> Program:
@@ -148,10 +148,10 @@ class Prediction:
         return self.predicted_us / self.measured_us
 
     def to_json(self) -> dict[str, Any]:
-        own = vars(self.case) | {
+        values = vars(self.case) | {
             name: round(value, 1) for name, value in vars(self).items() if name != "case"
         }
-        return {**own, "ratio": round(self.ratio, 4)}
+        return {**values, "ratio": round(self.ratio, 4)}
 
 
 def cases_of(model: str, other: str) -> list[Case]:

@@ -45,12 +45,12 @@ def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
 
     Groups outside of a container are not visible in it.
     """
-    own = _own_groups(root)
+    groups = _own_groups(root)
     for mount in _mounts(root):
         key = "" if mount.version == 2 else controller
-        if key not in own or (key and key not in mount.controllers):
+        if key not in groups or (key and key not in mount.controllers):
             continue
-        place = mount.point / _below(own[key], mount.group)
+        place = mount.point / _below(groups[key], mount.group)
         while place.is_relative_to(mount.point):
             yield ControlGroup(place, mount.version)
             place = place.parent
@@ -58,11 +58,11 @@ def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
 
 def _own_groups(root: Path) -> dict[str, PurePosixPath]:
     """Return the group of this process for each controller; version 2 has the empty name."""
-    found: dict[str, PurePosixPath] = {}
+    groups: dict[str, PurePosixPath] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
-        found |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
-    return found
+        groups |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
+    return groups
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:
@@ -83,7 +83,7 @@ def _below(group: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
 
 
 def _unescaped(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
 def _lines(file: Path) -> list[str]:

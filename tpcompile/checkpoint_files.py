@@ -115,44 +115,44 @@ def _files_of_index(directory: Path, index: Path) -> dict[str, Path]:
     mapping = _weight_map(index)
     where = str(index)
     files = {name: _file_named(directory, name, where) for name in dict.fromkeys(mapping.values())}
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in files.values():
         for name in _names_in(path):
-            if name in found:
-                raise _stored_twice(name, found[name], path)
-            found[name] = path
+            if name in paths:
+                raise _stored_twice(name, paths[name], path)
+            paths[name] = path
     for name, file in mapping.items():
-        if found.get(name) != files[file]:
+        if paths.get(name) != files[file]:
             raise CheckpointError(
                 f"The index names a tensor that its file lacks: {shortened(name)}",
                 where=str(files[file]),
                 hint="The index and the files must be of the same checkpoint: download both again",
             )
-    return found
+    return paths
 
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        found = read_object(index).get("weight_map")
+        weight_map = read_object(index).get("weight_map")
     except (JsonError, OSError) as error:
         raise CheckpointError(
             "The index of the checkpoint cannot be read", where=str(index), got=str(error)
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(weight_map, dict):
         raise CheckpointError(
             "The index of the checkpoint must hold an object named weight_map",
             where=str(index),
-            got=shortened(repr(found)),
+            got=shortened(repr(weight_map)),
             expected="an object that maps each tensor to its file",
         )
-    for name, file in found.items():
+    for name, file in weight_map.items():
         if not isinstance(file, str):
             raise CheckpointError(
                 f"The index must map {shortened(name)} to a file name",
                 where=str(index),
                 got=shortened(repr(file)),
             )
-    return found
+    return weight_map
 
 
 def _names_in(path: Path) -> list[str]:
@@ -205,11 +205,11 @@ def size_of(path: Path) -> int | None:
 
 def changed(path: Path, opened: int) -> CheckpointError:
     """Return the error for a changed file: reading a truncated memory map kills the process."""
-    found = size_of(path)
+    size = size_of(path)
     return CheckpointError(
         "A file of the checkpoint changed while it was being read",
         where=str(path),
-        got="no file" if found is None else f"{found:,} bytes",
+        got="no file" if size is None else f"{size:,} bytes",
         expected=f"{opened:,} bytes, as when it was opened",
         hint="Make sure that no process writes to it and its disk is not full, then load it again",
     )

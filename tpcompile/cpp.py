@@ -97,19 +97,19 @@ class CppLibrary:
 
     def key(self, compiler: str) -> str:
         """Return the hash of everything that the library is made from."""
-        found = hashlib.sha256(self._run([compiler, "--version"]).encode())
+        digest = hashlib.sha256(self._run([compiler, "--version"]).encode())
         for file in sorted(self.sources.iterdir()):
-            found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+            digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
         headers, units = sorted(self.headers.items()), list(self.units.items())
-        found.update(repr((headers, FLAGS, units, platform.machine())).encode())
-        return found.hexdigest()[:32]
+        digest.update(repr((headers, FLAGS, units, platform.machine())).encode())
+        return digest.hexdigest()[:32]
 
     def compile_unit(self, compiler: str, directory: Path, name: str) -> Path:
         """Compile one source file; return the object file. The headers must be in `directory`."""
-        source, made = self.sources / f"{name}.cpp", directory / f"{name}.o"
+        source, object_file = self.sources / f"{name}.cpp", directory / f"{name}.o"
         flags = [*FLAGS, *self.units[name], f"-I{directory}", f"-I{self.sources}"]
-        self._run([compiler, *flags, "-c", str(source), "-o", str(made)])
-        return made
+        self._run([compiler, *flags, "-c", str(source), "-o", str(object_file)])
+        return object_file
 
     def write_headers(self, directory: Path) -> None:
         """Write the generated headers."""
@@ -121,12 +121,14 @@ class CppLibrary:
         if self.takes and sys.stderr is not None:
             sys.stderr.write(f"tpcompile: building the {self.name}, which takes {self.takes}\n")
         with tempfile.TemporaryDirectory(prefix="build-", dir=file.parent) as temporary:
-            own = Path(temporary)
-            self.write_headers(own)
+            directory = Path(temporary)
+            self.write_headers(directory)
             with ThreadPoolExecutor(len(self.units)) as pool:
-                made = list(pool.map(lambda n: self.compile_unit(compiler, own, n), self.units))
-            library, checksum = own / "library.so", own / "checksum"
-            objects = map(str, made)
+                object_files = list(
+                    pool.map(lambda n: self.compile_unit(compiler, directory, n), self.units)
+                )
+            library, checksum = directory / "library.so", directory / "checksum"
+            objects = map(str, object_files)
             self._run([compiler, "-shared", "-pthread", "-o", str(library), *objects, "-ldl"])
             checksum.write_text(_checksum(library), encoding="ascii")
             library.replace(file)
@@ -170,23 +172,23 @@ class CppLibrary:
                 env=environment,
             )
         except subprocess.TimeoutExpired as error:
-            said, hint = f"no end within {_LONGEST_S:g} s", "Check that the compiler works"
-            raise self._refused("cannot be built", where, said, hint) from error
+            message, hint = f"no end within {_LONGEST_S:g} s", "Check that the compiler works"
+            raise self._refused("cannot be built", where, message, hint) from error
         except OSError as error:
             hint = _REMEDIES.get(error.errno or 0, "")
             raise self._refused("cannot be built", where, str(error), hint) from error
         if done.returncode:
             whole = done.stderr or done.stdout
             lines = whole.strip().splitlines()
-            said = "\n".join(lines[:_LAST_LINES]) or f"exit status {done.returncode}"
-            raise self._refused("cannot be built", where, said, _remedy(whole))
+            message = "\n".join(lines[:_LAST_LINES]) or f"exit status {done.returncode}"
+            raise self._refused("cannot be built", where, message, _remedy(whole))
         return done.stdout
 
     def _refused(
-        self, what: str, where: str = "", got: str = "", hint: str = ""
+        self, problem: str, where: str = "", got: str = "", hint: str = ""
     ) -> UnsupportedError:
         hint = self._hint(hint or "Install a compiler of C++17")
-        return UnsupportedError(f"The {self.name} {what}", where=where, got=got, hint=hint)
+        return UnsupportedError(f"The {self.name} {problem}", where=where, got=got, hint=hint)
 
     def _unwritable(self, directory: Path, error: OSError) -> UnsupportedError:
         return UnsupportedError(
@@ -199,9 +201,9 @@ class CppLibrary:
         return f"{do}, {self.instead}" if self.instead else do
 
 
-def _remedy(said: str) -> str:
+def _remedy(message: str) -> str:
     """Return what to do about a failure of the machine that a message tells, or nothing."""
-    known = (do for number, do in _REMEDIES.items() if os.strerror(number) in said)
+    known = (do for number, do in _REMEDIES.items() if os.strerror(number) in message)
     return next(known, "")
 
 
@@ -227,10 +229,10 @@ def _is_whole(library: Path) -> bool:
 
 def _check_private(path: Path) -> None:
     """Raise if another user could have changed a file or directory."""
-    found = path.stat()
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = path.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UnsupportedError(
             f"{path} must be writable by its owner only",
-            got=f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}",
+            got=f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}",
             hint="Remove it; it is built again",
         )

@@ -37,9 +37,9 @@ def integers_of(word: str) -> tuple[str, int] | None:
 
     Return None for any other word.
     """
-    found = _WEIGHTS.fullmatch(word)
-    if found is None:
+    match = _WEIGHTS.fullmatch(word)
+    if match is None:
         return None
-    name, group = found[1].lower(), found[2] or str(GROUP_COLUMNS)
+    name, group = match[1].lower(), match[2] or str(GROUP_COLUMNS)
     columns = 0 if group.lower() == "row" else int(group)
     return (name, columns) if columns % _GRAIN == 0 and columns < _MOST else None

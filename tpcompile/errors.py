@@ -28,17 +28,17 @@ class CompileError(Exception):
 
     def at(self, where: str) -> Self:
         """Return a copy of this error with `where` as its place."""
-        found = type(self).__new__(type(self))
-        vars(found).update(vars(self), where=where)
-        found.args = (found._paragraph(),)
-        return found
+        error = type(self).__new__(type(self))
+        vars(error).update(vars(self), where=where)
+        error.args = (error._paragraph(),)
+        return error
 
     def _paragraph(self) -> str:
         details = (("At ", self.where), ("Found ", self.got), ("Expected ", self.expected))
         hint = self.hint[:1].upper() + self.hint[1:]
         sentences = [self.message, *(label + text for label, text in details if text), hint]
-        said = (text.rstrip(".") for text in sentences if text)
-        return " ".join(text if text.endswith("?") else text + "." for text in said)
+        clauses = (text.rstrip(".") for text in sentences if text)
+        return " ".join(text if text.endswith("?") else text + "." for text in clauses)
 
 
 class CaptureError(CompileError):
@@ -86,13 +86,13 @@ def spelled(name: str, known: Iterable[str]) -> str | None:
     names = list(known)
     if name in names:
         return name
-    return next((one for one in names if one.lower() == name.lower()), None)
+    return next((known_name for known_name in names if known_name.lower() == name.lower()), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a sentence that suggests the nearest names, or lists all of them."""
-    names = {one.lower(): one for one in known}
+    names = {known_name.lower(): known_name for known_name in known}
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     if near:
-        return "Did you mean " + " or ".join(names[one] for one in near) + "?"
+        return "Did you mean " + " or ".join(names[key] for key in near) + "?"
     return "Known: " + ", ".join(names.values()) + "."

@@ -74,8 +74,8 @@ class Exploration:
             "title": self.title,
             "about": self.about,
             "recordings": [
-                {"lines": one.lines.rows, "bodies": one.bodies, "stages": one.stages}
-                for one in self.recordings
+                {"lines": record.lines.rows, "bodies": record.bodies, "stages": record.stages}
+                for record in self.recordings
             ],
             "compilations": self.compilations,
             "comparisons": self.comparisons,
@@ -131,7 +131,7 @@ def explore(
     scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
     passes = passes_for(pipeline, tp, kv, experts)
     check_shards(passes, tp)
-    others = [(other, passes_for(text, other, kv, experts)) for other, text in beside]
+    compilations = [(ranks, passes_for(text, ranks, kv, experts)) for ranks, text in beside]
     choices = choose(
         tp=tp,
         target=machine_of(CPU if measured else this_device(), tp) if target is None else target,
@@ -150,13 +150,13 @@ def explore(
         adapter_for(with_weights, adapter)  # raises unless it fits
     captured = with_weights.graph
     name = model if isinstance(model, str) else info_of(captured).name
-    found = _explored(captured, name, passes, choices, measured, say)
-    for other, own in others:
-        say(f"running passes for tp={other}")
-        _compiled(found, captured, own, other)
+    page = _explored(captured, name, passes, choices, measured, say)
+    for other_tp, other_passes in compilations:
+        say(f"running passes for tp={other_tp}")
+        _compiled(page, captured, other_passes, other_tp)
     for kind in COMPARED if compare else ():
         say(f"comparing with eager in {_named(kind)}")
-        result = compare_with_eager(
+        comparison = compare_with_eager(
             model,
             passes,
             dtype=kind,
@@ -167,8 +167,8 @@ def explore(
             simulate=True,
             threads=threads,
         )
-        found.comparisons.append(_comparison(result, kind))
-    return found
+        page.comparisons.append(_comparison(comparison, kind))
+    return page
 
 
 def explore_compiled(
@@ -196,13 +196,13 @@ def _explored(
     """Run passes, and those of a decode step, and schedule it."""
     say("running passes")
     tp = choices.tp
-    found = Exploration(f"{info_of(captured).name}, tp={tp}", _about(captured, name))
-    fork = _compiled(found, captured, passes, tp)
+    page = Exploration(f"{info_of(captured).name}, tp={tp}", _about(captured, name))
+    fork = _compiled(page, captured, passes, tp)
     try:
-        _stepped(found, fork, choices, name, measured, say)
+        _stepped(page, fork, choices, name, measured, say)
     except UnsupportedError as error:  # the modules run it, but there is no program
-        found.about["decode step"] = str(error)
-    return found
+        page.about["decode step"] = str(error)
+    return page
 
 
 def _about(graph: fx.GraphModule, model: str) -> dict[str, str]:
@@ -220,29 +220,29 @@ def _named(dtype: torch.dtype) -> str:
 
 
 def _compiled(
-    found: Exploration, captured: fx.GraphModule, passes: Sequence[Pass], tp: int
+    page: Exploration, captured: fx.GraphModule, passes: Sequence[Pass], tp: int
 ) -> _Fork:
     """Run passes, and add the compilation to the page."""
     fork = DecodeFork(passes)
     prover, recorder = fork.prover, StageRecorder(fork.prover)
-    instruments: list[Instrument] = [_timed(recorder, found), fork]
+    instruments: list[Instrument] = [_timed(recorder, page), fork]
     graph, _ = run_passes(captured, passes, instruments, on_failure=write_reproducer, prover=prover)
-    found.recordings.append(recorder)
-    number = len(found.recordings) - 1
+    page.recordings.append(recorder)
+    number = len(page.recordings) - 1
     name, stages = f"prompts, tp={info_of(graph).tp}", range(len(recorder.stages))
-    with found.timed("plan"):
-        made = _compilation(name, graph, number, stages, passes)
-    with found.timed("modules"):
-        made["modules"] = _modules(graph)
-    found.compilations.append(made)
+    with page.timed("plan"):
+        compilation = _compilation(name, graph, number, stages, passes)
+    with page.timed("modules"):
+        compilation["modules"] = _modules(graph)
+    page.compilations.append(compilation)
     return _Fork(fork, recorder, number, Prover(prover.expressions))
 
 
-def _timed(record: Instrument, found: Exploration) -> Instrument:
+def _timed(record: Instrument, page: Exploration) -> Instrument:
     """Add the time of a recorder's calls to that of the page's stages."""
 
     def recorded(name: str, gm: fx.GraphModule, stats: Stats) -> None:
-        with found.timed("stages"):
+        with page.timed("stages"):
             record(name, gm, stats)
 
     return recorded
@@ -279,24 +279,24 @@ def _compilation(
 
 def _modules(graph: fx.GraphModule) -> list[str | int]:
     try:
-        return distinct([one.source for one in rank_modules(graph)])
+        return distinct([module.source for module in rank_modules(graph)])
     except UnsupportedError:  # a pipeline that ends early has no module
         return []
 
 
 def _stepped(
-    found: Exploration, fork: _Fork, choices: Choices, model: str, measured: bool, say: Say
+    page: Exploration, fork: _Fork, choices: Choices, model: str, measured: bool, say: Say
 ) -> None:
     """Run the passes of a decode step, schedule it, and add both to the page."""
     recorder, shared = fork.recorder, fork.decode.shared
     first = len(recorder.stages)
-    record = _timed(recorder.resumed(shared, fork.prover), found)
+    record = _timed(recorder.resumed(shared, fork.prover), page)
     graph = fork.decode.run(choices.spans, [record], fork.prover)
     stages = [*range(shared + 1), *range(first, len(recorder.stages))]
     name = f"decode step, tp={choices.tp}"
-    with found.timed("plan"):
-        made = _compilation(name, graph, fork.recording, stages, choices.passes)
-    found.compilations.append(made)
+    with page.timed("plan"):
+        compilation = _compilation(name, graph, fork.recording, stages, choices.passes)
+    page.compilations.append(compilation)
     say(f"scheduling for {choices.target.name}")
     step = scheduled(graph, choices.target, choices.plan, choices.policy)
     report = ScheduleReport(choices.asked(model), step)
@@ -304,8 +304,8 @@ def _stepped(
     if measured:
         say("measuring steps")
         steps = ScheduledStep(report).measure().measured
-    with found.timed("schedule"):
-        found.schedule = step_data(report, steps)
+    with page.timed("schedule"):
+        page.schedule = step_data(report, steps)
 
 
 def _comparison(result: Comparison, dtype: torch.dtype) -> dict[str, Any]:

@@ -33,8 +33,8 @@ def cached_directory(model: str) -> Path | None:
     """Return the directory of a model in the cache of the hub, or None."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, "config.json")
-    return Path(found).parent if isinstance(found, str) else None
+    path = try_to_load_from_cache(model, "config.json")
+    return Path(path).parent if isinstance(path, str) else None
 
 
 @lru_cache(maxsize=16)

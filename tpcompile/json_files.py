@@ -20,7 +20,7 @@ class JsonError(ValueError):
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in this file; raise JsonError, or OSError if it cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise JsonError(f"invalid JSON at {where}: {error.msg}") from error
@@ -28,10 +28,10 @@ def read_object(path: Path) -> dict[str, Any]:
         raise _too_deep() from error
     except ValueError as error:  # not UTF-8, or a number with thousands of digits
         raise JsonError(f"invalid JSON: {shortened(str(error))}") from error
-    if not isinstance(found, dict):
-        raise JsonError(f"a JSON {type(found).__name__} instead of an object")
-    _check_depth(found)
-    return found
+    if not isinstance(document, dict):
+        raise JsonError(f"a JSON {type(document).__name__} instead of an object")
+    _check_depth(document)
+    return document
 
 
 def shortened(text: str) -> str:
@@ -44,7 +44,7 @@ def shortened(text: str) -> str:
 
 def _check_depth(value: Any) -> None:
     level, depth = [value], 1
-    while level := [inner for each in level for inner in _inside(each)]:
+    while level := [inner for outer in level for inner in _inside(outer)]:
         depth += 1
         if depth > DEEPEST:
             raise _too_deep()

@@ -30,5 +30,5 @@ class cached_property(Generic[T]):  # noqa: N801
     def __get__(self, instance: object, owner: type | None = None) -> cached_property[T] | T:
         if instance is None:
             return self
-        found = vars(instance)[self._name] = self.func(instance)
-        return found
+        value = vars(instance)[self._name] = self.func(instance)
+        return value

@@ -28,7 +28,7 @@ def library_errors() -> Iterator[None]:
             f"tpcompile does not work with {installed}",
             got=f"{type(error).__name__}: {error}",
             expected=" and ".join(supported),
-            hint="Run `pip install " + " ".join(f"'{each}'" for each in supported) + "`",
+            hint="Run `pip install " + " ".join(f"'{library}'" for library in supported) + "`",
         ) from error
 
 
@@ -39,7 +39,7 @@ def _untested() -> dict[str, tuple[str, str]]:
 
     from packaging.requirements import Requirement
 
-    found: dict[str, tuple[str, str]] = {}
+    untested: dict[str, tuple[str, str]] = {}
     for library in map(Requirement, requires("tpcompile") or ()):
         if library.marker is not None and not library.marker.evaluate({"extra": "triton"}):
             continue
@@ -49,8 +49,8 @@ def _untested() -> dict[str, tuple[str, str]]:
             continue
         if not library.specifier.contains(installed, prereleases=True):
             bounds = sorted(map(str, library.specifier), reverse=True)  # the lower one first
-            found[library.name] = installed, ",".join(bounds)
-    return found
+            untested[library.name] = installed, ",".join(bounds)
+    return untested
 
 
 def _package_of(traceback: TracebackType | None) -> str:

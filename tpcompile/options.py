@@ -108,13 +108,13 @@ def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """Return the floating-point dtype of this name, in any case, or None for "auto" and None."""
     if dtype is None or (isinstance(dtype, str) and dtype.lower() == AUTO_DTYPE):
         return None
-    found: Any = dtype
+    torch_dtype: Any = dtype
     if isinstance(dtype, str):
-        found = getattr(torch, DTYPE_NAMES.get(dtype.lower(), dtype.lower()), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        torch_dtype = getattr(torch, DTYPE_NAMES.get(dtype.lower(), dtype.lower()), None)
+    if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
         hint = did_you_mean(str(dtype), (*DTYPES, AUTO_DTYPE))
         raise UsageError(f"{dtype!r} is not a supported dtype", hint=hint)
-    return found
+    return torch_dtype
 
 
 def scheme_of(weights: str | None, head: str | None = None) -> Scheme | None:
@@ -130,13 +130,13 @@ def scheme_of(weights: str | None, head: str | None = None) -> Scheme | None:
                 hint='Add weights="int8" or weights="int4"',
             )
         return None
-    found = integers_of(weights) if isinstance(weights, str) else None
-    if found is None:
+    integers = integers_of(weights) if isinstance(weights, str) else None
+    if integers is None:
         raise UsageError(f"weights must be {WEIGHTS_FORM}, got {weights!r}")
     if head is not None and head not in HEADS:
         hint = did_you_mean(str(head), HEADS)
         raise UsageError(f"head must be one of {', '.join(HEADS)}, got {head!r}", hint=hint)
-    name, columns = found
+    name, columns = integers
     of_head = None if head == "keep" else Integers(_KINDS[head or "int8"], columns)
     return Scheme(Integers(_KINDS[name], columns), of_head)
 
@@ -166,14 +166,14 @@ _KINDS = {kind.word: kind for kind in (Kind.INT8, Kind.INT4)}
 def device_of(device: torch.device | str | None) -> torch.device:
     """Return a device by name, the CPU by default. Raise unless it is there and supported."""
     try:
-        found = torch.device("cpu" if device is None else device)
+        torch_device = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"device must be cpu or cuda, got {device!r}") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if torch_device.type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(
             f"device={str(device)!r} needs a GPU, but torch finds no GPU",
             hint="Omit it to run on the CPU",
         )
-    if found.type not in ("cpu", "cuda"):
+    if torch_device.type not in ("cpu", "cuda"):
         raise UnsupportedError(f"device={str(device)!r} is not supported", expected="cpu or cuda")
-    return found
+    return torch_device

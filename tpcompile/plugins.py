@@ -17,8 +17,8 @@ def load_plugins() -> tuple[str, ...]:
     An entry point names a module. Importing it registers the ops, passes, instructions, policies,
     targets and backends that it adds.
     """
-    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    for entry in found:
+    entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    for entry in entries:
         try:
             entry.load()
         except CompileError as error:
@@ -30,4 +30,4 @@ def load_plugins() -> tuple[str, ...]:
                 got=f"{type(error).__name__}: {error}",
                 hint="Fix or uninstall the package",
             ) from error
-    return tuple(entry.name for entry in found)
+    return tuple(entry.name for entry in entries)

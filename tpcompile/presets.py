@@ -182,31 +182,31 @@ MIXTURES = tuple(_MOE_SIZES)
 
 
 def _presets() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    configs: dict[str, dict[str, Any]] = {}
     for name, (*sizes, vocab, eps) in _QWEN25_SIZES.items():
-        own = dict(zip(_COLUMNS, sizes, strict=True))
-        found[name] = {**_QWEN25, **own, "vocab_size": vocab, "rms_norm_eps": eps}
+        settings = dict(zip(_COLUMNS, sizes, strict=True))
+        configs[name] = {**_QWEN25, **settings, "vocab_size": vocab, "rms_norm_eps": eps}
     for name, row in _QWEN3_SIZES.items():
-        found[name] = {**_QWEN3, **dict(zip(_COLUMNS, row, strict=True))}
+        configs[name] = {**_QWEN3, **dict(zip(_COLUMNS, row, strict=True))}
     for name, (*sizes, values) in _QWEN35_SIZES.items():
-        own = dict(zip(_COLUMNS, sizes, strict=True))
-        found[name] = {**_QWEN35, **own, "linear_num_value_heads": values}
+        settings = dict(zip(_COLUMNS, sizes, strict=True))
+        configs[name] = {**_QWEN35, **settings, "linear_num_value_heads": values}
     for name, (columns, family) in _MOE_SIZES.items():
-        own = dict(zip(_MOE_COLUMNS, columns, strict=True))
-        found[name] = {**family, **own, "tie_word_embeddings": False}
-    found["tiny-qwen2"] = {**_QWEN25, **_TINY, "hidden_size": 96}
-    found["tiny-qwen3"] = {**_QWEN3, **_TINY, "head_dim": 16}
-    found["tiny-qwen3-moe"] = {**_QWEN3_MOE, **_TINY, **_TINY_MOE, "head_dim": 16}
-    found["tiny-qwen3.5"] = {**_QWEN35, **_TINY, **_TINY_HYBRID}
-    found["tiny-qwen3.5-moe"] = {
+        settings = dict(zip(_MOE_COLUMNS, columns, strict=True))
+        configs[name] = {**family, **settings, "tie_word_embeddings": False}
+    configs["tiny-qwen2"] = {**_QWEN25, **_TINY, "hidden_size": 96}
+    configs["tiny-qwen3"] = {**_QWEN3, **_TINY, "head_dim": 16}
+    configs["tiny-qwen3-moe"] = {**_QWEN3_MOE, **_TINY, **_TINY_MOE, "head_dim": 16}
+    configs["tiny-qwen3.5"] = {**_QWEN35, **_TINY, **_TINY_HYBRID}
+    configs["tiny-qwen3.5-moe"] = {
         **_QWEN35_MOE,
         **_TINY,
         **_TINY_HYBRID,
         **_TINY_MOE,
         "shared_expert_intermediate_size": 80,
     }
-    del found["tiny-qwen3.5-moe"]["intermediate_size"]
-    return found
+    del configs["tiny-qwen3.5-moe"]["intermediate_size"]
+    return configs
 
 
 PRESETS = _presets()
@@ -214,10 +214,10 @@ PRESETS = _presets()
 
 def preset(name: str) -> dict[str, Any]:
     """Return the configuration of a preset, `model_type` included. Names ignore case."""
-    found = spelled(name, PRESETS)
-    if found is None:
+    spelling = spelled(name, PRESETS)
+    if spelling is None:
         raise UsageError(f"There is no preset {name!r}", hint=did_you_mean(name, PRESETS))
-    return copy.deepcopy(PRESETS[found])
+    return copy.deepcopy(PRESETS[spelling])
 
 
 def check_model_name(model: str) -> None:

@@ -82,7 +82,7 @@ class QuantizedCheckpoint:
 
     def to_json(self) -> dict[str, Any]:
         """Return the data of the report."""
-        return asdict(self) | {"layers": [asdict(one) for one in self.layers]}
+        return asdict(self) | {"layers": [asdict(layer) for layer in self.layers]}
 
     def table(self) -> str:
         """Format the errors of the weights, and those of the logits."""
@@ -92,17 +92,17 @@ class QuantizedCheckpoint:
         table.add_column("weight", overflow="fold")
         for column in ("format", "bytes", "relative error"):
             table.add_column(column, justify="right")
-        for one in self.layers:
-            table.add_row(one.name, one.format, f"{one.bytes:,}", f"{one.rel_error:.2%}")
+        for layer in self.layers:
+            table.add_row(layer.name, layer.format, f"{layer.bytes:,}", f"{layer.rel_error:.2%}")
         before, after = (f"{size / 1e6:,.1f} MB" for size in (self.bytes_before, self.bytes_after))
         text = table_text(table) + f"all tensors: {before} before, {after} after\n"
         if self.logits is None:
             return text
-        found = self.logits
+        logits = self.logits
         return text + (
-            f"logits of {found.tokens} tokens: KL {found.kl:.2g} nats, the same choice after "
-            f"{found.top1:.1%},\ndifferences of {found.mean_abs:.2g} on average and "
-            f"{found.max_abs:.2g} at most\n"
+            f"logits of {logits.tokens} tokens: KL {logits.kl:.2g} nats, the same choice after "
+            f"{logits.top1:.1%},\ndifferences of {logits.mean_abs:.2g} on average and "
+            f"{logits.max_abs:.2g} at most\n"
         )
 
 
@@ -127,7 +127,7 @@ def quantize(
     `compile`; the checkpoint does not depend on it.
     """
     scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
-    with new_directory(directory) as made:
+    with new_directory(directory) as output:
         say(f"capturing {model if isinstance(model, str) else type(model).__name__}")
         captured = capture(model, dtype=dtype_of(dtype), scheme=scheme)
         source = weights_of(captured, model, None)
@@ -136,17 +136,17 @@ def quantize(
             kind = value_type(next(iter(parameters(captured.graph.graph)))).dtype
             settings = generation_config_of(captured, source)
             name = info_of(captured.graph).model
-            write_settings(made, captured.config, kind, name, settings)
+            write_settings(output, captured.config, kind, name, settings)
             if isinstance(model, str | Path):
-                _copy_tokenizer(directory_of(model, _COPIED), made)
-            after = _write(captured, read, made, max_shard_size, say)
-            written = capture(made, dtype=kind)
-            with opened(weights_of(written, made, None)) as back:
+                _copy_tokenizer(directory_of(model, _COPIED), output)
+            after = _write(captured, read, output, max_shard_size, say)
+            written = capture(output, dtype=kind)
+            with opened(weights_of(written, output, None)) as back:
                 layers = tuple(_errors(captured, read, back, say))
             logits = None
             if tokens is not None:
                 config = model.config if isinstance(model, nn.Module) else model
-                logits = _logits_error(config, kind, read, made, tokens, rounds, say)
+                logits = _logits_error(config, kind, read, output, tokens, rounds, say)
     before = _bytes_before(captured, kind)
     return QuantizedCheckpoint(str(directory), layers, before, after, logits)
 
@@ -168,13 +168,13 @@ class _Streamed:
 
 
 def _write(
-    captured: Captured, read: Quantizing, made: Path, max_shard_size: int | str, say: _Say
+    captured: Captured, read: Quantizing, output: Path, max_shard_size: int | str, say: _Say
 ) -> int:
     """Write the tensors one at a time; return their bytes."""
     whole = WholeWeights(captured.graph, captured.tensors, captured.aliases, captured.encodings)
     metas = whole.metas()
     count = sum(math.prod(tensor.shape) for tensor in captured.tensors.values())
-    writer = begin_files(made, split(metas, max_shard_size), metas, count)
+    writer = begin_files(output, split(metas, max_shard_size), metas, count)
     streamed = _Streamed(captured.graph.graph, read)
     for number, (name, tensor) in enumerate(whole.gather_all(metas, streamed)):
         say(f"writing tensor {number + 1} of {len(metas)}: {name}")
@@ -182,11 +182,11 @@ def _write(
     return sum(tensor.nbytes for tensor in metas.values())
 
 
-def _copy_tokenizer(source: Path, made: Path) -> None:
+def _copy_tokenizer(source: Path, output: Path) -> None:
     for pattern in _COPIED:
         for file in sorted(source.glob(pattern)):
             if file.is_file():
-                shutil.copyfile(file, made / file.name)
+                shutil.copyfile(file, output / file.name)
 
 
 def _errors(
@@ -201,20 +201,20 @@ def _errors(
         error, size = 0.0, 0.0
         for box in _boxes(extents, max(1, _BLOCK // columns)):
             wanted = read.original(source, (*box, slice(0, columns))).float().cpu()
-            found = _decoded(tensor, box, back)
-            error += float((found - wanted).square().sum(dtype=torch.float64))
+            decoded = _decoded(tensor, box, back)
+            error += float((decoded - wanted).square().sum(dtype=torch.float64))
             size += float(wanted.square().sum(dtype=torch.float64))
         held = math.prod(extents) * tensor.format.row_bytes(0, columns)
         yield QuantizedWeight(name, str(tensor.format), held, math.sqrt(error / (size or 1.0)))
 
 
-def _boxes(extents: Sequence[int], each: int) -> Iterator[tuple[slice, ...]]:
-    """Yield parts of at most `each` rows, each of one expert."""
+def _boxes(extents: Sequence[int], limit: int) -> Iterator[tuple[slice, ...]]:
+    """Yield parts of at most `limit` rows, each of one expert."""
     *stacks, rows = extents
     for place in product(*map(range, stacks)):
-        for start in range(0, rows, each):
-            part = slice(start, min(start + each, rows))
-            yield (*(slice(one, one + 1) for one in place), part)
+        for start in range(0, rows, limit):
+            part = slice(start, min(start + limit, rows))
+            yield (*(slice(index, index + 1) for index in place), part)
 
 
 def _decoded(tensor: Tensor, rows: tuple[slice, ...], read: Read) -> torch.Tensor:
@@ -240,7 +240,7 @@ def _logits_error(
     model: Any,
     kind: torch.dtype,
     read: Quantizing,
-    made: Path,
+    output: Path,
     tokens: Sequence[int],
     rounds: bool,
     say: _Say,
@@ -254,12 +254,12 @@ def _logits_error(
     say(f"computing the logits of {ids.numel()} tokens with the original weights")
     exact = _logits(capture(model, dtype=torch.float32), original, ids)
     say(f"computing the logits of {ids.numel()} tokens with the quantized weights")
-    written = capture(made, dtype=torch.float32, rounds=rounds)
-    with opened(weights_of(written, made, None)) as back:
-        found = _logits(written, back, ids)
+    written = capture(output, dtype=torch.float32, rounds=rounds)
+    with opened(weights_of(written, output, None)) as back:
+        quantized = _logits(written, back, ids)
     kl = same = most = total = 0.0
-    for one, other in zip(exact, found, strict=True):
-        before, after = one.double(), other.double()
+    for exact_row, quantized_row in zip(exact, quantized, strict=True):
+        before, after = exact_row.double(), quantized_row.double()
         logs = before.log_softmax(-1)
         kl += float((logs.exp() * (logs - after.log_softmax(-1))).sum())
         same += float(before.argmax() == after.argmax())

@@ -33,10 +33,10 @@ class Registry(Mapping[str, T]):
 
     def spelling(self, name: str) -> str:
         """Return the name of an entry as it was registered, given in any case."""
-        found = spelled(name, self._entries)
-        if found is None:
+        spelling = spelled(name, self._entries)
+        if spelling is None:
             raise UsageError(f"Unknown {self.what} {name!r}", hint=did_you_mean(name, self))
-        return found
+        return spelling
 
     def __getitem__(self, name: str) -> T:
         return self._entries[self.spelling(name)]

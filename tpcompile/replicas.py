@@ -176,6 +176,6 @@ def _passed_on(begin: Message, first: Message, answer: Any) -> Response:
         finally:
             answer.cancel()  # a client that disconnects frees its blocks
 
-    found = StreamingResponse(parts(), begin["status"])
-    found.raw_headers = [pair for pair in begin["headers"] if pair[0].lower() not in _SKIPPED]
-    return found
+    response = StreamingResponse(parts(), begin["status"])
+    response.raw_headers = [pair for pair in begin["headers"] if pair[0].lower() not in _SKIPPED]
+    return response

@@ -130,11 +130,11 @@ def choose(
     else:
         passes = passes_for(pipeline, tp, kv, experts)
         check_shards(passes, tp)
-    found = Choices(tp, machine, step.plan, passes, step.policy)
+    choices = Choices(tp, machine, step.plan, passes, step.policy)
     block = _most(passes, "block")
-    found.plan.check_room(block)
-    found.plan.check_spans(found.spans, block)
-    return found
+    choices.plan.check_room(block)
+    choices.plan.check_spans(choices.spans, block)
+    return choices
 
 
 def _measurable(machine: Target, device: torch.device, tp: int, workers: int | None) -> Target:
@@ -146,11 +146,11 @@ def _measurable(machine: Target, device: torch.device, tp: int, workers: int | N
         return machine
     on_cpu = device.type == "cpu"
     if on_cpu != (machine.name == "cpu"):
-        own = "target='cpu'" if on_cpu else "the target of a GPU, such as target='h100'"
+        target = "target='cpu'" if on_cpu else "the target of a GPU, such as target='h100'"
         raise UsageError(
             f"measured=True runs the program on this machine's {'CPU' if on_cpu else 'GPU'}",
             got=f"target={machine.name!r}",
-            expected=f"{own}, or a file that tpcompile calibrate wrote",
+            expected=f"{target}, or a file that tpcompile calibrate wrote",
             hint="Choose where it runs: device='cuda'" if on_cpu else "",
         )
     return machine_of(device, tp) if on_cpu and not workers else machine
@@ -180,10 +180,10 @@ class ScheduledStep:
     @property
     def title(self) -> str:
         """A one-line summary of the model and the choices."""
-        asked = self.report.asked
+        choices = self.report.asked
         return (
-            f"{asked['model']}, tp={asked['tp']}, batch {asked['batch']}, "
-            f"{asked['context']:,} tokens, on {asked['target']}: {asked['policy']}"
+            f"{choices['model']}, tp={choices['tp']}, batch {choices['batch']}, "
+            f"{choices['context']:,} tokens, on {choices['target']}: {choices['policy']}"
         )
 
     def text(self) -> str:
@@ -200,12 +200,12 @@ class ScheduledStep:
         A long program is shown as an overview and some layers in detail: from the first to before
         the second of `layers`, or the first ones that fit.
         """
-        found, timeline = self.report.found, self._timeline
-        spent = losses_of(found.program, found.parts, timeline.timing, found.target)
+        step, timeline = self.report.found, self._timeline
+        spent = losses_of(step.program, step.parts, timeline.timing, step.target)
         limit = f"bandwidth limit {spent.limit.text(spent.makespan)}; {spent.limit.sharing}"
         notes = (limit, f"where the time goes: {spent.text()}")
         shown = None if layers is None else Range(*layers)
-        return gantt_svg(timeline, self.title, found.critical_us, notes, shown)
+        return gantt_svg(timeline, self.title, step.critical_us, notes, shown)
 
     def _repr_html_(self) -> str:
         """Show the figures and the picture in a notebook."""
@@ -232,11 +232,11 @@ class ScheduledStep:
         All ranks run in this process: on the CPU in the native executor, with one thread per
         worker, and on a GPU in one Triton kernel.
         """
-        found, context = self.report.found, self.report.asked["context"]
+        step, context = self.report.found, self.report.asked["context"]
         random = RandomMemory(device)
-        steps = measure(found.proved, context, repeats=repeats, random=random, progress=progress)
-        assert found.timing is not None
-        return StepTrace(self.title, found.timing, steps)
+        steps = measure(step.proved, context, repeats=repeats, random=random, progress=progress)
+        assert step.timing is not None
+        return StepTrace(self.title, step.timing, steps)
 
     def compile_ahead(self, arch: str) -> Compiled:
         """Compile the Triton kernel for a GPU such as `sm_90`, which need not be here."""
@@ -244,9 +244,9 @@ class ScheduledStep:
 
     @cached_property
     def _timeline(self) -> Timeline:
-        found = self.report.found
-        assert found.timing is not None
-        return Timeline(found.program, found.timing)
+        step = self.report.found
+        assert step.timing is not None
+        return Timeline(step.program, step.timing)
 
 
 @library_errors()
@@ -298,9 +298,9 @@ def schedule(
     )
     captured = capture(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds).graph
     graph, _ = run_passes(captured, choices.passes, on_failure=write_reproducer)
-    found = scheduled(graph, choices.target, choices.plan, choices.policy)
-    _ = found.proved  # raises if it has faults
-    return ScheduledStep(ScheduleReport(choices.asked(_named(model)), found))
+    step = scheduled(graph, choices.target, choices.plan, choices.policy)
+    _ = step.proved  # raises if it has faults
+    return ScheduledStep(ScheduleReport(choices.asked(_named(model)), step))
 
 
 def _named(model: Any) -> str:

@@ -60,9 +60,9 @@ class SimulatedGroup:
         """Return every rank's `x`, by rank."""
         self._slots[rank] = x
         self._barrier.wait()
-        found = [slot for slot in self._slots if slot is not None]
+        values = [slot for slot in self._slots if slot is not None]
         self._barrier.wait()
-        return found
+        return values
 
 
 class _SimulatedRank:
@@ -89,6 +89,6 @@ class _SimulatedRank:
         return tree_sum([part[start:stop] for part in parts], dtype)
 
     def argmax(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        both = self._group.exchange(self._rank, torch.stack([values.double().view(ids.dtype), ids]))
-        pairs = torch.stack(both, 1)
+        local_pairs = torch.stack([values.double().view(ids.dtype), ids])
+        pairs = torch.stack(self._group.exchange(self._rank, local_pairs), 1)
         return best_of(pairs[0].view(torch.float64), pairs[1])

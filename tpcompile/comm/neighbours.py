@@ -35,17 +35,17 @@ class Neighbours:
     If `eager`, poll before sleeping; this needs one core per rank.
     """
 
-    def __init__(self, rank: int, others: Sequence[socket.socket], eager: bool) -> None:
+    def __init__(self, rank: int, sockets: Sequence[socket.socket], eager: bool) -> None:
         self._rank = rank
-        self._others = list(others)
+        self._others = list(sockets)
         self._look = _LOOK_S if eager else 0.0
         for other in self._others:
             other.setblocking(False)
 
-    def gather(self, own: torch.Tensor, found: torch.Tensor) -> None:
-        """Write the bytes of every rank's `own` to the rows of `found`."""
-        sent: Any = own.numpy()
-        received: Any = found.numpy()
+    def gather(self, local: torch.Tensor, gathered: torch.Tensor) -> None:
+        """Write the bytes of every rank's `local` to the rows of `gathered`."""
+        sent: Any = local.numpy()
+        received: Any = gathered.numpy()
         received[self._rank] = sent
         rows = (row for rank, row in enumerate(received) if rank != self._rank)
         open_ends = [

@@ -48,20 +48,20 @@ class ProcessGroupRank:
 
     def all_reduce(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the sum of every rank's `x`, in `dtype`."""
-        result = dtype or x.dtype
+        sum_dtype = dtype or x.dtype
         if self._ranks == 1:
-            return x.to(result, copy=True)
-        if self._shared is not None and self._shared.adds(x.dtype, result):
-            return self._shared.all_reduce(x, result)
+            return x.to(sum_dtype, copy=True)
+        if self._shared is not None and self._shared.adds(x.dtype, sum_dtype):
+            return self._shared.all_reduce(x, sum_dtype)
         near = self._neighbours is not None and x.nbytes <= SMALL_BYTES
-        if x.device.type != "cpu" or (not near and self._ranks == 2 and result in _SUMMED_ALIKE):
-            total = x.to(result, copy=True, memory_format=torch.contiguous_format)
+        if x.device.type != "cpu" or (not near and self._ranks == 2 and sum_dtype in _SUMMED_ALIKE):
+            total = x.to(sum_dtype, copy=True, memory_format=torch.contiguous_format)
             self._wait(lambda x: self._group.allreduce([x]), total)
             return total
         if x.nbytes <= WHOLE_BYTES:
             terms = self._gather(x.contiguous().view(-1), scratch=True)
-            return tree_sum(terms.unbind(), result).view(x.shape)
-        return self._sum_in_pieces(x, result)
+            return tree_sum(terms.unbind(), sum_dtype).view(x.shape)
+        return self._sum_in_pieces(x, sum_dtype)
 
     def all_gather(
         self, x: torch.Tensor, dim: int, extents: Sequence[int] | None = None
@@ -75,14 +75,14 @@ class ProcessGroupRank:
             )
         if not x.shape[dim] and not any(sizes):
             return x.clone()
-        others = x.numel() // x.shape[dim] if x.shape[dim] else _others(x.shape, dim)
-        flat = x.new_empty(max(sizes) * others)
+        width = x.numel() // x.shape[dim] if x.shape[dim] else _others(x.shape, dim)
+        flat = x.new_empty(max(sizes) * width)
         flat[: x.numel()] = x.reshape(-1)
         parts = []
         for size, part in zip(sizes, self._gather(flat), strict=True):
             shape = list(x.shape)
             shape[dim] = size
-            parts.append(part[: size * others].view(shape))
+            parts.append(part[: size * width].view(shape))
         return torch.cat(parts, dim)
 
     def reduce_scatter(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -90,39 +90,39 @@ class ProcessGroupRank:
         if self._ranks == 1:
             return x.to(dtype or x.dtype, copy=True)
         layout = TokenLayout(self._ranks)
-        result = dtype or x.dtype
-        if self._shared is not None and self._shared.adds(x.dtype, result):
+        sum_dtype = dtype or x.dtype
+        if self._shared is not None and self._shared.adds(x.dtype, sum_dtype):
             run = layout.run(self._rank, len(x))
-            return self._shared.reduce_scatter(x, *run, result)
+            return self._shared.reduce_scatter(x, *run, sum_dtype)
         runs = [layout.run(rank, len(x)) for rank in range(self._ranks)]
         rows = [stop - start for start, stop in runs]
-        own = rows[self._rank]
-        received = x.new_empty(self._ranks * own, *x.shape[1:])
-        self._exchange(received, x.contiguous(), [own] * self._ranks, rows)
-        return tree_sum(torch.split(received, own) if own else [received], dtype)
+        local_rows = rows[self._rank]
+        received = x.new_empty(self._ranks * local_rows, *x.shape[1:])
+        self._exchange(received, x.contiguous(), [local_rows] * self._ranks, rows)
+        return tree_sum(torch.split(received, local_rows) if local_rows else [received], dtype)
 
     def argmax(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Return the id of the greatest value in each row; each rank sends 16 bytes per row."""
         pairs = torch.stack([values.double().view(torch.int64), ids], -1)
-        found = self._gather(pairs.view(-1)).view(self._ranks, len(values), 2)
-        return best_of(found[..., 0].contiguous().view(torch.float64), found[..., 1])
+        gathered = self._gather(pairs.view(-1)).view(self._ranks, len(values), 2)
+        return best_of(gathered[..., 0].contiguous().view(torch.float64), gathered[..., 1])
 
     def broadcast(self, x: torch.Tensor | None, root: int, device: torch.device) -> torch.Tensor:
         """Return the `x` of rank `root` on every rank; the others need not know shape and dtype."""
-        own = self._rank == root
+        is_root = self._rank == root
         kind = torch.zeros(_KIND, dtype=torch.long)
-        if own:
+        if is_root:
             assert x is not None
             kind[: 2 + x.dim()] = torch.tensor([_DTYPES.index(x.dtype), x.dim(), *x.shape])
         kind = self._broadcast(kind.to(device), root).cpu()
         dtype, dims = _DTYPES[int(kind[0])], int(kind[1])
-        found = torch.empty(kind[2 : 2 + dims].tolist(), dtype=dtype, device=device)
-        if own:
+        received = torch.empty(kind[2 : 2 + dims].tolist(), dtype=dtype, device=device)
+        if is_root:
             assert x is not None
-            found.copy_(x.detach())
-        if found.numel():
-            self._broadcast(_bytes(found), root)
-        return found
+            received.copy_(x.detach())
+        if received.numel():
+            self._broadcast(_bytes(received), root)
+        return received
 
     def _broadcast(self, x: torch.Tensor, root: int) -> torch.Tensor:
         options = dist.BroadcastOptions()
@@ -144,17 +144,17 @@ class ProcessGroupRank:
     def _gather(self, flat: torch.Tensor, scratch: bool = False) -> torch.Tensor:
         """Gather the same number of elements from every rank: `[ranks, elements]`."""
         if scratch:
-            found = self._room(self._ranks, len(flat), flat.dtype)
+            gathered = self._room(self._ranks, len(flat), flat.dtype)
         else:
-            found = flat.new_empty(self._ranks, len(flat))
+            gathered = flat.new_empty(self._ranks, len(flat))
         if self._shared is not None:
-            self._shared.gather(_bytes(flat), _bytes(found))
-            return found
+            self._shared.gather(_bytes(flat), _bytes(gathered))
+            return gathered
         if self._neighbours is not None and flat.nbytes <= SMALL_BYTES:
-            self._neighbours.gather(_bytes(flat), _bytes(found).view(self._ranks, -1))
-            return found
-        self._wait(self._group._allgather_base, _bytes(found), _bytes(flat))
-        return found
+            self._neighbours.gather(_bytes(flat), _bytes(gathered).view(self._ranks, -1))
+            return gathered
+        self._wait(self._group._allgather_base, _bytes(gathered), _bytes(flat))
+        return gathered
 
     def _exchange(
         self, received: torch.Tensor, sent: torch.Tensor, take: list[int], give: list[int]
@@ -167,8 +167,8 @@ class ProcessGroupRank:
         self._wait(lambda a, b: self._group.alltoall_base(a, b, take, give), target, source)
 
     def _sizes(self, x: torch.Tensor, dim: int) -> list[int]:
-        own = torch.tensor([x.shape[dim]], device=x.device)
-        return [int(size) for size in self._gather(own).view(-1)]
+        extent = torch.tensor([x.shape[dim]], device=x.device)
+        return [int(size) for size in self._gather(extent).view(-1)]
 
     def _room(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         """Return scratch memory reused by every sum: new pages would cost more than the sum."""

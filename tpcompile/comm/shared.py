@@ -103,16 +103,16 @@ class SharedExchange:
             _PAUSES if eager else 0,
             _LOOK_US if eager else 0,
         )
-        at, size = ctypes.c_void_p, ctypes.c_int64
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
         self._at = ctypes.c_void_p(ctypes.addressof(self._exchange))
         kind = ctypes.c_int32
         self._post, self._sum = library["tpc_post"], library["tpc_sum"]
         self._post_and_sum, self._gather = library["tpc_post_and_sum"], library["tpc_gather"]
-        self._post.argtypes = (at, at, size)
+        self._post.argtypes = (pointer, pointer, size)
         self._post.restype = None
-        self._post_and_sum.argtypes = (at, at, size, kind, size, at)
-        self._sum.argtypes = (at, kind, size, size, at)
-        self._gather.argtypes = (at, size, at, size, size)
+        self._post_and_sum.argtypes = (pointer, pointer, size, kind, size, pointer)
+        self._sum.argtypes = (pointer, kind, size, size, pointer)
+        self._gather.argtypes = (pointer, size, pointer, size, size)
 
     def adds(self, dtype: torch.dtype, total: torch.dtype) -> bool:
         """Return whether terms of `dtype` can be added in `total`."""
@@ -122,31 +122,31 @@ class SharedExchange:
         """Return the sum of every rank's `x`, with the bits of `tree_sum`."""
         x, kind = _term(x, dtype)
         total = torch.empty_like(x, dtype=dtype)
-        count, size, start, to = x.numel(), x.nbytes, x.data_ptr(), total.data_ptr()
+        count, size, start, output = x.numel(), x.nbytes, x.data_ptr(), total.data_ptr()
         if size <= self._whole:
-            if size and not self._post_and_sum(self._at, start, size, kind, count, to):
-                self._wait(partial(self._sum, self._at, kind, 0, count, to))
+            if size and not self._post_and_sum(self._at, start, size, kind, count, output):
+                self._wait(partial(self._sum, self._at, kind, 0, count, output))
             return total
-        width, wide = x.element_size(), total.element_size()
-        each = SLOT_BYTES // max(width, wide)
-        for first in range(0, count, each):
-            terms = min(each, count - first)
+        width, sum_width = x.element_size(), total.element_size()
+        chunk = SLOT_BYTES // max(width, sum_width)
+        for first in range(0, count, chunk):
+            terms = min(chunk, count - first)
             self._post(self._at, start + first * width, terms * width)
-            self._all_reduced(kind, terms, to + first * wide, wide)
+            self._all_reduced(kind, terms, output + first * sum_width, sum_width)
         return total
 
-    def _all_reduced(self, kind: int, count: int, to: int, width: int) -> None:
+    def _all_reduced(self, kind: int, count: int, output: int, width: int) -> None:
         """Sum the posted terms; more than two ranks sum a piece each, and gather the pieces."""
         if self._ranks == 2:
-            self._wait(partial(self._sum, self._at, kind, 0, count, to))
+            self._wait(partial(self._sum, self._at, kind, 0, count, output))
             return
         piece = -(-count // self._ranks)
         first = min(self._rank * piece, count)
         last = min(first + piece, count)
-        own = to + first * width
-        self._wait(partial(self._sum, self._at, kind, first, last, own))
-        self._post(self._at, own, (last - first) * width)
-        sizes = piece * width, to, piece * width, count * width
+        local_output = output + first * width
+        self._wait(partial(self._sum, self._at, kind, first, last, local_output))
+        self._post(self._at, local_output, (last - first) * width)
+        sizes = piece * width, output, piece * width, count * width
         self._wait(partial(self._gather, self._at, *sizes))
 
     def reduce_scatter(
@@ -156,25 +156,25 @@ class SharedExchange:
         x, kind = _term(x, dtype)
         total = torch.empty((stop - start, *x.shape[1:]), dtype=dtype)
         row = x.numel() // len(x) if len(x) else 0
-        width, to, end = x.element_size(), total.data_ptr(), stop * row
-        each = SLOT_BYTES // width
-        for first in range(0, x.numel(), each):
-            count = min(each, x.numel() - first)
+        width, output, end = x.element_size(), total.data_ptr(), stop * row
+        chunk = SLOT_BYTES // width
+        for first in range(0, x.numel(), chunk):
+            count = min(chunk, x.numel() - first)
             self._post(self._at, x.data_ptr() + first * width, count * width)
             low, high = max(start * row, first), min(end, first + count)
-            here = to + (low - start * row) * total.element_size()
-            own = (low - first, max(low, high) - first)
-            self._wait(partial(self._sum, self._at, kind, *own, here))
+            address = output + (low - start * row) * total.element_size()
+            bounds = (low - first, max(low, high) - first)
+            self._wait(partial(self._sum, self._at, kind, *bounds, address))
         return total
 
-    def gather(self, own: torch.Tensor, found: torch.Tensor) -> None:
-        """Write the bytes of every rank's `own` to the rows of `found`."""
-        size = len(own)
+    def gather(self, local: torch.Tensor, gathered: torch.Tensor) -> None:
+        """Write the bytes of every rank's `local` to the rows of `gathered`."""
+        size = len(local)
         whole = size * self._ranks
         for first in range(0, size, SLOT_BYTES):
             count = min(SLOT_BYTES, size - first)
-            self._post(self._at, own.data_ptr() + first, count)
-            sizes = count, found.data_ptr() + first, size, whole
+            self._post(self._at, local.data_ptr() + first, count)
+            sizes = count, gathered.data_ptr() + first, size, whole
             self._wait(partial(self._gather, self._at, *sizes))
 
     def lost(self) -> bool:

@@ -90,15 +90,15 @@ def target_of(name: str | Target, workers: int | None = None, ranks: int = 1) ->
     workers.
     """
     if isinstance(name, Target):
-        found = name
+        target = name
     else:
-        found = _from_file(Path(name)) if name.endswith(".json") else _named(name)
-    if workers is None and isinstance(name, str) and found is TARGETS["cpu"]:
+        target = _from_file(Path(name)) if name.endswith(".json") else _named(name)
+    if workers is None and isinstance(name, str) and target is TARGETS["cpu"]:
         workers = threads_of(ranks)
     if workers is not None:
-        found = replace(found, workers=workers)
-    _check(found)
-    return found
+        target = replace(target, workers=workers)
+    _check(target)
+    return target
 
 
 def _named(name: str) -> Target:
@@ -118,21 +118,21 @@ def target_text(target: Target) -> str:
 
 def _from_file(path: Path) -> Target:
     try:
-        given: Any = json.loads(path.read_text(encoding="utf-8"))
+        values: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"There is no file {path}") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"The target file {path} cannot be read: {error}") from error
     known = [field.name for field in fields(Target)]
-    if not isinstance(given, dict) or set(given) - set(known):
-        strange = sorted(set(given) - set(known)) if isinstance(given, dict) else [str(given)]
+    if not isinstance(values, dict) or set(values) - set(known):
+        strange = sorted(set(values) - set(known)) if isinstance(values, dict) else [str(values)]
         raise UsageError(
             f"The target file {path} must be a JSON object with only the fields of a target",
             got=", ".join(strange),
             expected=", ".join(known),
-            hint=did_you_mean(strange[0], known) if isinstance(given, dict) else "",
+            hint=did_you_mean(strange[0], known) if isinstance(values, dict) else "",
         )
-    return Target(**{**asdict(TARGETS["cpu"]), "name": path.stem, **given})
+    return Target(**{**asdict(TARGETS["cpu"]), "name": path.stem, **values})
 
 
 def _check(target: Target) -> None:

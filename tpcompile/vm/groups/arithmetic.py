@@ -105,11 +105,11 @@ def _run_dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """
     columns = x.float().permute(2, 0, 1).unsqueeze(2)
     rows = max(1, _AT_ONCE // max(1, x.numel()))
-    found = []
+    blocks = []
     for first in range(0, weight.shape[0], rows):
         part = weight[first : first + rows].float().permute(2, 0, 1).contiguous()
-        found.append(_fold(part.unsqueeze(1) * columns))
-    return found[0] if len(found) == 1 else torch.cat(found, 1)
+        blocks.append(_fold(part.unsqueeze(1) * columns))
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
 
 
 def leaves_of(ranks: int, width: int = LEAVES) -> int:
@@ -141,9 +141,9 @@ def _silu(gate: torch.Tensor) -> torch.Tensor:
 
 def activated(activation: Activation, *projections: torch.Tensor) -> torch.Tensor:
     """Compute the activation of an MLP in fp64; round it, and its product with up, once each."""
-    first, *others = projections
+    first, *up = projections
     active: torch.Tensor = activation.function(first.double()).float().to(first.dtype)
-    return active * others[0] if others else active
+    return active * up[0] if up else active
 
 
 rms_norm = partial(norm.rms_norm, normalized=_normalized)

@@ -107,9 +107,11 @@ class PartialAttention(StepInstruction):
     @property
     def planned(self) -> int:
         """The tokens of a sequence that the cost assumes, whatever the window."""
-        at = self.at
-        first, _ = span_of(at.planned, at.block, self.span.start, at.spans, None)
-        _, last = span_of(at.planned, at.block, self.span.stop - 1, at.spans, None)
+        operands = self.at
+        first, _ = span_of(operands.planned, operands.block, self.span.start, operands.spans, None)
+        _, last = span_of(
+            operands.planned, operands.block, self.span.stop - 1, operands.spans, None
+        )
         return last - first
 
     @property
@@ -132,49 +134,49 @@ class PartialAttention(StepInstruction):
             self._attend(memory, row, span)
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        at = self.at
-        window = None if at.window == NONE else at.window
+        operands = self.at
+        window = None if operands.window == NONE else operands.window
         places = values["tables"], values["lengths"]
         partials = PARTIAL_ATTENTION(
-            UNFLATTEN(values["q"], 1, [-1, at.width]),
-            stored_tokens(values, at.layer),
+            UNFLATTEN(values["q"], 1, [-1, operands.width]),
+            stored_tokens(values, operands.layer),
             *places,
-            at.scale,
+            operands.scale,
             window,
-            at.layer,
-            at.block,
-            at.spans,
+            operands.layer,
+            operands.block,
+            operands.spans,
             values.heads,
         )
         for name, value in zip(("values", "lse"), partials, strict=True):
             yield Made(name, value)
 
     def _attend(self, memory: Memory, row: int, span: int) -> None:
-        at = self.at
-        values, lse = memory[at.values][row, self.heads.slice, span], memory[at.lse]
-        length = int(memory[at.lengths][row])
-        window = None if at.window == NONE else at.window
-        first, last = span_of(length, at.block, span, at.spans, window)
+        operands = self.at
+        values, lse = memory[operands.values][row, self.heads.slice, span], memory[operands.lse]
+        length = int(memory[operands.lengths][row])
+        window = None if operands.window == NONE else operands.window
+        first, last = span_of(length, operands.block, span, operands.spans, window)
         if first == last:
             values.zero_()
             lse[row, self.heads.slice, span] = -torch.inf
         else:
-            table = memory[at.tables][row].long()
-            slots = memory[at.cache][at.layer][:, :, self.kv_head].transpose(0, 1)
-            rows = read_tokens(slots, table, first, last, at.block)
+            table = memory[operands.tables][row].long()
+            slots = memory[operands.cache][operands.layer][:, :, self.kv_head].transpose(0, 1)
+            rows = read_tokens(slots, table, first, last, operands.block)
             k, v = loaded_rows(rows).float().unbind(1)
-            q = memory[at.q][row].view(-1, at.width)[self.heads.slice].float()
-            values[:], lse[row, self.heads.slice, span] = attend_span(q, k, v, at.scale)
+            q = memory[operands.q][row].view(-1, operands.width)[self.heads.slice].float()
+            values[:], lse[row, self.heads.slice, span] = attend_span(q, k, v, operands.scale)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         """Send the partials to the probe. Columns are in order of heads, then of spans."""
-        at, rows = self.at, self.sequences
+        operands, rows = self.at, self.sequences
         for head, span in product(range(*self.heads), range(*self.span)):
-            place = head * at.spans + span
-            lse = memory[at.lse][rows.slice, head, span]
+            place = head * operands.spans + span
+            lse = memory[operands.lse][rows.slice, head, span]
             probe("partial_lse", rows, Range(place, place + 1), lse[:, None])
-            columns = Range(place * at.width, (place + 1) * at.width)
-            probe("partial_values", rows, columns, memory[at.values][rows.slice, head, span])
+            columns = Range(place * operands.width, (place + 1) * operands.width)
+            probe("partial_values", rows, columns, memory[operands.values][rows.slice, head, span])
 
 
 def attend_span(
@@ -235,64 +237,67 @@ class AttentionReduce(StepInstruction):
         spans = list(zip(values.unbind(1), lse.unbind(1), strict=True))
         mixed, _ = fold_tree(spans, partial(merge, exp=exp, log=log))
         out = memory[self.at.out]
-        found = mixed.flatten().to(out.dtype)
+        attended = mixed.flatten().to(out.dtype)
         if self.at.gate != NONE:
-            probe("ungated", Range(self.sequence, self.sequence + 1), self.columns, found[None])
+            probe("ungated", Range(self.sequence, self.sequence + 1), self.columns, attended[None])
             gate = memory[self.at.gate][self.sequence, self.columns.slice]
-            found = found * sigmoid(gate.float()).to(out.dtype)
-        out[self.sequence, self.columns.slice] = found
+            attended = attended * sigmoid(gate.float()).to(out.dtype)
+        out[self.sequence, self.columns.slice] = attended
 
     def meaning(self, values: Values) -> Iterator[Made]:
         partials = values["values"]
         mixed = ATTENTION_REDUCE(partials, values["lse"], partials.dtype)  # rounded when stored
-        found, gate = FLATTEN(mixed, 1, 2), values["gate"]
-        yield Made("out", found if gate is None else SIGMOID_GATE(found, gate))
+        attended, gate = FLATTEN(mixed, 1, 2), values["gate"]
+        yield Made("out", attended if gate is None else SIGMOID_GATE(attended, gate))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         row = Range(self.sequence, self.sequence + 1)
-        found = memory[self.at.out][row.slice, self.columns.slice]
-        probe("attention", row, self.columns, found)
+        probe("attention", row, self.columns, memory[self.at.out][row.slice, self.columns.slice])
 
 
 @lowers(PARTIAL_ATTENTION)
-def partial_attention(to: Building, node: fx.Node) -> None:
+def partial_attention(builder: Building, node: fx.Node) -> None:
     """Lower the node to instructions for each KV head, with runs of rows and of spans.
 
     Rows that may belong to one sequence share an instruction, which then reads its tokens once. The
     runs are short enough to keep all workers busy. So a large batch, which has enough sequences for
     that, avoids an instruction per span.
     """
-    bound = to.bound(node)
+    bound = builder.bound(node)
     spans = bound["spans"]
-    to.plan.check_spans(spans, bound["block"])
+    builder.plan.check_spans(spans, bound["block"])
     queries = value_type(bound["q"])
-    dims: list[Any] = [queries.local_shape(rank)[1:] for rank in range(to.ranks)]
-    batch = to.plan.batch
-    values = to.declare("partial_values", [(batch, h, spans, w) for h, w in dims], torch.float32)
-    lse = to.declare("partial_lse", [(batch, h, spans) for h, _ in dims], torch.float32)
-    to.put(node, values)
-    for rank in range(to.ranks):
-        at = _attention_operands(to, node, rank, values + rank, lse + rank, spans)
-        readers = list(_readers(to, node, rank))
+    dims: list[Any] = [queries.local_shape(rank)[1:] for rank in range(builder.ranks)]
+    batch = builder.plan.batch
+    values = builder.declare(
+        "partial_values", [(batch, h, spans, w) for h, w in dims], torch.float32
+    )
+    lse = builder.declare("partial_lse", [(batch, h, spans) for h, _ in dims], torch.float32)
+    builder.put(node, values)
+    for rank in range(builder.ranks):
+        operands = _attention_operands(builder, node, rank, values + rank, lse + rank, spans)
+        readers = list(_readers(builder, node, rank))
         works = batch * len(readers) * spans
-        rows = to.plan.runs(at.sequence_rows, works)
-        runs = to.plan.runs(spans, works // max(run.extent for run in rows))
-        for first, own in product(range(0, batch, at.sequence_rows), rows):
-            sequences = Range(first + own.start, first + own.stop)
+        rows = builder.plan.runs(operands.sequence_rows, works)
+        runs = builder.plan.runs(spans, works // max(run.extent for run in rows))
+        for first, local_rows in product(range(0, batch, operands.sequence_rows), rows):
+            sequences = Range(first + local_rows.start, first + local_rows.stop)
             for (kv_head, heads), run in product(readers, runs):
-                to.instructions.append(PartialAttention(at, sequences, kv_head, heads, run))
+                builder.instructions.append(
+                    PartialAttention(operands, sequences, kv_head, heads, run)
+                )
 
 
 def _attention_operands(
-    to: Building, node: fx.Node, rank: int, values: int, lse: int, spans: int
+    builder: Building, node: fx.Node, rank: int, values: int, lse: int, spans: int
 ) -> AttentionOperands:
-    bound = to.bound(node)
-    block, context = bound["block"], min(to.plan.context, to.plan.max_seq_len)
+    bound = builder.bound(node)
+    block, context = bound["block"], min(builder.plan.context, builder.plan.max_seq_len)
     return AttentionOperands(
         rank=rank,
         layer=bound["layer"],
-        q=to.where(bound["q"], rank),
-        cache=cache_of(to, bound["cache"], block) + rank,
+        q=builder.where(bound["q"], rank),
+        cache=cache_of(builder, bound["cache"], block) + rank,
         values=values,
         lse=lse,
         width=width_of(bound["q"]),
@@ -300,15 +305,15 @@ def _attention_operands(
         window=NONE if bound["window"] is None else bound["window"],
         spans=spans,
         planned=context,
-        sequence_rows=to.plan.sequence_rows,
+        sequence_rows=builder.plan.sequence_rows,
         format=value_type(bound["cache"]).stored,
-        **places(to, block, rank),
+        **places(builder, block, rank),
     )
 
 
-def _readers(to: Building, node: fx.Node, rank: int) -> Iterator[tuple[int, Range]]:
+def _readers(builder: Building, node: fx.Node, rank: int) -> Iterator[tuple[int, Range]]:
     """Yield the KV heads of a rank, each with a run of query heads that read it."""
-    bound = to.bound(node, rank)
+    bound = builder.bound(node, rank)
     heads = value_type(bound["q"]).local_shape(rank)[1]
     shared = value_type(bound["cache"]).local_shape(rank)[HEADS]
     assert isinstance(heads, int) and isinstance(shared, int)
@@ -317,27 +322,29 @@ def _readers(to: Building, node: fx.Node, rank: int) -> Iterator[tuple[int, Rang
 
 
 @lowers(ATTENTION_REDUCE, GATED_ATTENTION_REDUCE)
-def attention_reduce(to: Building, node: fx.Node) -> None:
+def attention_reduce(builder: Building, node: fx.Node) -> None:
     """Lower the merge to runs of heads per sequence, short enough to keep all workers busy."""
-    bound = to.bound(node)
-    columns = to.local_columns(node)
+    bound = builder.bound(node)
+    columns = builder.local_columns(node)
     width, dtype = width_of(bound["values"]), value_type(node).dtype
     gate = bound.get("gate")
-    out = to.declare("attention", [(to.plan.batch, wide) for wide in columns], dtype)
-    to.put(node, out)
-    for rank in range(to.ranks):
-        values, lse = to.where(bound["values"], rank), to.where(bound["lse"], rank)
-        spans = to.buffers[values].shape[2]
-        gates = to.where_if(gate, rank)
-        at = ReduceOperands(rank, _layer(to, bound), values, lse, out + rank, spans, width, gates)
+    out = builder.declare("attention", [(builder.plan.batch, extent) for extent in columns], dtype)
+    builder.put(node, out)
+    for rank in range(builder.ranks):
+        values, lse = builder.where(bound["values"], rank), builder.where(bound["lse"], rank)
+        spans = builder.buffers[values].shape[2]
+        gates = builder.where_if(gate, rank)
+        operands = ReduceOperands(
+            rank, _layer(builder, bound), values, lse, out + rank, spans, width, gates
+        )
         heads = columns[rank] // width
-        for sequence in range(to.plan.batch):
-            for run in to.plan.runs(heads, heads * to.plan.batch):
-                to.instructions.append(AttentionReduce(at, sequence, run))
+        for sequence in range(builder.plan.batch):
+            for run in builder.plan.runs(heads, heads * builder.plan.batch):
+                builder.instructions.append(AttentionReduce(operands, sequence, run))
 
 
-def _layer(to: Building, bound: dict[str, Any]) -> int:
+def _layer(builder: Building, bound: dict[str, Any]) -> int:
     """Return the layer of the partials."""
     partials = bound["values"].args[0]
-    layer: int = to.bound(partials)["layer"]
+    layer: int = builder.bound(partials)["layer"]
     return layer

@@ -148,62 +148,65 @@ class DeltaStep(StepInstruction):
         return self.heads.extent * self.at.key * self.at.value
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        at, row = self.at, self.sequence
-        if not int(memory[at.lengths][row]):
+        operands, row = self.at, self.sequence
+        if not int(memory[operands.lengths][row]):
             return
-        inputs, gates = memory[at.projected][row], memory[at.gates][row].float()
+        inputs, gates = memory[operands.projected][row], memory[operands.gates][row].float()
         q, k, v = (self._convolved(memory, inputs, columns) for columns in self._channels)
         share = sigmoid(gates[self.heads.slice])
-        changed = gates[self.decay_columns.slice] + memory[at.offset][self.heads.slice].float()
-        rates = exp(memory[at.rate][self.heads.slice].float())
+        changed = (
+            gates[self.decay_columns.slice] + memory[operands.offset][self.heads.slice].float()
+        )
+        rates = exp(memory[operands.rate][self.heads.slice].float())
         decay = -rates * _softplus(changed)
         self._show(probe, q_conv=q, k_conv=k, v_conv=v, decay=decay, beta=share)
         q, k = _normalized(q) * self.at.key**-0.5, _normalized(k)
-        state = self._old(memory, memory[at.states][at.layer])[self.heads.slice]
+        state = self._old(memory, memory[operands.states][operands.layer])[self.heads.slice]
         state = state * exp(decay)[:, None, None]
-        delta = v.view(-1, at.value) - total(state * k[:, None], 1)
+        delta = v.view(-1, operands.value) - total(state * k[:, None], 1)
         state = state + k[:, None] * (delta * share[:, None])[:, None]
-        memory[at.states][at.layer, self._new(memory), self.heads.slice] = state
+        memory[operands.states][operands.layer, self._new(memory), self.heads.slice] = state
         mixed = total(state * q[:, None], 1).to(inputs.dtype)
         self._show(probe, delta_rule=mixed.flatten())
-        normed = rms_norm(mixed, memory[at.norm], at.eps).float()
-        z = memory[at.z][row, self.z_columns.slice].view(-1, at.value).float()
-        found = normed * (z * sigmoid(z))
-        memory[at.out][row, self.out_columns.slice] = found.flatten().to(inputs.dtype)
+        normed = rms_norm(mixed, memory[operands.norm], operands.eps).float()
+        z = memory[operands.z][row, self.z_columns.slice].view(-1, operands.value).float()
+        gated = normed * (z * sigmoid(z))
+        memory[operands.out][row, self.out_columns.slice] = gated.flatten().to(inputs.dtype)
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        at = self.at
+        operands = self.at
         inputs, gated = values.shape("projected")[1], values.shape("z")[1]
-        projected = SPLIT(values["projected"], [at.channels, inputs - at.channels], 1)[0]
-        z = SPLIT(values["z"], [at.first_z, gated - at.first_z], 1)[1]
+        channels = operands.channels
+        projected = SPLIT(values["projected"], [channels, inputs - channels], 1)[0]
+        z = SPLIT(values["z"], [operands.first_z, gated - operands.first_z], 1)[1]
         named = (values[name] for name in ("gates", "weight", "bias"))
-        kept = {name: values.part(name, at.layer) for name in ("tails", "states")}
+        previous = {name: values.part(name, operands.layer) for name in ("tails", "states")}
         out = DELTA_STEP_APART(
             projected,
             z,
             *named,
-            kept["tails"],
+            previous["tails"],
             values["rate"],
             values["offset"],
-            kept["states"],
+            previous["states"],
             values["norm"],
-            at.eps,
+            operands.eps,
             values.input("starts"),
             values["lengths"],
             values["read"],
             values["write"],
-            at.layer,
+            operands.layer,
             values.heads,
         )
         yield Made("out", out)
-        for name in kept:
-            yield Made(name, values.new(name), (at.layer,))
+        for name in previous:
+            yield Made(name, values.new(name), (operands.layer,))
 
     def _show(self, probe: Probe, **values: torch.Tensor) -> None:
         """Send values of the sequence that are not stored to a probe."""
         row = Range(self.sequence, self.sequence + 1)
-        for name, found in values.items():
-            probe(name, row, getattr(self, _COLUMNS_OF[name]), found[None])
+        for name, value in values.items():
+            probe(name, row, getattr(self, _COLUMNS_OF[name]), value[None])
 
     @property
     def _channels(self) -> tuple[Range, ...]:
@@ -211,24 +214,24 @@ class DeltaStep(StepInstruction):
 
     def _convolved(self, memory: Memory, inputs: torch.Tensor, columns: Range) -> torch.Tensor:
         """Convolve some channels, and store their new tail."""
-        at, own = self.at, columns.slice
-        tails = memory[at.tails][at.layer]
-        taken = torch.cat([self._old(memory, tails)[:, own], inputs[None, own]])
-        tails[self._new(memory), :, own] = taken[1:]
-        weight = memory[at.weight][own, 0].float()
-        found = taken[0].float() * weight[:, 0]
-        for tap in range(1, at.taps):
-            found = found + taken[tap].float() * weight[:, tap]
-        if at.bias != NONE:
-            found = found + memory[at.bias][own].float()
-        return (found * sigmoid(found)).to(inputs.dtype).float()
+        operands, channels = self.at, columns.slice
+        tails = memory[operands.tails][operands.layer]
+        taken = torch.cat([self._old(memory, tails)[:, channels], inputs[None, channels]])
+        tails[self._new(memory), :, channels] = taken[1:]
+        weight = memory[operands.weight][channels, 0].float()
+        convolved = taken[0].float() * weight[:, 0]
+        for tap in range(1, operands.taps):
+            convolved = convolved + taken[tap].float() * weight[:, tap]
+        if operands.bias != NONE:
+            convolved = convolved + memory[operands.bias][channels].float()
+        return (convolved * sigmoid(convolved)).to(inputs.dtype).float()
 
     def _old(self, memory: Memory, states: torch.Tensor) -> torch.Tensor:
         """Return the state or the tail that the sequence resumes from; zeros if it is new."""
-        at = self.at
-        if int(memory[at.lengths][self.sequence]) == 1:
+        operands = self.at
+        if int(memory[operands.lengths][self.sequence]) == 1:
             return torch.zeros_like(states[0])
-        source = at.write if int(memory[at.clock]) else at.read
+        source = operands.write if int(memory[operands.clock]) else operands.read
         return states[int(memory[source][self.sequence])]
 
     def _new(self, memory: Memory) -> int:
@@ -236,8 +239,8 @@ class DeltaStep(StepInstruction):
 
     def report(self, memory: Memory, probe: Probe) -> None:
         row = Range(self.sequence, self.sequence + 1)
-        found = memory[self.at.out][row.slice, self.out_columns.slice]
-        probe("mixed", row, self.out_columns, found)
+        mixed = memory[self.at.out][row.slice, self.out_columns.slice]
+        probe("mixed", row, self.out_columns, mixed)
 
 
 def _normalized(head: torch.Tensor) -> torch.Tensor:
@@ -250,66 +253,68 @@ def _softplus(x: torch.Tensor) -> torch.Tensor:
 
 
 @lowers(*DELTA_STEPS)
-def delta_step(to: Building, node: fx.Node) -> None:
+def delta_step(builder: Building, node: fx.Node) -> None:
     """Lower the node to an instruction for each sequence and key head."""
-    batch, columns = to.plan.batch, to.local_columns(node)
+    batch, columns = builder.plan.batch, builder.local_columns(node)
     shapes = [(batch, width) for width in columns]
-    out = to.declare("mixed", shapes, value_type(node).dtype)
-    to.put(node, out)
-    bound = to.bound(node)
-    tails, states = _kept(to, bound["tails"], 3), _kept(to, bound["states"], 2)
-    for rank in range(to.ranks):
-        at = _operands(to, node, rank, tails + rank, states + rank, out + rank)
-        read = heads_read(at.v_heads, at.k_heads, to.bound(node, rank)["k_heads"])
+    out = builder.declare("mixed", shapes, value_type(node).dtype)
+    builder.put(node, out)
+    bound = builder.bound(node)
+    tails, states = _kept(builder, bound["tails"], 3), _kept(builder, bound["states"], 2)
+    for rank in range(builder.ranks):
+        operands = _operands(builder, node, rank, tails + rank, states + rank, out + rank)
+        read = heads_read(operands.v_heads, operands.k_heads, builder.bound(node, rank)["k_heads"])
         for sequence in range(batch):
             for k_head, first, last in runs_of(read):
                 heads = Range(first, last + 1)
-                to.instructions.append(DeltaStep(at, sequence, k_head, heads))
+                builder.instructions.append(DeltaStep(operands, sequence, k_head, heads))
 
 
-def _kept(to: Building, node: fx.Node, own: int) -> int:
+def _kept(builder: Building, node: fx.Node, dim: int) -> int:
     """Declare tails or states. Regions index sequences, and memory indexes what is kept for them.
 
-    `own` is the dimension of the channels or of the value heads.
+    `dim` is the dimension of the channels or of the value heads.
     """
     kind = value_type(node)
-    role = Role.TAILS if own == kind.dims - 1 else Role.STATES
+    role = Role.TAILS if dim == kind.dims - 1 else Role.STATES
     shapes, storages = [], []
-    for rank in range(to.ranks):
+    for rank in range(builder.ranks):
         layers, _, *shape = kind.local_shape(rank)
         sizes = tuple(map(int, shape))
-        shapes.append((int(layers), to.plan.batch, sizes[own - 2]))
-        storages.append((int(layers), 2 * to.plan.batch, *sizes))
-    return to.declare(role.word, shapes, kind.dtype, role, storages)
+        shapes.append((int(layers), builder.plan.batch, sizes[dim - 2]))
+        storages.append((int(layers), 2 * builder.plan.batch, *sizes))
+    return builder.declare(role.word, shapes, kind.dtype, role, storages)
 
 
 def _operands(
-    to: Building, node: fx.Node, rank: int, tails: int, states: int, out: int
+    builder: Building, node: fx.Node, rank: int, tails: int, states: int, out: int
 ) -> DeltaOperands:
-    bound, batch = to.bound(node, rank), to.plan.batch
+    bound, batch = builder.bound(node, rank), builder.plan.batch
     channels, _, taps = map(int, value_type(bound["weight"]).local_shape(rank))
     (v_heads,) = map(int, value_type(bound["rate"]).local_shape(rank))
     key, value = map(int, value_type(bound["states"]).shape[-2:])
     k_heads = (channels - v_heads * value) // (2 * key)
     fused = node.target is DELTA_STEP
-    weights = {name: to.where(bound[name], rank) for name in ("weight", "rate", "offset", "norm")}
+    weights = {
+        name: builder.where(bound[name], rank) for name in ("weight", "rate", "offset", "norm")
+    }
     return DeltaOperands(
         rank=rank,
         layer=bound["layer"],
-        projected=to.where(bound["projected"], rank),
-        z=to.where(bound["projected" if fused else "z"], rank),
-        gates=to.where(bound["gates"], rank),
-        bias=to.where_if(bound["bias"], rank),
+        projected=builder.where(bound["projected"], rank),
+        z=builder.where(bound["projected" if fused else "z"], rank),
+        gates=builder.where(bound["gates"], rank),
+        bias=builder.where_if(bound["bias"], rank),
         tails=tails,
         states=states,
         eps=to_fp32(bound["eps"]),
-        lengths=to.sole(Role.LENGTHS, (batch,)) + rank,
-        clock=to.sole(Role.CLOCK, (1,)) + rank,
-        read=to.sole(Role.READ, (batch,)) + rank,
-        write=to.sole(Role.WRITE, (batch,)) + rank,
+        lengths=builder.sole(Role.LENGTHS, (batch,)) + rank,
+        clock=builder.sole(Role.CLOCK, (1,)) + rank,
+        read=builder.sole(Role.READ, (batch,)) + rank,
+        write=builder.sole(Role.WRITE, (batch,)) + rank,
         out=out,
         batch=batch,
-        sequence_rows=to.plan.sequence_rows,
+        sequence_rows=builder.plan.sequence_rows,
         k_heads=k_heads,
         v_heads=v_heads,
         key=key,

@@ -71,14 +71,14 @@ class Embed(StepInstruction):
         """Execute the instruction. Adding 0.0 turns -0.0 into 0.0, as a sum across ranks does."""
         rows = memory[self.at.tokens].long() - self.at.first
         held = (rows >= 0) & (rows < self.at.rows)
-        found = memory[self.at.table][rows.where(held, 0), self.columns.slice]
-        found = torch.where(held[:, None], found, 0) + 0.0
-        memory[self.at.out][: self.at.batch, self.columns.slice] = found
+        embedded = memory[self.at.table][rows.where(held, 0), self.columns.slice]
+        embedded = torch.where(held[:, None], embedded, 0) + 0.0
+        memory[self.at.out][: self.at.batch, self.columns.slice] = embedded
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        at = self.at
-        found = VOCAB_EMBEDDING(values["table"], values["tokens"], at.first)
-        yield Made("out", found, (Range(0, at.batch),))
+        operands = self.at
+        embedded = VOCAB_EMBEDDING(values["table"], values["tokens"], operands.first)
+        yield Made("out", embedded, (Range(0, operands.batch),))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         """Send the rows to the probe, unless they are a term of a sum."""
@@ -88,7 +88,9 @@ class Embed(StepInstruction):
 
 
 @lowers(*EMBEDDINGS, terms=True)
-def embedding(to: Building, node: fx.Node, kind: type[Embed] = Embed, **more_operands: Any) -> None:
+def embedding(
+    builder: Building, node: fx.Node, kind: type[Embed] = Embed, **more_operands: Any
+) -> None:
     """Lower the node to the table rows of each rank. If the rows are sharded, a sum follows.
 
     A subclass of `Embed` may have more shared operands.
@@ -98,22 +100,24 @@ def embedding(to: Building, node: fx.Node, kind: type[Embed] = Embed, **more_ope
     table = value_type(weight)
     summed = table.layout_of(0) is not None
     if summed:
-        out = terms_buffer(to, Site.EMBEDDING, node, to.plan.column_splits)
+        out = terms_buffer(builder, Site.EMBEDDING, node, builder.plan.column_splits)
     else:
-        out = residual_buffer(to, node, None)
-    to.put(node, out)
-    for rank in range(to.ranks):
-        at = operands_of(kind)(
+        out = residual_buffer(builder, node, None)
+    builder.put(node, out)
+    for rank in range(builder.ranks):
+        operands = operands_of(kind)(
             rank=rank,
             layer=NONE,
-            tokens=to.where(ids, rank),
-            table=to.where(weight, rank),
+            tokens=builder.where(ids, rank),
+            table=builder.where(weight, rank),
             out=out + rank,
-            batch=to.plan.batch,
-            first=to.bound(node, rank).get("first_row", 0),
+            batch=builder.plan.batch,
+            first=builder.bound(node, rank).get("first_row", 0),
             rows=table.local_extent(rank, 0),
             format=table.stored,
             summed=summed,
             **more_operands,
         )
-        to.instructions += [kind(at, columns) for columns in to.plan.sums(width_of(node))]
+        builder.instructions += [
+            kind(operands, columns) for columns in builder.plan.sums(width_of(node))
+        ]

@@ -74,15 +74,15 @@ class MixtureInstruction(WeightInstruction):
     @property
     def weight_shape(self) -> tuple[int, int]:
         """The number of rows of the experts that are expected to be chosen, and of columns."""
-        at, (_, columns) = self.at, self.weight_boxes[0]
-        many = expected(at.experts, at.chosen, at.held, at.batch)
-        return round(self.sides * self.rows.extent * many), columns[1] - columns[0]
+        operands, (_, columns) = self.at, self.weight_boxes[0]
+        count = expected(operands.experts, operands.chosen, operands.held, operands.batch)
+        return round(self.sides * self.rows.extent * count), columns[1] - columns[0]
 
     @property
     def work(self) -> int:
-        at, (_, columns) = self.at, self.weight_shape
-        products = self.sides * self.rows.extent * columns * at.chosen * at.batch
-        return int(products * at.held // at.experts)
+        operands, (_, columns) = self.at, self.weight_shape
+        products = self.sides * self.rows.extent * columns * operands.chosen * operands.batch
+        return int(products * operands.held // operands.experts)
 
 
 @dataclass(frozen=True)
@@ -112,20 +112,22 @@ class NormExperts(MixtureInstruction):
     opcode: ClassVar[int] = 18
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        at, rows = self.at, self.rows
-        x = at.normed.value(memory, probe, "mlp_norm")
-        for own, sequences, places in chosen(memory[at.ids], at.first, at.held):
+        operands, rows = self.at, self.rows
+        x = operands.normed.value(memory, probe, "mlp_norm")
+        weight, extent = operands.weight, operands.extent
+        choices = chosen(memory[operands.ids], operands.first, operands.held)
+        for expert, sequences, places in choices:
             sides = (
-                linear(memory, x[sequences], at.weight, NONE, _rows_after(rows, side * at.extent))
-                for side in (2 * own, 2 * own + 1)
+                linear(memory, x[sequences], weight, NONE, _rows_after(rows, side * extent))
+                for side in (2 * expert, 2 * expert + 1)
             )
-            memory[at.out][sequences, places, rows.slice] = swiglu(*sides)
+            memory[operands.out][sequences, places, rows.slice] = swiglu(*sides)
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        at = self.at
-        x = RMS_NORM(*at.normed.operands(values), at.normed.zero_centered)
-        found = values.call("gated experts", x, values["ids"], values["weight"], at.first)
-        yield Made("out", found)
+        operands = self.at
+        x = RMS_NORM(*operands.normed.operands(values), operands.normed.zero_centered)
+        hidden = values.call("gated experts", x, values["ids"], values["weight"], operands.first)
+        yield Made("out", hidden)
 
 
 _TERMS = rules.scratch("slots*batch", "extent", dtype=rules.F32)
@@ -166,20 +168,22 @@ class ExpertTerms(MixtureInstruction):
     opcode: ClassVar[int] = 19
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        at, rows = self.at, self.rows
-        sums = torch.zeros(at.leaves, at.batch, rows.extent)
-        for own, sequences, places in chosen(memory[at.ids], at.first, at.held):
-            x, wanted = memory[at.x][sequences, places], _rows_after(rows, own * at.extent)
-            scores = memory[at.scores][sequences, places].float().unsqueeze(-1)
-            found = leaf_products(x, memory[at.weight], wanted, at.leaves)
-            for terms, leaf in zip(sums, found, strict=True):
+        operands, rows = self.at, self.rows
+        sums = torch.zeros(operands.leaves, operands.batch, rows.extent)
+        choices = chosen(memory[operands.ids], operands.first, operands.held)
+        for expert, sequences, places in choices:
+            x = memory[operands.x][sequences, places]
+            wanted = _rows_after(rows, expert * operands.extent)
+            scores = memory[operands.scores][sequences, places].float().unsqueeze(-1)
+            leaves = leaf_products(x, memory[operands.weight], wanted, operands.leaves)
+            for terms, leaf in zip(sums, leaves, strict=True):
                 terms[sequences] += leaf * scores
-        memory[at.out][: at.batch, rows.slice] = fold_tree(list(sums), torch.add)
+        memory[operands.out][: operands.batch, rows.slice] = fold_tree(list(sums), torch.add)
 
     def meaning(self, values: Values) -> Iterator[Made]:
         operands = (values[name] for name in ("x", "scores", "ids", "weight"))
-        found = values.call("sum of experts", *operands, self.at.first)
-        yield Made("out", found, (Range(0, self.at.batch),))
+        terms = values.call("sum of experts", *operands, self.at.first)
+        yield Made("out", terms, (Range(0, self.at.batch),))
 
 
 @dataclass(frozen=True)
@@ -212,16 +216,18 @@ class SharedTerms(WeightInstruction):
     opcode: ClassVar[int] = 20
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        at = self.at
-        share = sigmoid(memory[at.gate].float()).to(memory[at.gate].dtype).float()
-        found = leaf_products(memory[at.x], memory[at.weight], self.rows, at.leaves)
-        sums = fold_tree([leaf * share for leaf in found], torch.add)
-        memory[at.out][self.terms.slice, self.rows.slice] = sums
+        operands = self.at
+        share = sigmoid(memory[operands.gate].float()).to(memory[operands.gate].dtype).float()
+        leaves = leaf_products(
+            memory[operands.x], memory[operands.weight], self.rows, operands.leaves
+        )
+        sums = fold_tree([leaf * share for leaf in leaves], torch.add)
+        memory[operands.out][self.terms.slice, self.rows.slice] = sums
 
     def meaning(self, values: Values) -> Iterator[Made]:
         share = torch.ops.aten.sigmoid.default(values["gate"])
-        found = share * LINEAR(values["x"], values["weight"], None)
-        yield Made("out", found, (self.terms,))
+        gated = share * LINEAR(values["x"], values["weight"], None)
+        yield Made("out", gated, (self.terms,))
 
 
 def _leaves(ranks: int, width: int, stored: Format) -> int:
@@ -236,82 +242,84 @@ def _leaves(ranks: int, width: int, stored: Format) -> int:
 
 
 @lowers(NORM_EXPERTS, terms=True)
-def norm_experts(to: Building, node: fx.Node) -> None:
+def norm_experts(builder: Building, node: fx.Node) -> None:
     """Lower the experts to blocks of their features, and then to blocks of their results."""
-    bound, batch = to.bound(node), to.plan.batch
+    bound, batch = builder.bound(node), builder.plan.batch
     gate_up, down = value_type(bound["gate_up"]), value_type(bound["down"])
     choices = width_of(bound["ids"])
-    shapes = [down.local_shape(rank) for rank in range(to.ranks)]
-    hidden = to.declare(
+    shapes = [down.local_shape(rank) for rank in range(builder.ranks)]
+    hidden = builder.declare(
         "hidden", [(batch, choices, int(shape[2])) for shape in shapes], value_type(node).dtype
     )
     shared = any(user.target is SHARED_EXPERT for user in node.users)
-    terms = terms_buffer(to, Site.EXPERTS, node, slots=1 + shared)
-    to.put(node, terms)
+    terms = terms_buffer(builder, Site.EXPERTS, node, slots=1 + shared)
+    builder.put(node, terms)
     experts = down.shape[0]
-    for rank in range(to.ranks):
+    for rank in range(builder.ranks):
         held, rows, width = map(int, shapes[rank])
         alike: dict[str, Any] = {
             "rank": rank,
             "layer": layer_of(node),
-            "ids": to.where(bound["ids"], rank),
+            "ids": builder.where(bound["ids"], rank),
             "chosen": choices,
             "held": held,
-            "first": to.bound(node, rank)["first"],
+            "first": builder.bound(node, rank)["first"],
             "experts": experts,
         }
         up = ExpertsOperands(
-            normed=normed(to, node, rank),
-            weight=to.where(bound["gate_up"], rank),
+            normed=normed(builder, node, rank),
+            weight=builder.where(bound["gate_up"], rank),
             out=hidden + rank,
             extent=width,
             format=gate_up.stored,
             **alike,
         )
-        to.deal(NormExperts(at=up, rows=own) for own in to.plan.blocks(width))
-        result = TermsOperands(
+        builder.deal(NormExperts(at=up, rows=block) for block in builder.plan.blocks(width))
+        terms_operands = TermsOperands(
             x=hidden + rank,
-            scores=to.where(bound["scores"], rank),
-            weight=to.where(bound["down"], rank),
+            scores=builder.where(bound["scores"], rank),
+            weight=builder.where(bound["down"], rank),
             out=terms + rank,
             batch=batch,
             width=width,
-            leaves=_leaves(to.ranks, width, down.stored),
+            leaves=_leaves(builder.ranks, width, down.stored),
             extent=rows,
             format=down.stored,
             **alike,
         )
-        to.deal(ExpertTerms(at=result, rows=own) for own in to.plan.blocks(rows))
+        builder.deal(
+            ExpertTerms(at=terms_operands, rows=block) for block in builder.plan.blocks(rows)
+        )
 
 
 @lowers(SHARED_EXPERT, terms=True)
-def shared_expert(to: Building, node: fx.Node) -> None:
+def shared_expert(builder: Building, node: fx.Node) -> None:
     """Lower the shared expert's result to blocks of rows, in a slot of its own."""
-    bound = to.bound(node)
-    terms = to.where(bound["routed"], 0)
-    to.put(node, terms)
+    bound = builder.bound(node)
+    terms = builder.where(bound["routed"], 0)
+    builder.put(node, terms)
     weight = value_type(bound["weight"])
-    for rank in range(to.ranks):
+    for rank in range(builder.ranks):
         rows, width = map(int, weight.local_shape(rank))
-        at = SharedOperands(
+        operands = SharedOperands(
             rank=rank,
             layer=layer_of(node),
-            x=to.where(bound["x"], rank),
-            gate=to.where(bound["gate"], rank),
-            weight=to.where(bound["weight"], rank),
+            x=builder.where(bound["x"], rank),
+            gate=builder.where(bound["gate"], rank),
+            weight=builder.where(bound["weight"], rank),
             out=terms + rank,
-            batch=to.plan.batch,
+            batch=builder.plan.batch,
             width=width,
-            leaves=_leaves(to.ranks, width, weight.stored),
+            leaves=_leaves(builder.ranks, width, weight.stored),
             extent=rows,
             slot=1,
             format=weight.stored,
         )
-        to.deal(SharedTerms(at, own) for own in to.plan.blocks(rows))
+        builder.deal(SharedTerms(operands, block) for block in builder.plan.blocks(rows))
 
 
 @lowers(ADD_RESIDUAL)
-def add_residual(to: Building, node: fx.Node) -> None:
+def add_residual(builder: Building, node: fx.Node) -> None:
     """Lower the sum of a single rank's terms, added to the residual."""
-    bound = to.bound(node)
-    sum_terms(to, node, to.where(bound["terms"], 0), bound["residual"], None)
+    bound = builder.bound(node)
+    sum_terms(builder, node, builder.where(bound["terms"], 0), bound["residual"], None)

@@ -63,13 +63,13 @@ class NormLmHead(WeightInstruction):
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Execute the instruction. Of equal logits, the one of the lowest row is the best."""
-        at = self.at
-        x = at.normed.value(memory, probe, "final_norm")
-        found = linear(memory, x, at.weight, at.bias, self.rows)
-        memory[at.logits][:, self.rows.slice] = found
-        best = found.argmax(-1)
-        memory[at.best][:, self.slot] = found.gather(-1, best[:, None])[:, 0].float()
-        memory[at.ids][:, self.slot] = (best + at.first + self.rows.start).int()
+        operands = self.at
+        x = operands.normed.value(memory, probe, "final_norm")
+        logits = linear(memory, x, operands.weight, operands.bias, self.rows)
+        memory[operands.logits][:, self.rows.slice] = logits
+        best = logits.argmax(-1)
+        memory[operands.best][:, self.slot] = logits.gather(-1, best[:, None])[:, 0].float()
+        memory[operands.ids][:, self.slot] = (best + operands.first + self.rows.start).int()
 
     def meaning(self, values: Values) -> Iterator[Made]:
         logits, slot = self.at.normed.projected(values), (None, self.slot)
@@ -78,8 +78,8 @@ class NormLmHead(WeightInstruction):
         yield Made("ids", values.call("its row", logits, *self.rows, self.at.first), slot)
 
     def report(self, memory: Memory, probe: Probe) -> None:
-        found = memory[self.at.logits][:, self.rows.slice]
-        probe("logits", Range(0, self.at.normed.batch), self.rows, found)
+        logits = memory[self.at.logits][:, self.rows.slice]
+        probe("logits", Range(0, self.at.normed.batch), self.rows, logits)
 
 
 @dataclass(frozen=True)
@@ -128,20 +128,20 @@ class Argmax(StepInstruction):
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Choose the tokens. Slots are in token order, so the first maximum is the lowest token."""
-        at = self.at
-        best = torch.cat([memory[at.best + rank] for rank in range(at.ranks)], 1)
-        ids = torch.cat([memory[at.ids + rank] for rank in range(at.ranks)], 1)
-        found = ids.gather(1, best.argmax(1)[:, None])[:, 0]
-        ended = (memory[at.finished] != 0) | (memory[at.lengths] == 0)
-        stops = (found[:, None] == memory[at.stops]).any(1)
-        step = int(memory[at.clock])
-        memory[at.history][step] = found.where(~ended, NONE)
-        memory[at.clock][0] = step + 1
-        memory[at.finished][stops & ~ended] = 1
+        operands = self.at
+        best = torch.cat([memory[operands.best + rank] for rank in range(operands.ranks)], 1)
+        ids = torch.cat([memory[operands.ids + rank] for rank in range(operands.ranks)], 1)
+        tokens = ids.gather(1, best.argmax(1)[:, None])[:, 0]
+        ended = (memory[operands.finished] != 0) | (memory[operands.lengths] == 0)
+        stops = (tokens[:, None] == memory[operands.stops]).any(1)
+        step = int(memory[operands.clock])
+        memory[operands.history][step] = tokens.where(~ended, NONE)
+        memory[operands.clock][0] = step + 1
+        memory[operands.finished][stops & ~ended] = 1
         goes_on = ~ended & ~stops
-        memory[at.tokens][goes_on] = found[goes_on]
-        memory[at.positions][goes_on] += 1
-        memory[at.lengths][goes_on] += 1
+        memory[operands.tokens][goes_on] = tokens[goes_on]
+        memory[operands.positions][goes_on] += 1
+        memory[operands.lengths][goes_on] += 1
 
     def meaning(self, values: Values) -> Iterator[Made]:
         slots = [(rank, slot) for rank in range(self.at.ranks) for slot in range(self.at.slots)]
@@ -155,49 +155,49 @@ class Argmax(StepInstruction):
             yield Made(name, values.call(f"next {name}", chosen, *read))
 
     def report(self, memory: Memory, probe: Probe) -> None:
-        at = self.at
-        found = memory[at.history][int(memory[at.clock]) - 1]
-        probe("token", Range(0, at.batch), Range(0, 1), found[:, None])
+        operands = self.at
+        tokens = memory[operands.history][int(memory[operands.clock]) - 1]
+        probe("token", Range(0, operands.batch), Range(0, 1), tokens[:, None])
 
 
 @lowers(NORM_LINEAR, where=read_by(ARGMAX, ALL_GATHER, *ROWS_READERS))
-def norm_linear(to: Building, node: fx.Node) -> None:
+def norm_linear(builder: Building, node: fx.Node) -> None:
     """Lower the head, or a linear that another instruction of the layer reads."""
     if any(user.target in ROWS_READERS for user in node.users):
-        norm_rows(to, node)
+        norm_rows(builder, node)
     else:
-        _norm_head(to, node)
+        _norm_head(builder, node)
 
 
-def _norm_head(to: Building, node: fx.Node) -> None:
+def _norm_head(builder: Building, node: fx.Node) -> None:
     """Lower the head to vocabulary blocks, equally many per rank, so that `best` has one shape."""
-    bound = to.bound(node)
-    kind, columns = value_type(node), to.local_columns(node)
+    bound = builder.bound(node)
+    kind, columns = value_type(node), builder.local_columns(node)
     if not isinstance(kind.layout_of(1), Layout | None):
-        raise to.refusal(node, "the rows of the head are in several parts on each rank")
-    batch = to.plan.batch
-    logits = to.declare(
+        raise builder.refusal(node, "the rows of the head are in several parts on each rank")
+    batch = builder.plan.batch
+    logits = builder.declare(
         Role.LOGITS.word, [(batch, width) for width in columns], kind.dtype, Role.LOGITS
     )
-    to.put(node, logits)
-    slots = min(len(to.plan.blocks(width)) for width in columns)
-    best = to.alike("best_logits", (batch, slots), torch.float32)
-    ids = to.alike("best_ids", (batch, slots), torch.int32)
-    for rank in range(to.ranks):
-        at = HeadOperands(
+    builder.put(node, logits)
+    slots = min(len(builder.plan.blocks(width)) for width in columns)
+    best = builder.alike("best_logits", (batch, slots), torch.float32)
+    ids = builder.alike("best_ids", (batch, slots), torch.int32)
+    for rank in range(builder.ranks):
+        operands = HeadOperands(
             rank=rank,
             layer=NONE,
-            normed=normed(to, node, rank),
-            weight=to.where(bound["weight"], rank),
-            bias=to.where_if(bound["bias"], rank),
+            normed=normed(builder, node, rank),
+            weight=builder.where(bound["weight"], rank),
+            bias=builder.where_if(bound["bias"], rank),
             logits=logits + rank,
             best=best + rank,
             ids=ids + rank,
             first=_first_row(node, rank),
             format=value_type(bound["weight"]).stored,
         )
-        blocks = to.plan.pieces(columns[rank], slots)
-        to.deal(NormLmHead(at, rows, slot) for slot, rows in enumerate(blocks))
+        blocks = builder.plan.pieces(columns[rank], slots)
+        builder.deal(NormLmHead(operands, rows, slot) for slot, rows in enumerate(blocks))
 
 
 def _first_row(node: fx.Node, rank: int) -> int:
@@ -206,33 +206,33 @@ def _first_row(node: fx.Node, rank: int) -> int:
 
 
 @lowers(ARGMAX, where=read_by())
-def argmax(to: Building, node: fx.Node) -> None:
+def argmax(builder: Building, node: fx.Node) -> None:
     """Lower argmax to one instruction per rank, which reads the best logits of all ranks."""
     (logits,) = node.all_input_nodes
-    to.where(logits, 0)  # raises if the logits are not from a head
-    plan, batch = to.plan, to.plan.batch
-    best, ids = to.number("best_logits"), to.number("best_ids")
+    builder.where(logits, 0)  # raises if the logits are not from a head
+    plan, batch = builder.plan, builder.plan.batch
+    best, ids = builder.number("best_logits"), builder.number("best_ids")
     numbers = {
-        "tokens": to.sole(Role.TOKENS, (batch,)),
-        "positions": to.sole(Role.POSITIONS, (batch,)),
-        "lengths": to.sole(Role.LENGTHS, (batch,)),
-        "finished": to.sole(Role.FINISHED, (batch,)),
-        "stops": to.sole(Role.STOPS, (plan.stops,)),
-        "clock": to.sole(Role.CLOCK, (1,)),
-        "history": to.sole(Role.HISTORY, (plan.steps, batch)),
+        "tokens": builder.sole(Role.TOKENS, (batch,)),
+        "positions": builder.sole(Role.POSITIONS, (batch,)),
+        "lengths": builder.sole(Role.LENGTHS, (batch,)),
+        "finished": builder.sole(Role.FINISHED, (batch,)),
+        "stops": builder.sole(Role.STOPS, (plan.stops,)),
+        "clock": builder.sole(Role.CLOCK, (1,)),
+        "history": builder.sole(Role.HISTORY, (plan.steps, batch)),
     }
-    to.put(node, numbers["tokens"])
-    for rank in range(to.ranks):
-        at = ArgmaxOperands(
+    builder.put(node, numbers["tokens"])
+    for rank in range(builder.ranks):
+        operands = ArgmaxOperands(
             rank=rank,
             layer=NONE,
             best=best,
             ids=ids,
-            ranks=to.ranks,
-            slots=to.buffers[best].shape[1],
+            ranks=builder.ranks,
+            slots=builder.buffers[best].shape[1],
             batch=batch,
             most_stops=plan.stops,
             steps=plan.steps,
             **{name: number + rank for name, number in numbers.items()},
         )
-        to.instructions.append(Argmax(at))
+        builder.instructions.append(Argmax(operands))

@@ -13,18 +13,18 @@ from tpcompile.vm.program.instruction import Range
 from tpcompile.vm.program.meaning import Part, Values
 
 
-def cache_of(to: Building, node: fx.Node, block: int) -> int:
+def cache_of(builder: Building, node: fx.Node, block: int) -> int:
     """Declare the cache. Regions index sequences and past or new tokens; memory indexes slots."""
     kind = value_type(node)
-    to.plan.check_room(block)
-    slots = to.plan.batch * to.plan.most_blocks(block) * block
+    builder.plan.check_room(block)
+    slots = builder.plan.batch * builder.plan.most_blocks(block) * block
     regions, storages = [], []
-    for rank in range(to.ranks):
+    for rank in range(builder.ranks):
         layers, heads, width = (kind.local_extent(rank, dim) for dim in (0, 3, 4))
-        regions.append((layers, 2, to.plan.batch, heads, 2))
+        regions.append((layers, 2, builder.plan.batch, heads, 2))
         storages.append((layers, 2, slots, heads, width))
     dtype = kind.stored.values.dtype.torch
-    return to.declare(Role.CACHE.word, regions, dtype, Role.CACHE, storages, kind.format)
+    return builder.declare(Role.CACHE.word, regions, dtype, Role.CACHE, storages, kind.format)
 
 
 def together(rows: Range, sequence_rows: int) -> Range:
@@ -54,12 +54,12 @@ def stored(values: Values, new: Any, block: int) -> Any:
     return values.call("stored", new, slots)
 
 
-def places(to: Building, block: int, rank: int) -> dict[str, int]:
+def places(builder: Building, block: int, rank: int) -> dict[str, int]:
     """Return the operands that locate the sequences in the cache."""
-    batch, most = to.plan.batch, to.plan.most_blocks(block)
+    batch, most = builder.plan.batch, builder.plan.most_blocks(block)
     return {
-        "lengths": to.sole(Role.LENGTHS, (batch,)) + rank,
-        "tables": to.sole(Role.TABLES, (batch, most)) + rank,
+        "lengths": builder.sole(Role.LENGTHS, (batch,)) + rank,
+        "tables": builder.sole(Role.TABLES, (batch, most)) + rank,
         "most_blocks": most,
         "block": block,
     }

@@ -86,13 +86,13 @@ class MlpRows(WeightInstruction):
 
     def projected(self, memory: Memory, probe: Probe, *sides: Range) -> list[torch.Tensor]:
         """Return these rows of the projections."""
-        at = self.at
-        x = at.normed.value(memory, probe, "mlp_norm")
-        return [linear(memory, x, at.weight, at.bias, rows) for rows in sides]
+        operands = self.at
+        x = operands.normed.value(memory, probe, "mlp_norm")
+        return [linear(memory, x, operands.weight, operands.bias, rows) for rows in sides]
 
     def report(self, memory: Memory, probe: Probe) -> None:
-        found = memory[self.at.out][:, self.rows.slice]
-        probe(self.result, Range(0, self.at.batch), self.rows, found)
+        values = memory[self.at.out][:, self.rows.slice]
+        probe(self.result, Range(0, self.at.batch), self.rows, values)
 
 
 @instruction
@@ -163,9 +163,11 @@ class NormGatedUp(MlpRows):
     result: ClassVar[str] = "activated"
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        at, columns = self.at, self.rows.slice
+        operands, columns = self.at, self.rows.slice
         (up,) = self.projected(memory, probe, self.rows)
-        memory[at.out][:, columns] = activated(at.activation, memory[at.gate][:, columns], up)
+        memory[operands.out][:, columns] = activated(
+            operands.activation, memory[operands.gate][:, columns], up
+        )
 
     def meaning(self, values: Values) -> Iterator[Made]:
         activation = self.at.activation
@@ -178,26 +180,26 @@ _APART = {target: activation for activation, target in NORM_MLPS_APART.items()}
 
 
 @lowers(*_FORMS)
-def norm_gate_up(to: Building, node: fx.Node) -> None:
+def norm_gate_up(builder: Building, node: fx.Node) -> None:
     """Lower gate and up, or up alone, to blocks of the MLP's width."""
     activation, gated = _FORMS[node.target]
     if node.target is NORM_GATE_UP_SWIGLU:
-        out = _deal(to, node, NormGateUpSwiglu, "")
+        out = _deal(builder, node, NormGateUpSwiglu, "")
     else:
-        out = _deal(to, node, NormUpActivation, "", sides=1 + gated, activation=activation)
-    to.put(node, out)
+        out = _deal(builder, node, NormUpActivation, "", sides=1 + gated, activation=activation)
+    builder.put(node, out)
 
 
 @lowers(*_APART)
-def norm_gate_and_up(to: Building, node: fx.Node) -> None:
+def norm_gate_and_up(builder: Building, node: fx.Node) -> None:
     """Lower gate, then up, to blocks of the MLP's width."""
-    gate = _deal(to, node, NormGate, "gate_")
-    up = _deal(to, node, NormGatedUp, "up_", gate=gate, activation=_APART[node.target])
-    to.put(node, up)
+    gate = _deal(builder, node, NormGate, "gate_")
+    up = _deal(builder, node, NormGatedUp, "up_", gate=gate, activation=_APART[node.target])
+    builder.put(node, up)
 
 
 def _deal(
-    to: Building,
+    builder: Building,
     node: fx.Node,
     kind: type[MlpRows],
     side: str,
@@ -208,25 +210,25 @@ def _deal(
 
     `gate` is rank 0's buffer of a gate. Return rank 0's buffer of the results.
     """
-    bound = to.bound(node)
+    bound = builder.bound(node)
     weight, bias = bound[f"{side}weight"], bound[f"{side}bias"]
-    columns = to.local_columns(node)
-    out = to.declare(
-        kind.result, [(to.plan.batch, width) for width in columns], value_type(node).dtype
+    columns = builder.local_columns(node)
+    out = builder.declare(
+        kind.result, [(builder.plan.batch, width) for width in columns], value_type(node).dtype
     )
-    for rank in range(to.ranks):
+    for rank in range(builder.ranks):
         if gate is not None:
             more_operands["gate"] = gate + rank
-        at = operands_of(kind)(
+        operands = operands_of(kind)(
             rank=rank,
             layer=layer_of(node),
-            normed=normed(to, node, rank),
-            weight=to.where(weight, rank),
-            bias=to.where_if(bias, rank),
+            normed=normed(builder, node, rank),
+            weight=builder.where(weight, rank),
+            bias=builder.where_if(bias, rank),
             out=out + rank,
             ffn=columns[rank],
             format=value_type(weight).stored,
             **more_operands,
         )
-        to.deal(kind(at, rows) for rows in to.plan.blocks(columns[rank]))
+        builder.deal(kind(operands, rows) for rows in builder.plan.blocks(columns[rank]))
     return out

@@ -28,9 +28,9 @@ class Normed:
     zero_centered: bool = False
 
     def value(self, memory: Memory, probe: Probe, name: str) -> torch.Tensor:
-        found = rms_norm(memory[self.x], memory[self.weight], self.eps, self.zero_centered)
-        probe(name, Range(0, self.batch), Range(0, self.width), found)
-        return found
+        normalized = rms_norm(memory[self.x], memory[self.weight], self.eps, self.zero_centered)
+        probe(name, Range(0, self.batch), Range(0, self.width), normalized)
+        return normalized
 
     def operands(self, values: Values) -> tuple[Any, Any, float]:
         """Return the first operands of ops that begin with this norm."""
@@ -61,9 +61,9 @@ def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range)
     return with_bias(memory, bias, rows, products(x, memory[weight], rows)).to(x.dtype)
 
 
-def normed(to: Building, node: fx.Node, rank: int) -> Normed:
+def normed(builder: Building, node: fx.Node, rank: int) -> Normed:
     """Return the operands of a fused op's norm."""
-    bound = to.bound(node)
-    x, weight = to.where(bound["x"], rank), to.where(bound["norm"], rank)
+    bound = builder.bound(node)
+    x, weight = builder.where(bound["x"], rank), builder.where(bound["norm"], rank)
     width, eps = width_of(bound["x"]), to_fp32(bound["eps"])
-    return Normed(x, weight, to.plan.batch, width, eps, bound["zero_centered"])
+    return Normed(x, weight, builder.plan.batch, width, eps, bound["zero_centered"])

@@ -81,19 +81,21 @@ class LinearResidual(WeightInstruction):
     opcode: ClassVar[int] = 6
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        at = self.at
-        found = products(memory[at.x], memory[at.weight], self.rows, leaves=at.leaves)
-        found = with_bias(memory, at.bias, self.rows, found)
-        found = memory[at.residual][:, self.rows.slice].float() + found
-        memory[at.out][:, self.rows.slice] = found.to(memory[at.out].dtype)
+        operands = self.at
+        sums = products(
+            memory[operands.x], memory[operands.weight], self.rows, leaves=operands.leaves
+        )
+        sums = with_bias(memory, operands.bias, self.rows, sums)
+        sums = memory[operands.residual][:, self.rows.slice].float() + sums
+        memory[operands.out][:, self.rows.slice] = sums.to(memory[operands.out].dtype)
 
     def meaning(self, values: Values) -> Iterator[Made]:
         operands = (values[name] for name in ("x", "weight", "bias", "residual"))
         yield Made("out", LINEAR_RESIDUAL(*operands))
 
     def report(self, memory: Memory, probe: Probe) -> None:
-        found = memory[self.at.out][:, self.rows.slice]
-        probe(self.at.site.group, Range(0, self.at.batch), self.rows, found)
+        values = memory[self.at.out][:, self.rows.slice]
+        probe(self.at.site.group, Range(0, self.at.batch), self.rows, values)
 
 
 @instruction
@@ -123,91 +125,91 @@ class LinearTerms(WeightInstruction):
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         x = memory[self.at.x][:, self.columns.slice]
-        found = products(x, memory[self.at.weight], self.rows, self.columns, self.leaves)
-        memory[self.at.out][self.terms.slice, self.rows.slice] = found
+        sums = products(x, memory[self.at.weight], self.rows, self.columns, self.leaves)
+        memory[self.at.out][self.terms.slice, self.rows.slice] = sums
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        found = values.call("linear of columns", values["x"], values["weight"], *self.columns)
-        yield Made("out", found, (self.terms,))
+        sums = values.call("linear of columns", values["x"], values["weight"], *self.columns)
+        yield Made("out", sums, (self.terms,))
 
 
 @lowers(LINEAR_RESIDUAL)
-def linear_residual(to: Building, node: fx.Node) -> None:
+def linear_residual(builder: Building, node: fx.Node) -> None:
     """Lower a projection that each rank computes alone. A sum follows if columns are split."""
-    bound = to.bound(node)
-    if to.plan.column_splits > 1:
-        terms = _make_terms(to, node, bound["x"], bound["weight"])
-        sum_terms(to, node, terms, bound["residual"], bound["bias"])
+    bound = builder.bound(node)
+    if builder.plan.column_splits > 1:
+        terms = _make_terms(builder, node, bound["x"], bound["weight"])
+        sum_terms(builder, node, terms, bound["residual"], bound["bias"])
         return
-    out = residual_buffer(to, node, bound["residual"])
-    to.put(node, out)
-    for rank in range(to.ranks):
-        at = _project_operands(to, node, rank, out + rank)
-        to.deal(LinearResidual(at, rows) for rows in to.plan.blocks(width_of(node)))
+    out = residual_buffer(builder, node, bound["residual"])
+    builder.put(node, out)
+    for rank in range(builder.ranks):
+        operands = _project_operands(builder, node, rank, out + rank)
+        builder.deal(LinearResidual(operands, rows) for rows in builder.plan.blocks(width_of(node)))
 
 
 @lowers(LINEAR, where=read_by(ALL_REDUCE_RESIDUAL))
-def linear_terms(to: Building, node: fx.Node) -> None:
+def linear_terms(builder: Building, node: fx.Node) -> None:
     """Lower a row-parallel linear to each rank's terms of a sum."""
     x, weight, *bias = node.args
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     if not isinstance(value_type(node).placement, Partial) or any(bias):
-        raise to.refusal(node, "no fusion contains this linear")
-    to.put(node, _make_terms(to, node, x, weight))
+        raise builder.refusal(node, "no fusion contains this linear")
+    builder.put(node, _make_terms(builder, node, x, weight))
 
 
-def _make_terms(to: Building, node: fx.Node, x: fx.Node, weight: fx.Node) -> int:
+def _make_terms(builder: Building, node: fx.Node, x: fx.Node, weight: fx.Node) -> int:
     site = site_of(x)
-    terms = terms_buffer(to, site, node, to.plan.column_splits)
-    for rank in range(to.ranks):
-        at = _terms_operands(to, node, rank, x, weight, terms + rank)
-        for slot, columns in enumerate(_columns(to, at)):
-            leaves = at.leaves // to.plan.column_splits
-            to.deal(
-                LinearTerms(at, rows, columns, slot, leaves)
-                for rows in to.plan.blocks(width_of(node))
+    terms = terms_buffer(builder, site, node, builder.plan.column_splits)
+    for rank in range(builder.ranks):
+        operands = _terms_operands(builder, node, rank, x, weight, terms + rank)
+        for slot, columns in enumerate(_columns(builder, operands)):
+            leaves = operands.leaves // builder.plan.column_splits
+            builder.deal(
+                LinearTerms(operands, rows, columns, slot, leaves)
+                for rows in builder.plan.blocks(width_of(node))
             )
     return terms
 
 
-def _columns(to: Building, at: ProjectOperands) -> list[Range]:
+def _columns(builder: Building, operands: ProjectOperands) -> list[Range]:
     """Return the columns of each split, which consists of whole leaves."""
-    count = to.plan.column_splits
-    if count > at.leaves:
+    count = builder.plan.column_splits
+    if count > operands.leaves:
         raise UsageError(
-            f"column_splits={count} is too many on {to.ranks} ranks",
-            expected=f"at most {at.leaves}, the number of partial sums of a rank",
+            f"column_splits={count} is too many on {builder.ranks} ranks",
+            expected=f"at most {operands.leaves}, the number of partial sums of a rank",
         )
-    leaves, each = even_runs(at.width, at.leaves), at.leaves // count
-    splits = [leaves[n * each : (n + 1) * each] for n in range(count)]
+    leaves, per_split = even_runs(operands.width, operands.leaves), operands.leaves // count
+    splits = [leaves[n * per_split : (n + 1) * per_split] for n in range(count)]
     return [Range(split[0][0][0], split[-1][0][1]) for split in splits]
 
 
 def _terms_operands(
-    to: Building, node: fx.Node, rank: int, x: fx.Node, weight: fx.Node, out: int
+    builder: Building, node: fx.Node, rank: int, x: fx.Node, weight: fx.Node, out: int
 ) -> ProjectOperands:
     width = value_type(weight).local_extent(rank, 1)
     return ProjectOperands(
         rank=rank,
         layer=layer_of(node),
         site=site_of(x),
-        x=to.where(x, rank),
-        weight=to.where(weight, rank),
+        x=builder.where(x, rank),
+        weight=builder.where(weight, rank),
         bias=NONE,
         residual=NONE,
         out=out,
-        batch=to.plan.batch,
+        batch=builder.plan.batch,
         width=width,
-        leaves=leaves_of(to.ranks, width),
+        leaves=leaves_of(builder.ranks, width),
         format=value_type(weight).stored,
     )
 
 
-def _project_operands(to: Building, node: fx.Node, rank: int, out: int) -> ProjectOperands:
-    bound = to.bound(node)
-    at = _terms_operands(to, node, rank, bound["x"], bound["weight"], out)
-    own = vars(at) | {
-        "bias": to.where_if(bound["bias"], rank),
-        "residual": to.where(bound["residual"], rank),
+def _project_operands(builder: Building, node: fx.Node, rank: int, out: int) -> ProjectOperands:
+    bound = builder.bound(node)
+    operands = _terms_operands(builder, node, rank, bound["x"], bound["weight"], out)
+    fields = vars(operands) | {
+        "bias": builder.where_if(bound["bias"], rank),
+        "residual": builder.where(bound["residual"], rank),
     }
-    return ProjectOperands(**own)
+    return ProjectOperands(**fields)

@@ -111,67 +111,70 @@ class _Source(NamedTuple):
 
 
 @lowers(*QKV_OPS)
-def norm_qkv(to: Building, node: fx.Node) -> None:
+def norm_qkv(builder: Building, node: fx.Node) -> None:
     """Lower the node to the queries, then the keys, then the values of each rank."""
-    q = to.declare(
-        "q", [(to.plan.batch, width) for width in to.local_columns(node)], value_type(node).dtype
+    q = builder.declare(
+        "q",
+        [(builder.plan.batch, width) for width in builder.local_columns(node)],
+        value_type(node).dtype,
     )
-    to.put(node, q)
-    cache = cache_of(to, to.bound(node)["cache"], to.bound(node)["block"])
-    for rank in range(to.ranks):
-        sources = _sources(to, node, rank)
+    builder.put(node, q)
+    cache = cache_of(builder, builder.bound(node)["cache"], builder.bound(node)["block"])
+    for rank in range(builder.ranks):
+        sources = _sources(builder, node, rank)
+        all_heads = sum(source.heads for source in sources.values())
         for part, source in sources.items():
             out = q if part == Part.Q else cache
-            at = _qkv_operands(to, node, rank, part, source, out + rank)
-            to.deal(_heads(to, at, source, sum(each.heads for each in sources.values())))
+            operands = _qkv_operands(builder, node, rank, part, source, out + rank)
+            builder.deal(_heads(builder, operands, source, all_heads))
 
 
-def _sources(to: Building, node: fx.Node, rank: int) -> dict[Part, _Source]:
+def _sources(builder: Building, node: fx.Node, rank: int) -> dict[Part, _Source]:
     """Return the sources of queries, keys and values on a rank, in this order."""
-    bound = to.bound(node, rank)
+    bound = builder.bound(node, rank)
     width = width_of(node)
-    found: dict[Part, _Source] = {}
+    sources: dict[Part, _Source] = {}
     first = 0
     for place, part in enumerate((Part.Q, Part.K, Part.V)):
         if node.target is NORM_QKV_ROPE_APPEND:
             heads = bound["heads"][place]
-            found[part] = _Source("qkv", bound["weight"], bound["bias"], first, heads)
+            sources[part] = _Source("qkv", bound["weight"], bound["bias"], first, heads)
             first += heads * width
         else:
             name = part.name.lower()
             weight, bias = bound[f"{name}_weight"], bound[f"{name}_bias"]
             rows = value_type(weight).local_extent(rank, 0)
-            found[part] = _Source(name, weight, bias, 0, rows // width)
-    return found
+            sources[part] = _Source(name, weight, bias, 0, rows // width)
+    return sources
 
 
 def _qkv_operands(
-    to: Building, node: fx.Node, rank: int, part: Part, source: _Source, out: int
+    builder: Building, node: fx.Node, rank: int, part: Part, source: _Source, out: int
 ) -> QkvOperands:
-    bound = to.bound(node)
+    bound = builder.bound(node)
     width, rotated = width_of(node), width_of(bound["cos"])
     head_norm = {Part.Q: bound["q_norm"], Part.K: bound["k_norm"], Part.V: None}[part]
-    longest, dtype = to.plan.max_seq_len, value_type(bound["cos"]).dtype
+    longest, dtype = builder.plan.max_seq_len, value_type(bound["cos"]).dtype
     return QkvOperands(
         rank=rank,
         layer=bound["layer"],
         part=part,
-        normed=normed(to, node, rank),
-        weight=to.where(source.weight, rank),
-        bias=to.where_if(source.bias, rank),
+        normed=normed(builder, node, rank),
+        weight=builder.where(source.weight, rank),
+        bias=builder.where_if(source.bias, rank),
         first_row=source.first_row,
-        head_norm=to.where_if(head_norm, rank),
+        head_norm=builder.where_if(head_norm, rank),
         head_eps=to_fp32(bound["head_eps"]),
-        cos=to.sole(Role.COS, (longest, rotated), dtype) + rank,
-        sin=to.sole(Role.SIN, (longest, rotated), dtype) + rank,
+        cos=builder.sole(Role.COS, (longest, rotated), dtype) + rank,
+        sin=builder.sole(Role.SIN, (longest, rotated), dtype) + rank,
         longest=longest,
         rotated=rotated,
         interleaved=bound["interleaved"],
-        positions=to.sole(Role.POSITIONS, (to.plan.batch,)) + rank,
+        positions=builder.sole(Role.POSITIONS, (builder.plan.batch,)) + rank,
         width=width,
         out=out,
         format=value_type(source.weight).stored,
-        **places(to, bound["block"], rank),
+        **places(builder, bound["block"], rank),
     )
 
 
@@ -182,24 +185,25 @@ LOWERING_OF: Mapping[str, str] = MappingProxyType(
 
 
 def _heads(
-    to: Building, at: QkvOperands, source: _Source, of: int
+    builder: Building, operands: QkvOperands, source: _Source, all_heads: int
 ) -> Iterator[NormQkvRopeAppend | NormQkvRows]:
-    """Yield one part's heads, whole or in blocks of rows; `of` is the number in all parts."""
-    if not to.plan.splits_heads(of):
-        runs = to.plan.runs(source.heads, of)
-        yield from (NormQkvRopeAppend(at, run) for run in runs)
+    """Yield one part's heads, whole or in blocks of rows; all parts have `all_heads`."""
+    if not builder.plan.splits_heads(all_heads):
+        runs = builder.plan.runs(source.heads, all_heads)
+        yield from (NormQkvRopeAppend(operands, run) for run in runs)
         return
-    blocks = to.plan.row_blocks(at.width, of)
-    wide = [(to.plan.batch, rows) for rows in _rows_per_rank(to, at)]
-    raw = to.declare(f"raw_{source.parts}", wide, to.buffers[at.normed.x].dtype) + at.rank
-    counts = [(rows // at.width,) for _, rows in wide]
+    blocks = builder.plan.row_blocks(operands.width, all_heads)
+    shapes = [(builder.plan.batch, rows) for rows in _rows_per_rank(builder, operands)]
+    dtype = builder.buffers[operands.normed.x].dtype
+    raw = builder.declare(f"raw_{source.parts}", shapes, dtype) + operands.rank
+    counts = [(rows // operands.width,) for _, rows in shapes]
     name = Role.ARRIVALS.word if source.parts == "qkv" else f"{Role.ARRIVALS.word}_{source.parts}"
-    arrivals = to.declare(name, counts, torch.int32, Role.ARRIVALS) + at.rank
+    arrivals = builder.declare(name, counts, torch.int32, Role.ARRIVALS) + operands.rank
     for head in range(source.heads):
         for rows in blocks:
-            yield NormQkvRows(at, raw, arrivals, head, rows, len(blocks))
+            yield NormQkvRows(operands, raw, arrivals, head, rows, len(blocks))
 
 
-def _rows_per_rank(to: Building, at: QkvOperands) -> list[int]:
-    first = at.weight - at.rank
-    return [to.buffers[first + rank].shape[0] for rank in range(to.ranks)]
+def _rows_per_rank(builder: Building, operands: QkvOperands) -> list[int]:
+    first = operands.weight - operands.rank
+    return [builder.buffers[first + rank].shape[0] for rank in range(builder.ranks)]

@@ -111,28 +111,28 @@ class QkvOperands:
     def project(self, memory: Memory, rows: Range, probe: Probe) -> torch.Tensor:
         """Apply these rows of the linear to the normed residual."""
         x = self.normed.value(memory, probe, "norm")
-        found = linear(memory, x, self.weight, self.bias, rows)
-        own = Range(rows.start - self.first_row, rows.stop - self.first_row)
-        probe(self.part.name.lower(), Range(0, len(x)), own, found)
-        return found
+        values = linear(memory, x, self.weight, self.bias, rows)
+        columns = Range(rows.start - self.first_row, rows.stop - self.first_row)
+        probe(self.part.name.lower(), Range(0, len(x)), columns, values)
+        return values
 
     def finish(self, memory: Memory, heads: Range, rows: torch.Tensor, probe: Probe) -> None:
         """Norm, rotate and store whole heads."""
-        seen, batch = self.elements(heads), Range(0, len(rows))
+        columns, batch = self.elements(heads), Range(0, len(rows))
         values = rows.reshape(len(rows), heads.extent, self.width)
         name = self.part.name.lower()
         if self.head_norm != NONE:
             zero_centered = self.normed.zero_centered
             values = rms_norm(values, memory[self.head_norm], self.head_eps, zero_centered)
-            probe(f"{name}_normed", batch, seen, values.flatten(1))
+            probe(f"{name}_normed", batch, columns, values.flatten(1))
         if self.part != Part.V:
             places = memory[self.positions].long()
             tables = memory[self.cos][places], memory[self.sin][places]
             values = rope(values, *tables, interleaved=self.interleaved)
         if self.part == Part.K:
-            probe("k_rotated", batch, seen, values.flatten(1))
+            probe("k_rotated", batch, columns, values.flatten(1))
         if self.part == Part.Q:
-            memory[self.out][:, seen.slice] = values.flatten(1)
+            memory[self.out][:, columns.slice] = values.flatten(1)
             return
         side = memory[self.out][self.layer, int(self.part)]
         for row, slot in self._slots(memory):
@@ -142,9 +142,10 @@ class QkvOperands:
         """Return the heads of the part: in the buffer of queries, or stored in the cache."""
         normed, is_query = self.normed, self.part == Part.Q
         rows, shape = normed.projected(values), values.shape("out")
-        own = shape[1] if is_query else shape[3] * self.width
-        rest = values.shape("weight")[0] - self.first_row - own
-        heads = UNFLATTEN(SPLIT(rows, [self.first_row, own, rest], 1)[1], 1, [-1, self.width])
+        extent = shape[1] if is_query else shape[3] * self.width
+        remaining = values.shape("weight")[0] - self.first_row - extent
+        parts = SPLIT(rows, [self.first_row, extent, remaining], 1)
+        heads = UNFLATTEN(parts[1], 1, [-1, self.width])
         norm = values["head_norm"]
         if norm is not None:
             heads = RMS_NORM(heads, norm, self.head_eps, normed.zero_centered)
@@ -159,8 +160,8 @@ class QkvOperands:
         """Send the stored queries of some heads to a probe. The others are in the cache."""
         if self.part == Part.Q:
             columns = self.elements(heads)
-            found = memory[self.out][:, columns.slice]
-            probe("q_rotated", Range(0, len(found)), columns, found)
+            queries = memory[self.out][:, columns.slice]
+            probe("q_rotated", Range(0, len(queries)), columns, queries)
 
     def _slots(self, memory: Memory) -> Iterator[tuple[int, int]]:
         """Yield each sequence that has a new token, with the slot of this token."""

@@ -83,71 +83,82 @@ class AllReduce(StepInstruction):
 
     def parts(self, target: Target) -> Parts:
         """Estimate the time. Terms of other ranks use a link, which few workers use at a time."""
-        found = super().parts(target)
+        parts = super().parts(target)
         if self.at.ranks == 1:
-            return found
+            return parts
         foreign = self._term_bytes - self._term_bytes // self.at.ranks
         exchange = target.exchange_us + foreign / target.link_bytes_per_us
-        return found._replace(fixed_us=found.fixed_us + exchange)
+        return parts._replace(fixed_us=parts.fixed_us + exchange)
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        at = self.at
+        operands, columns = self.at, self.columns.slice
         terms: list[torch.Tensor] = []
-        for rank in range(at.ranks):
-            held = memory[at.terms + rank][: at.slots * at.batch, self.columns.slice]
-            terms += held.view(at.slots, at.batch, -1).unbind(0)
-        if at.site == Site.EXPERTS:  # slots one after the other, not ranks
-            terms = [term for slot in range(at.slots) for term in terms[slot :: at.slots]]
-        found = with_bias(memory, at.bias, self.columns, fold_tree(terms, torch.add))
-        if at.residual != NONE:
-            found = memory[at.residual][:, self.columns.slice].float() + found
-        memory[at.out][:, self.columns.slice] = found.to(memory[at.out].dtype)
+        for rank in range(operands.ranks):
+            held = memory[operands.terms + rank][: operands.slots * operands.batch, columns]
+            terms += held.view(operands.slots, operands.batch, -1).unbind(0)
+        if operands.site == Site.EXPERTS:  # slots one after the other, not ranks
+            terms = [
+                term for slot in range(operands.slots) for term in terms[slot :: operands.slots]
+            ]
+        sums = with_bias(memory, operands.bias, self.columns, fold_tree(terms, torch.add))
+        if operands.residual != NONE:
+            sums = memory[operands.residual][:, columns].float() + sums
+        memory[operands.out][:, columns] = sums.to(memory[operands.out].dtype)
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        at = self.at
-        slots = [Range(slot * at.batch, (slot + 1) * at.batch) for slot in range(at.slots)]
-        terms = [values.part("terms", own, rank=rank) for rank in range(at.ranks) for own in slots]
+        operands = self.at
+        slots = [
+            Range(slot * operands.batch, (slot + 1) * operands.batch)
+            for slot in range(operands.slots)
+        ]
+        terms = [
+            values.part("terms", slot, rank=rank)
+            for rank in range(operands.ranks)
+            for slot in slots
+        ]
         bias, residual = values["bias"], values["residual"]
         total = values.call("sum", *terms, *([] if bias is None else [bias]))
         yield Made("out", total if residual is None else ADD_RESIDUAL(total, residual))
 
     def report(self, memory: Memory, probe: Probe) -> None:
-        found = memory[self.at.out][:, self.columns.slice]
-        probe(self.at.site.group, Range(0, self.at.batch), self.columns, found)
+        values = memory[self.at.out][:, self.columns.slice]
+        probe(self.at.site.group, Range(0, self.at.batch), self.columns, values)
 
 
 @lowers(ALL_REDUCE, where=reads_terms)
-def all_reduce(to: Building, node: fx.Node) -> None:
+def all_reduce(builder: Building, node: fx.Node) -> None:
     """Lower the sum of all ranks' embedding rows."""
     (terms,) = node.all_input_nodes
-    sum_terms(to, node, to.where(terms, 0), None, None)
+    sum_terms(builder, node, builder.where(terms, 0), None, None)
 
 
 @lowers(ALL_REDUCE_RESIDUAL)
-def all_reduce_residual(to: Building, node: fx.Node) -> None:
+def all_reduce_residual(builder: Building, node: fx.Node) -> None:
     """Lower the sum of all ranks' terms, added to the residual."""
-    bound = to.bound(node)
-    sum_terms(to, node, to.where(bound["partial"], 0), bound["residual"], bound["bias"])
+    bound = builder.bound(node)
+    sum_terms(builder, node, builder.where(bound["partial"], 0), bound["residual"], bound["bias"])
 
 
 def sum_terms(
-    to: Building, node: fx.Node, terms: int, residual: fx.Node | None, bias: fx.Node | None
+    builder: Building, node: fx.Node, terms: int, residual: fx.Node | None, bias: fx.Node | None
 ) -> None:
-    out = residual_buffer(to, node, residual)
-    to.put(node, out)
-    site = Site.EMBEDDING if residual is None else TERMS_SITE[to.buffers[terms].name]
-    slots = 1 if site == Site.EMBEDDING else to.buffers[terms].shape[0] // to.plan.batch
-    for rank in range(to.ranks):
-        at = SumOperands(
+    out = residual_buffer(builder, node, residual)
+    builder.put(node, out)
+    site = Site.EMBEDDING if residual is None else TERMS_SITE[builder.buffers[terms].name]
+    slots = 1 if site == Site.EMBEDDING else builder.buffers[terms].shape[0] // builder.plan.batch
+    for rank in range(builder.ranks):
+        operands = SumOperands(
             rank=rank,
             layer=layer_of(node),
             site=site,
             terms=terms,
-            ranks=to.ranks,
+            ranks=builder.ranks,
             slots=slots,
-            bias=to.where_if(bias, rank),
-            residual=to.where_if(residual, rank),
+            bias=builder.where_if(bias, rank),
+            residual=builder.where_if(residual, rank),
             out=out + rank,
-            batch=to.plan.batch,
+            batch=builder.plan.batch,
         )
-        to.instructions += [AllReduce(at, columns) for columns in to.plan.sums(width_of(node))]
+        builder.instructions += [
+            AllReduce(operands, columns) for columns in builder.plan.sums(width_of(node))
+        ]

@@ -56,19 +56,19 @@ _TERMS_NAME = {
 TERMS_SITE = {name: site for site, name in _TERMS_NAME.items()}
 
 
-def terms_buffer(to: Building, site: Site, node: fx.Node, slots: int) -> int:
+def terms_buffer(builder: Building, site: Site, node: fx.Node, slots: int) -> int:
     """Declare the buffer of the terms of a sum, with some slots per rank.
 
     The two halves of a layer have separate buffers, so that no rank waits until another rank has
     read the last terms. The embedding comes before attention, so its terms use the MLP's buffer.
     """
     name = _TERMS_NAME.get(site, _TERMS_NAME[Site.MLP])
-    return to.alike(name, (slots * to.plan.batch, width_of(node)), torch.float32)
+    return builder.alike(name, (slots * builder.plan.batch, width_of(node)), torch.float32)
 
 
-def residual_buffer(to: Building, node: fx.Node, old: fx.Node | None) -> int:
+def residual_buffer(builder: Building, node: fx.Node, old: fx.Node | None) -> int:
     """Declare the residual buffer that does not hold the old values."""
     name = "x0"
-    if old is not None and to.buffers[to.where(old, 0)].name == "x0":
+    if old is not None and builder.buffers[builder.where(old, 0)].name == "x0":
         name = "x1"
-    return to.alike(name, (to.plan.batch, width_of(node)), value_type(node).dtype)
+    return builder.alike(name, (builder.plan.batch, width_of(node)), value_type(node).dtype)

@@ -59,20 +59,20 @@ class TopExperts(StepInstruction):
         return self.at.experts
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        at, row = self.at, self.sequence
-        logits = memory[at.logits][row]
-        order = torch.sort(logits, descending=True, stable=True).indices[: at.chosen]
+        operands, row = self.at, self.sequence
+        logits = memory[operands.logits][row]
+        order = torch.sort(logits, descending=True, stable=True).indices[: operands.chosen]
         shares = exp(logits.float() - logits[order[0]].float())
         scores = shares[order] / total(shares)
-        if at.normalized:
+        if operands.normalized:
             scores = scores / total(scores)
-        empty = not int(memory[at.lengths][row])
-        memory[at.scores][row] = scores.to(logits.dtype)
-        memory[at.ids][row] = torch.full_like(order, NONE) if empty else order
+        empty = not int(memory[operands.lengths][row])
+        memory[operands.scores][row] = scores.to(logits.dtype)
+        memory[operands.ids][row] = torch.full_like(order, NONE) if empty else order
 
     def meaning(self, values: Values) -> Iterator[Made]:
-        at = self.at
-        choice = TOP_EXPERTS(values["logits"], at.chosen, at.normalized)
+        operands = self.at
+        choice = TOP_EXPERTS(values["logits"], operands.chosen, operands.normalized)
         for name, value in zip(("scores", "ids"), choice, strict=True):
             yield Made(name, value)
 
@@ -83,20 +83,20 @@ class TopExperts(StepInstruction):
 
 
 @lowers(TOP_EXPERTS)
-def top_experts(to: Building, node: fx.Node) -> None:
+def top_experts(builder: Building, node: fx.Node) -> None:
     """Lower the choice to one instruction per sequence. Every rank computes it."""
-    bound = to.bound(node)
-    batch, shape = to.plan.batch, (to.plan.batch, bound["count"])
-    scores = to.alike("scores", shape, value_type(operand(node)).dtype)
-    ids = to.alike("ids", shape, torch.int32)
-    assert ids == scores + to.ranks, "an item of the result is found by its place"
-    to.put(node, scores)
-    for rank in range(to.ranks):
-        at = ChoiceOperands(
+    bound = builder.bound(node)
+    batch, shape = builder.plan.batch, (builder.plan.batch, bound["count"])
+    scores = builder.alike("scores", shape, value_type(operand(node)).dtype)
+    ids = builder.alike("ids", shape, torch.int32)
+    assert ids == scores + builder.ranks, "an item of the result is found by its place"
+    builder.put(node, scores)
+    for rank in range(builder.ranks):
+        operands = ChoiceOperands(
             rank=rank,
             layer=layer_of(node),
-            logits=to.where(bound["logits"], rank),
-            lengths=to.sole(Role.LENGTHS, (batch,)) + rank,
+            logits=builder.where(bound["logits"], rank),
+            lengths=builder.sole(Role.LENGTHS, (batch,)) + rank,
             scores=scores + rank,
             ids=ids + rank,
             batch=batch,
@@ -104,4 +104,4 @@ def top_experts(to: Building, node: fx.Node) -> None:
             chosen=bound["count"],
             normalized=bound["normalized"],
         )
-        to.instructions += [TopExperts(at, sequence) for sequence in range(batch)]
+        builder.instructions += [TopExperts(operands, sequence) for sequence in range(batch)]

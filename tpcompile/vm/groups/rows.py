@@ -74,38 +74,40 @@ class NormRows(WeightInstruction):
     opcode: ClassVar[int] = 15
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        at = self.at
-        x = at.normed.value(memory, probe, at.wanted.norm)
-        memory[at.out][:, self.rows.slice] = linear(memory, x, at.weight, at.bias, self.rows)
+        operands = self.at
+        x = operands.normed.value(memory, probe, operands.wanted.norm)
+        memory[operands.out][:, self.rows.slice] = linear(
+            memory, x, operands.weight, operands.bias, self.rows
+        )
 
     def meaning(self, values: Values) -> Iterator[Made]:
         yield Made("out", self.at.normed.projected(values))
 
     def report(self, memory: Memory, probe: Probe) -> None:
-        found = memory[self.at.out][:, self.rows.slice]
-        probe(self.at.wanted.group, Range(0, self.at.batch), self.rows, found)
+        values = memory[self.at.out][:, self.rows.slice]
+        probe(self.at.wanted.group, Range(0, self.at.batch), self.rows, values)
 
 
-def norm_rows(to: Building, node: fx.Node) -> None:
+def norm_rows(builder: Building, node: fx.Node) -> None:
     """Lower the node to blocks of rows."""
-    bound, columns = to.bound(node), to.local_columns(node)
+    bound, columns = builder.bound(node), builder.local_columns(node)
     wanted = _wanted(node)
-    shapes = [(to.plan.batch, width) for width in columns]
-    out = to.declare(wanted.name.lower(), shapes, value_type(node).dtype)
-    to.put(node, out)
-    for rank in range(to.ranks):
-        at = RowsOperands(
+    shapes = [(builder.plan.batch, width) for width in columns]
+    out = builder.declare(wanted.name.lower(), shapes, value_type(node).dtype)
+    builder.put(node, out)
+    for rank in range(builder.ranks):
+        operands = RowsOperands(
             rank=rank,
             layer=layer_of(node),
-            normed=normed(to, node, rank),
-            weight=to.where(bound["weight"], rank),
-            bias=to.where_if(bound["bias"], rank),
+            normed=normed(builder, node, rank),
+            weight=builder.where(bound["weight"], rank),
+            bias=builder.where_if(bound["bias"], rank),
             out=out + rank,
             width=columns[rank],
             format=value_type(bound["weight"]).stored,
             wanted=wanted,
         )
-        to.deal(NormRows(at, rows) for rows in to.plan.blocks(columns[rank]))
+        builder.deal(NormRows(operands, rows) for rows in builder.plan.blocks(columns[rank]))
 
 
 def _wanted(node: fx.Node) -> Wanted:

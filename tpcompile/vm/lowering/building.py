@@ -44,22 +44,22 @@ class Building:
         firsts: Sequence[int] = (),
     ) -> int:
         """Return the number of rank 0's buffer of this name. Declare it if it is new."""
-        kept: Sequence[tuple[int, ...] | None] = storages or [None] * self.ranks
-        each = zip(shapes, kept, firsts or [0] * self.ranks, strict=True)
+        storage_shapes: Sequence[tuple[int, ...] | None] = storages or [None] * self.ranks
+        per_rank = zip(shapes, storage_shapes, firsts or [0] * self.ranks, strict=True)
         wanted = [
             Buffer(name, shape, dtype, rank, role, storage, stored, first)
-            for rank, (shape, storage, first) in enumerate(each)
+            for rank, (shape, storage, first) in enumerate(per_rank)
         ]
         if name not in self._numbers:
             self._numbers[name] = len(self.buffers)
             self.buffers += wanted
         first = self._numbers[name]
-        found = self.buffers[first : first + self.ranks]
-        for one, before in zip(wanted, found, strict=True):
-            if one != before:
+        declared = self.buffers[first : first + self.ranks]
+        for buffer, before in zip(wanted, declared, strict=True):
+            if buffer != before:
                 raise UnsupportedError(
                     f"All layers must declare the buffer {name} alike",
-                    got=str(one),
+                    got=str(buffer),
                     expected=f"{before}, as before",
                 )
         return first
@@ -70,10 +70,10 @@ class Building:
         Workers that share a queue take blocks in turn. The order of the instructions is such that
         a worker's blocks are then neighbours, so it loads one stream of weights.
         """
-        found = list(blocks)
-        each = -(-len(found) // self.plan.workers)
-        for turn in range(each):
-            self.instructions += found[turn::each]
+        instructions = list(blocks)
+        turns = -(-len(instructions) // self.plan.workers)
+        for turn in range(turns):
+            self.instructions += instructions[turn::turns]
 
     def number(self, name: str) -> int:
         """Return the number of rank 0's buffer of a declared name."""

@@ -45,21 +45,21 @@ class Leftover:
 
 def leftovers(gm: fx.GraphModule) -> list[Leftover]:
     """Return the nodes that no instruction group contains, in order; a complete graph has none."""
-    found = {
+    nodes = {
         node: None
         for node in gm.graph.nodes
         if node.op.startswith("call") and not _is_consumed(node)
     }
-    return [_leftover(node, found) for node in found]
+    return [_leftover(node, nodes) for node in nodes]
 
 
 def verify_nothing_left(gm: fx.GraphModule) -> None:
     """Raise `UnsupportedError` if a graph has nodes that no instruction implements."""
-    found = leftovers(gm)
-    if not found:
+    left_over = leftovers(gm)
+    if not left_over:
         return
-    first, others = next(filter(_of_plugin, found), found[0]), found[1:]
-    more = f" ({len(others)} more nodes are left over)" if others else ""
+    first, remaining = next(filter(_of_plugin, left_over), left_over[0]), left_over[1:]
+    more = f" ({len(remaining)} more nodes are left over)" if remaining else ""
     raise UnsupportedError(
         f"%{first.node.name} is not part of any decode instruction: {first.reason}{more}",
         where=str(origin_of(first.node)),
@@ -80,16 +80,16 @@ def _leftover(node: fx.Node, left: dict[fx.Node, None]) -> Leftover:
     The refusal is one of the node or of a node that depends on it, because a fusion starts from
     its last node and collects the nodes before it.
     """
-    ahead, seen = [node], {node}
-    said: list[Refusal] = []
+    ahead, visited = [node], {node}
+    refusals: list[Refusal] = []
     for current in ahead:
-        said += refusals_of(current)
-        new = [user for user in current.users if user in left and user not in seen]
+        refusals += refusals_of(current)
+        new = [user for user in current.users if user in left and user not in visited]
         ahead += new
-        seen |= set(new)
-    if not said:
+        visited |= set(new)
+    if not refusals:
         return Leftover(node, "no decode fusion considered it", refused=False)
-    nearest = max(reversed(said), key=attrgetter("depth"))  # of ties, the last one
+    nearest = max(reversed(refusals), key=attrgetter("depth"))  # of ties, the last one
     return Leftover(node, str(nearest))
 
 

@@ -27,66 +27,68 @@ def lower(gm: fx.GraphModule, plan: StepPlan) -> Lowered:
     """
     verify_nothing_left(gm)
     verify_graph(gm)
-    to = Building(gm, plan)
+    builder = Building(gm, plan)
     for node in gm.graph.nodes:
         if node.op == "placeholder":
-            _input(to, node)
+            _input(builder, node)
         elif node.op.startswith("call"):
-            HANDLERS[node.target].lower(to, node)
-    _check_ends(to)
+            HANDLERS[node.target].lower(builder, node)
+    _check_ends(builder)
     name = info_of(gm).name
-    return Lowered(name, to.ranks, plan, tuple(to.buffers), tuple(to.instructions))
+    return Lowered(name, builder.ranks, plan, tuple(builder.buffers), tuple(builder.instructions))
 
 
-def _input(to: Building, node: fx.Node) -> None:
+def _input(builder: Building, node: fx.Node) -> None:
     if node.name == "input_ids":
-        to.put(node, to.sole(Role.TOKENS, (to.plan.batch,)))
+        builder.put(node, builder.sole(Role.TOKENS, (builder.plan.batch,)))
 
 
-def _check_ends(to: Building) -> None:
+def _check_ends(builder: Building) -> None:
     """Raise if the step does not choose a token, which the next step needs as its input."""
-    if not any(node.target == ops.ARGMAX for node in to.gm.graph.nodes):
-        output = next(node for node in to.gm.graph.nodes if node.op == "output")
-        raise to.refusal(output, "the graph chooses no token", "Add greedy-head to the pipeline")
+    if not any(node.target == ops.ARGMAX for node in builder.gm.graph.nodes):
+        output = next(node for node in builder.gm.graph.nodes if node.op == "output")
+        raise builder.refusal(
+            output, "the graph chooses no token", "Add greedy-head to the pipeline"
+        )
 
 
 @lowers(ops.ROTARY)
-def _tables(to: Building, node: fx.Node) -> None:
+def _tables(builder: Building, node: fx.Node) -> None:
     """Emit nothing, because instructions read the rotation tables by position."""
 
 
 @lowers(ops.ALL_GATHER, where=read_by())
-def _same(to: Building, node: fx.Node) -> None:
+def _same(builder: Building, node: fx.Node) -> None:
     """Alias the operand's buffers. A gather for the output leaves its parts on their ranks."""
-    to.put(node, to.where(node.all_input_nodes[0], 0))
+    builder.put(node, builder.where(node.all_input_nodes[0], 0))
 
 
 @lowers(aten.flatten.using_ints, where=reads(ops.ATTENTION_REDUCE))
-def _side_by_side(to: Building, node: fx.Node) -> None:
+def _side_by_side(builder: Building, node: fx.Node) -> None:
     """Alias the heads, which are stored side by side already."""
     source, first, last = node.args
     assert isinstance(source, fx.Node)
     if (first, last, value_type(source).dims) != (1, 2, 3):
-        raise to.refusal(node, "the view does not put heads side by side")
-    _same(to, node)
+        raise builder.refusal(node, "the view does not put heads side by side")
+    _same(builder, node)
 
 
 @lowers(operator.getitem, where=reads(ops.ROTARY, ops.PARTIAL_ATTENTION, ops.TOP_EXPERTS))
-def _item(to: Building, node: fx.Node) -> None:
+def _item(builder: Building, node: fx.Node) -> None:
     """Alias one of several results."""
     source, index = node.args
     assert isinstance(source, fx.Node) and isinstance(index, int)
     if source.op == "call_module":
         return  # instructions read the rotation tables by position
-    first = to.where(source, 0)
-    to.put(node, first + index * to.ranks)
+    first = builder.where(source, 0)
+    builder.put(node, first + index * builder.ranks)
 
 
 @lowers(aten.index_select.default, where=read_by(ops.NORM_LINEAR))
-def _rows(to: Building, node: fx.Node) -> None:
+def _rows(builder: Building, node: fx.Node) -> None:
     """Alias the rows requested as logits: in a decode step, the rows of all sequences in order."""
     _, dim, rows = node.args
     wanted = isinstance(rows, fx.Node) and rows.name == "logit_rows"
     if dim != 0 or not wanted:
-        raise to.refusal(node, "it does not select the rows requested as logits")
-    _same(to, node)
+        raise builder.refusal(node, "it does not select the rows requested as logits")
+    _same(builder, node)

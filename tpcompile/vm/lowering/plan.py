@@ -191,7 +191,7 @@ class Lowered:
     @property
     def layers(self) -> list[int]:
         """The layer of each instruction, -1 outside the layers."""
-        return [one.layer for one in self.instructions]
+        return [instruction.layer for instruction in self.instructions]
 
     def numbers(self, name: str) -> Sequence[int]:
         """Return the numbers of the buffers of this name, by rank."""

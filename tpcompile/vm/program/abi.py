@@ -98,29 +98,29 @@ class Field:
 def layout(kind: Any) -> tuple[Field, ...]:
     """Return the operands of an instruction in the order of their words."""
     shared = dict(flat_fields(operands_of(kind)))
-    own = [(path, inner) for path, inner in flat_fields(kind) if not path.startswith("at.")]
-    names = [*shared.items(), *((f"own_{n}" if n in shared else n, inner) for n, inner in own)]
-    found: list[Field] = []
+    unshared = [(path, inner) for path, inner in flat_fields(kind) if not path.startswith("at.")]
+    names = [*shared.items(), *((f"own_{n}" if n in shared else n, inner) for n, inner in unshared)]
+    operands: list[Field] = []
     offset = 1
     for name, inner in names:
-        found.append(Field(name.replace(".", "_"), offset, inner))
-        offset += found[-1].words
-    return tuple(found)
+        operands.append(Field(name.replace(".", "_"), offset, inner))
+        offset += operands[-1].words
+    return tuple(operands)
 
 
 def constants() -> dict[str, int]:
     """Return every constant of the interface by name, for Python and for Triton kernels."""
-    found = {"ABI_VERSION": VERSION, "ROW_WORDS": INSTRUCTIONS.words}
+    values = {"ABI_VERSION": VERSION, "ROW_WORDS": INSTRUCTIONS.words}
     for kind in INSTRUCTIONS.values():
-        found[f"OP_{kind.name.upper()}"] = kind.opcode
-    for one in enumerations().values():
-        found |= {f"{_upper(one.__name__)}_{member.name}": int(member) for member in one}
+        values[f"OP_{kind.name.upper()}"] = kind.opcode
+    for enum in enumerations().values():
+        values |= {f"{_upper(enum.__name__)}_{member.name}": int(member) for member in enum}
     for name, offset in column_offsets().items():
-        found[f"BUFFER_{name.upper()}"] = offset
+        values[f"BUFFER_{name.upper()}"] = offset
     for kind in INSTRUCTIONS.values():
         for field in layout(kind):
-            found[f"{kind.name.upper()}_{field.name.upper()}"] = field.offset
-    return found
+            values[f"{kind.name.upper()}_{field.name.upper()}"] = field.offset
+    return values
 
 
 def column_offsets() -> Mapping[str, int]:
@@ -146,7 +146,7 @@ def buffer_row(buffer: Buffer, memory: torch.Tensor | Weight, block: int) -> lis
     addresses = {"address": tensor.data_ptr()}
     if isinstance(memory, Weight):
         parts = memory.parts
-        addresses |= {name: parts[one].data_ptr() for name, one in PARTS.items() if one in parts}
+        addresses |= {name: parts[part].data_ptr() for name, part in PARTS.items() if part in parts}
     return row_of(buffer, addresses, list(memory.shape), list(tensor.stride()), block)
 
 
@@ -183,7 +183,7 @@ def enumerations(
 
     The operands are those of some instructions, by default of all.
     """
-    found: dict[str, type[IntEnum]] = {
+    enums: dict[str, type[IntEnum]] = {
         "DType": DType,
         "Kind": Kind,
         "Scales": Scales,
@@ -192,8 +192,8 @@ def enumerations(
     for kind in INSTRUCTIONS.values() if kinds is None else kinds:
         for field in layout(kind):
             if issubclass(field.kind, IntEnum):
-                found[field.kind.__name__] = field.kind
-    return found
+                enums[field.kind.__name__] = field.kind
+    return enums
 
 
 def check_version(version: int, executor: str) -> None:
@@ -227,9 +227,9 @@ def c_header() -> str:
         "",
         *_c_enum("opcode", "OP", {k.name.upper(): k.opcode for k in kinds}),
     ]
-    for one in enumerations(kinds).values():
-        name = _upper(one.__name__)
-        lines += _c_enum(name.lower(), name, {member.name: int(member) for member in one})
+    for enum in enumerations(kinds).values():
+        name = _upper(enum.__name__)
+        lines += _c_enum(name.lower(), name, {member.name: int(member) for member in enum})
     lines += ["typedef struct {"]
     for name, width in COLUMNS.items():
         lines.append(f"  int64_t {name}{f'[{width}]' if width > 1 else ''};")

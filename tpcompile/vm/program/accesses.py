@@ -18,7 +18,7 @@ from tpcompile.vm.program.region import NONE, Join, Range, Region
 from tpcompile.vm.program.rules import WHOLE, Chosen, Held, Rule
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
-_OWN = re.compile(r"\bone\.(?!at\.)")
+_OWN = re.compile(r"\binstruction\.(?!at\.)")
 
 
 class Interval:
@@ -28,17 +28,17 @@ class Interval:
         self.expression = expression
 
     @overload
-    def __get__(self, one: None, owner: Any) -> Interval: ...
+    def __get__(self, instance: None, owner: Any) -> Interval: ...
 
     @overload
-    def __get__(self, one: object, owner: Any) -> Range: ...
+    def __get__(self, instance: object, owner: Any) -> Range: ...
 
-    def __get__(self, one: object | None, owner: Any) -> Interval | Range:
-        return self if one is None else Range(*_interval(owner, self.expression)(one))
+    def __get__(self, instance: object | None, owner: Any) -> Interval | Range:
+        return self if instance is None else Range(*_interval(owner, self.expression)(instance))
 
 
 class _Source:
-    """The source of expressions over the operands of an instruction `one`, in Python."""
+    """The source of expressions over the operands of an `instruction`, in Python."""
 
     def __init__(self, kind: Any, prefix: str = "") -> None:
         self._kind = kind
@@ -52,9 +52,9 @@ class _Source:
 
     def interval(self, expression: str, extent: str = "") -> str:
         """Return the source of an interval."""
-        made = getattr(self._kind, expression, None)
-        if isinstance(made, Interval):
-            expression = made.expression
+        attribute = getattr(self._kind, expression, None)
+        if isinstance(attribute, Interval):
+            expression = attribute.expression
         if expression.isidentifier():
             source, kind = self._operand(expression)
             if kind is Range:
@@ -79,11 +79,12 @@ class _Source:
         for path in (f"at.{self._prefix}{name}", f"at.{name}", name):
             if path in self._types:
                 kind = self._types[path]
-                return (f"int(one.{path})" if issubclass(kind, IntEnum) else f"one.{path}"), kind
+                source = f"instruction.{path}"
+                return (f"int({source})" if issubclass(kind, IntEnum) else source), kind
         if hasattr(self._kind, name):
-            return f"one.{name}", Range
+            return f"instruction.{name}", Range
         if hasattr(operands_of(self._kind), name):
-            return f"one.at.{name}", int
+            return f"instruction.at.{name}", int
         raise UnsupportedError(
             f"A rule of {self._kind.name} has an unknown name",
             got=name,
@@ -91,17 +92,17 @@ class _Source:
         )
 
 
-def regions_of(one: Any, how: str) -> tuple[Region, ...]:
+def regions_of(instruction: Any, how: str) -> tuple[Region, ...]:
     """Return the regions that an instruction reads, writes or joins."""
-    kind: Any = type(one)
-    return _regions(kind, how).of(one)
+    kind: Any = type(instruction)
+    return _regions(kind, how).of(instruction)
 
 
-def joins_of(one: Any) -> tuple[Join, ...]:
+def joins_of(instruction: Any) -> tuple[Join, ...]:
     """Return the joins of an instruction, whose `arrival` completes the regions."""
-    kind: Any = type(one)
-    arrival = _arrival(kind)(one)
-    return tuple(Join(region, *arrival) for region in _regions(kind, "joins").of(one))
+    kind: Any = type(instruction)
+    arrival = _arrival(kind)(instruction)
+    return tuple(Join(region, *arrival) for region in _regions(kind, "joins").of(instruction))
 
 
 class _Regions:
@@ -110,19 +111,19 @@ class _Regions:
     def __init__(self, kind: Any, how: str) -> None:
         sources = [access.source for access in _accesses(kind) if access.how == how]
         self._shared, self._own = (
-            _function(source for source in sources if bool(_OWN.search(source)) == own)
-            for own in (False, True)
+            _function(source for source in sources if bool(_OWN.search(source)) == is_own)
+            for is_own in (False, True)
         )
         self._last: tuple[Any, tuple[Region, ...]] = None, ()
         """The last `at` and its regions: instructions with the same `at` follow each other."""
 
-    def of(self, one: Any) -> tuple[Region, ...]:
+    def of(self, instruction: Any) -> tuple[Region, ...]:
         """Return the regions that depend on shared operands alone, then the others."""
-        at, shared = self._last
-        if at is not one.at:
-            shared = self._shared(one)
-            self._last = one.at, shared
-        return shared + self._own(one)
+        operands, shared = self._last
+        if operands is not instruction.at:
+            shared = self._shared(instruction)
+            self._last = instruction.at, shared
+        return shared + self._own(instruction)
 
 
 _regions = cache(_Regions)
@@ -138,21 +139,21 @@ class _Compiled(NamedTuple):
 @cache
 def _accesses(kind: Any) -> list[_Compiled]:
     """Return the accesses of a class of instructions, in the order of their regions."""
-    found: list[_Compiled] = []
+    accesses: list[_Compiled] = []
     for path, prefix, rule in rules_of(kind):
         if isinstance(rule, Chosen):
             for value, chosen in rule.rules.items():
-                where = f"one.at.{rule.operand} == {int(value)}"
-                found += _compiled(_Source(kind, prefix), path, chosen, [where])
+                where = f"instruction.at.{rule.operand} == {int(value)}"
+                accesses += _compiled(_Source(kind, prefix), path, chosen, [where])
         else:
-            found += _compiled(_Source(kind, prefix), path, rule, [])
-    hows = {access.how for access in found}
+            accesses += _compiled(_Source(kind, prefix), path, rule, [])
+    hows = {access.how for access in accesses}
     if not hows or ("joins" in hows and kind.arrival is None):
         raise UnsupportedError(
             f"The rules of {kind.name} do not say which buffers it accesses",
             expected="rules with reads and writes, or with joins and an `arrival`",
         )
-    return sorted(found, key=lambda access: access.turn)
+    return sorted(accesses, key=lambda access: access.turn)
 
 
 def _compiled(source: _Source, path: str, rule: Rule, conditions: list[str]) -> Iterator[_Compiled]:
@@ -160,15 +161,16 @@ def _compiled(source: _Source, path: str, rule: Rule, conditions: list[str]) -> 
     if not isinstance(rule, Held):
         return
     if rule.optional:
-        conditions = [*conditions, f"one.{path} != {NONE}"]
+        conditions = [*conditions, f"instruction.{path} != {NONE}"]
     for how, part, turn, unless in rule.accesses:
         other = [] if unless is None else [f"{source.number(unless[0])} != {int(unless[1])}"]
         whole = (WHOLE,) * (len(rule.shape) - len(part))
-        each = zip(part + whole, rule.shape, strict=True)
-        box = "".join(f"{source.interval(*interval)}, " for interval in each)
-        text = f"Region(one.{path}, ({box}))"
+        intervals = zip(part + whole, rule.shape, strict=True)
+        box = "".join(f"{source.interval(*interval)}, " for interval in intervals)
+        text = f"Region(instruction.{path}, ({box}))"
         if rule.each_rank:
-            text = f"*[Region(one.{path} + rank, ({box})) for rank in range(one.at.ranks)]"
+            region = f"Region(instruction.{path} + rank, ({box}))"
+            text = f"*[{region} for rank in range(instruction.at.ranks)]"
         if conditions or other:
             text = f"*(({text},) if {' and '.join(conditions + other)} else ())"
         yield _Compiled(how, turn, text)
@@ -181,13 +183,13 @@ def _interval(kind: Any, expression: str) -> Callable[[Any], tuple[int, int]]:
 
 @cache
 def _arrival(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
-    part, *rest = kind.arrival
-    return _function([_Source(kind).interval(part), *map(_Source(kind).number, rest)])
+    part, *numbers = kind.arrival
+    return _function([_Source(kind).interval(part), *map(_Source(kind).number, numbers)])
 
 
 def _function(sources: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Compile the sources of a tuple's elements to a function of an instruction `one`."""
-    found: Callable[[Any], tuple[Any, ...]] = eval(
-        f"lambda one: ({''.join(f'{source}, ' for source in sources)})", {"Region": Region}
+    """Compile the sources of a tuple's elements to a function of an `instruction`."""
+    function: Callable[[Any], tuple[Any, ...]] = eval(
+        f"lambda instruction: ({''.join(f'{source}, ' for source in sources)})", {"Region": Region}
     )
-    return found
+    return function

@@ -52,16 +52,16 @@ class Buffers:
 
 
 class Agreement:
-    """The shared operands `at` of an instruction: their values by name, and their problems.
+    """The shared operands of an instruction: their values by name, and their problems.
 
     Lower bounds of numbers are checked first, so that shapes are products of positive numbers
     only. Buffers are checked next; they bind the free names. Upper limits use those names and are
     checked last. Each check depends on the one before it.
     """
 
-    def __init__(self, buffers: Buffers, kind: Any, at: Any) -> None:
+    def __init__(self, buffers: Buffers, kind: Any, operands: Any) -> None:
         self._buffers = buffers
-        self.names = Names(at, buffers.ranks)
+        self.names = Names(operands, buffers.ranks)
         self._dtypes: dict[str, torch.dtype] = {}
         self.wrong: list[Wrong] = []
         chosen = map(self._chosen, shared_rules(kind))
@@ -80,7 +80,7 @@ class Agreement:
     @property
     def broken(self) -> bool:
         """Whether the regions may be wrong. A buffer on another rank does not make them wrong."""
-        return any(one.rule != "rank" for one in self.wrong)
+        return any(wrong.rule != "rank" for wrong in self.wrong)
 
     def check_own(self, path: str, number: int, rule: Held) -> None:
         """Check a buffer that is one of an instruction's own operands."""
@@ -192,7 +192,7 @@ class Agreement:
         """Describe the buffer that a rule requires, with the values of bound names."""
 
         def shown(shape: Sequence[str]) -> str:
-            return "[" + ", ".join(self.names.shown(one, prefix) for one in shape) + "]"
+            return "[" + ", ".join(self.names.shown(extent, prefix) for extent in shape) + "]"
 
         dtype = rule.dtype if isinstance(rule.dtype, str) else dtype_name(rule.dtype)
         dtype = dtype_name(self._dtypes[dtype]) if dtype in self._dtypes else dtype

@@ -131,12 +131,12 @@ class Buffer:
         contiguous `[layers, 2, heads, slots, width]`.
         """
         order = CACHE_ORDER if self.role == Role.CACHE else range(len(extents))
-        found = [1] * len(extents)
+        strides = [1] * len(extents)
         step = 1
         for dim in reversed(order):
-            found[dim] = step
+            strides[dim] = step
             step *= extents[dim]
-        return tuple(found)
+        return tuple(strides)
 
     def has_strides(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor has these strides, ignoring dimensions of extent 1.
@@ -146,8 +146,8 @@ class Buffer:
         if not tensor.numel():
             return True
         wanted = self.strides(tensor.shape)
-        each = zip(tensor.shape, tensor.stride(), wanted, strict=True)
-        return all(extent == 1 or got == stride for extent, got, stride in each)
+        dims = zip(tensor.shape, tensor.stride(), wanted, strict=True)
+        return all(extent == 1 or got == stride for extent, got, stride in dims)
 
 
 class WrongBuffer(NamedTuple):
@@ -170,8 +170,8 @@ def wrong_buffers(buffers: Iterable[Buffer], ranks: int) -> Iterator[WrongBuffer
         wrong = _wrong_field(buffer, ranks)
         if wrong is not None:
             field, expected = wrong
-            what = f"{field} of buffer {number} ({buffer.role.word} buffer {buffer.name})"
-            yield WrongBuffer(number, what, str(getattr(buffer, field)), expected)
+            description = f"{field} of buffer {number} ({buffer.role.word} buffer {buffer.name})"
+            yield WrongBuffer(number, description, str(getattr(buffer, field)), expected)
 
 
 def _has_format(buffer: Buffer, stored: Format) -> bool:

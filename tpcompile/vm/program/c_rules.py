@@ -102,14 +102,14 @@ class _Table:
         """Return the name of the operand and the row of each check, in order."""
         named = [(self._fields[path], prefix, rule) for path, prefix, rule in rules_of(self._kind)]
         always = self._kind.opcode, 0, self._kind.opcode
-        found = [(one[0], row) for one in named for row in self._rows(*one, always)]
+        rows = [(entry[0], row) for entry in named for row in self._rows(*entry, always)]
         for field in self._fields.values():
             if issubclass(field.kind, IntEnum | bool) and field.kind is not DType:
                 values = [0, 1] if field.kind is bool else [int(member) for member in field.kind]
                 limits = rules.Number(min(values), str(max(values)))
-                found += [(field, row) for row in self._rows(field, "", limits, always)]
-        found.sort(key=lambda each: each[1].kind)
-        return [(f"{self._kind.name}.{field.name}", row) for field, row in found]
+                rows += [(field, row) for row in self._rows(field, "", limits, always)]
+        rows.sort(key=lambda item: item[1].kind)
+        return [(f"{self._kind.name}.{field.name}", row) for field, row in rows]
 
     def _rows(
         self, field: Field, prefix: str, rule: Any, when: tuple[int, int, int]
@@ -143,9 +143,9 @@ class _Table:
             most = self._terms(rule.most, prefix)
             yield _Row(*when, _Kind.MOST, word, optional=rule.optional, products=most)
         if rule.exactly:
-            first, *others = [self._terms(one, prefix) for one in rule.exactly]
-            terms = first + tuple(term for other in others for term in other)
-            assert len(others) <= 1 and len(terms) <= MOST_DIMS
+            first, *alternatives = [self._terms(expression, prefix) for expression in rule.exactly]
+            terms = first + tuple(term for other in alternatives for term in other)
+            assert len(alternatives) <= 1 and len(terms) <= MOST_DIMS
             yield _Row(*when, _Kind.EXACTLY, word, len(first), rule.optional, products=terms)
         if rule.fits is not None:
             yield self._buffer(0, prefix, rule.fits, when)
@@ -174,12 +174,12 @@ class _Table:
 
     def _terms(self, expression: str, prefix: str) -> tuple[tuple[int, ...], ...]:
         """Return the factors of each term."""
-        found: list[tuple[int, ...]] = []
+        terms: list[tuple[int, ...]] = []
         for _, factors in terms_of(expression):
             numbers = [self._factor(factor, prefix) for factor in factors]
             assert len(numbers) <= _FACTORS
-            found.append(tuple(numbers))
-        return tuple(found) if expression != "0" else ()
+            terms.append(tuple(numbers))
+        return tuple(terms) if expression != "0" else ()
 
     def _factor(self, name: str, prefix: str) -> int:
         if name.isdigit():

@@ -53,11 +53,11 @@ class EncodedProgram:
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Return all arrays by name, contiguous: `queue_offsets` and `queue_values` for queues."""
-        found = {"words": self.words, "totals": self.totals}
+        arrays = {"words": self.words, "totals": self.totals}
         for name in ("queue", "wait", "signal"):
             lists: Lists = getattr(self, f"{name}s")
-            found |= {f"{name}_offsets": lists.offsets, f"{name}_values": lists.values}
-        return {name: array.contiguous() for name, array in found.items()}
+            arrays |= {f"{name}_offsets": lists.offsets, f"{name}_values": lists.values}
+        return {name: array.contiguous() for name, array in arrays.items()}
 
 
 def encode_program(program: Program) -> EncodedProgram:
@@ -79,16 +79,16 @@ def decode_program(encoded: EncodedProgram, like: Program, check: bool = True) -
     off, to inspect a broken program.
     """
     shared: dict[Any, Any] = {}
-    found = replace(
+    program = replace(
         like,
         instructions=tuple(decode(words, shared) for words in encoded.words.tolist()),
         queues=tuple(map(tuple, encoded.queues)),
-        waits=tuple(tuple(Wait(*pair) for pair in own) for own in encoded.waits),
+        waits=tuple(tuple(Wait(*pair) for pair in waits) for waits in encoded.waits),
         signals=tuple(map(tuple, encoded.signals)),
     )
     if check:
-        verify_operands(found, UsageError)
-    return found
+        verify_operands(program, UsageError)
+    return program
 
 
 def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
@@ -97,8 +97,8 @@ def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
     rows = [encode(_encodable(instruction), shared) for instruction in instructions]
     if not rows:
         return torch.empty((0, INSTRUCTIONS.words), dtype=torch.int32)
-    found = torch.tensor(rows, dtype=torch.int64)
-    strange = ((found < -(2**31)) | (found >= 2**31)).any(1).nonzero()
+    words = torch.tensor(rows, dtype=torch.int64)
+    strange = ((words < -(2**31)) | (words >= 2**31)).any(1).nonzero()
     if len(strange):
         number = int(strange[0])
         raise UnsupportedError(
@@ -107,7 +107,7 @@ def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
             got=str(max(rows[number], key=abs)),
             expected="a value from -2147483648 to 2147483647",
         )
-    return found.int()
+    return words.int()
 
 
 def first_weights(program: Program) -> torch.Tensor:
@@ -116,17 +116,17 @@ def first_weights(program: Program) -> torch.Tensor:
     The buffer is -1 if an instruction has no weights, or chooses them in the step. No instruction
     writes weights, so a worker fetches them before its waits are met.
     """
-    found = [_first_weights(program, one) for one in program.instructions]
-    return torch.tensor(found, dtype=torch.int64).reshape(-1, 3)
+    rows = [_first_weights(program, instruction) for instruction in program.instructions]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
 
 
-def _first_weights(program: Program, one: Instruction) -> tuple[int, int, int]:
-    box = one.first_box if isinstance(one, WeightInstruction) else None
-    if not isinstance(one, WeightInstruction) or box is None:
+def _first_weights(program: Program, instruction: Instruction) -> tuple[int, int, int]:
+    box = instruction.first_box if isinstance(instruction, WeightInstruction) else None
+    if not isinstance(instruction, WeightInstruction) or box is None:
         return NONE, 0, 0
-    number: int = one.at.weight
+    number: int = instruction.at.weight
     (first, last), (start, _) = box
-    values = one.at.format.values
+    values = instruction.at.format.values
     row = values.row_bytes(0, program.buffers[number].shape[1])
     skipped = values.row_bytes(0, start - start % values.columns)
     return number, first * row + skipped, (last - first) * row - skipped
@@ -138,22 +138,24 @@ def families(program: Program) -> torch.Tensor:
     A family multiplies rows of one weight by the same values, one instruction after the other, so
     an executor may prepare the values for a whole family.
     """
-    found: list[int] = []
+    firsts: list[int] = []
     before: Instruction | None = None
-    for number, one in enumerate(program.instructions):
-        found.append(found[-1] if before is not None and _continues(before, one) else number)
-        before = one
-    return torch.tensor(found, dtype=torch.int32)
+    for number, instruction in enumerate(program.instructions):
+        firsts.append(
+            firsts[-1] if before is not None and _continues(before, instruction) else number
+        )
+        before = instruction
+    return torch.tensor(firsts, dtype=torch.int32)
 
 
-def _continues(before: Instruction, one: Instruction) -> bool:
+def _continues(before: Instruction, instruction: Instruction) -> bool:
     """Return whether an instruction multiplies by the values of the one before it."""
-    if not isinstance(one, WeightInstruction) or type(before) is not type(one):
+    if not isinstance(instruction, WeightInstruction) or type(before) is not type(instruction):
         return False
-    if before.at.weight != one.at.weight or before.source != one.source:
+    if before.at.weight != instruction.at.weight or before.source != instruction.source:
         return False
-    same = all(getattr(before, name) == getattr(one, name) for name in one.apart)
-    return same and all(region.buffer != one.source.x for region in before.writes)
+    same = all(getattr(before, name) == getattr(instruction, name) for name in instruction.apart)
+    return same and all(region.buffer != instruction.source.x for region in before.writes)
 
 
 def _encodable(instruction: Instruction) -> StepInstruction:
@@ -168,6 +170,6 @@ def _encodable(instruction: Instruction) -> StepInstruction:
 
 def _lists(lists: Sequence[Sequence[Any]], pairs: bool = False) -> Lists:
     offsets = torch.zeros(len(lists) + 1, dtype=torch.int32)
-    offsets[1:] = torch.tensor([len(own) for own in lists], dtype=torch.int32).cumsum(0)
-    values = torch.tensor([value for own in lists for value in own], dtype=torch.int32)
+    offsets[1:] = torch.tensor([len(items) for items in lists], dtype=torch.int32).cumsum(0)
+    values = torch.tensor([value for items in lists for value in items], dtype=torch.int32)
     return Lists(offsets, values.reshape(-1, 2) if pairs else values)

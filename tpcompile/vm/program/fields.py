@@ -32,13 +32,13 @@ def operands_of(kind: Any) -> Any:
 @cache
 def flat_fields(kind: Any) -> tuple[tuple[str, type], ...]:
     """Return the fields of a dataclass in order; a nested field is named `outer.inner`."""
-    found: list[tuple[str, type]] = []
+    flat: list[tuple[str, type]] = []
     for name, inner in field_types(kind):
         if has_fields(inner):
-            found += [(f"{name}.{deeper}", last) for deeper, last in flat_fields(inner)]
+            flat += [(f"{name}.{deeper}", last) for deeper, last in flat_fields(inner)]
         else:
-            found.append((name, inner))
-    return tuple(found)
+            flat.append((name, inner))
+    return tuple(flat)
 
 
 def has_fields(kind: Any) -> bool:
@@ -50,16 +50,18 @@ def has_fields(kind: Any) -> bool:
 def field_rules(kind: Any) -> Mapping[str, Any]:
     """Return the rule in the `Annotated` type of each field that has one."""
     hints = get_type_hints(kind, include_extras=True)
-    found = {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(kind)}
-    return {name: extras[0] for name, extras in found.items() if extras}
+    metadata = {
+        field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(kind)
+    }
+    return {name: extras[0] for name, extras in metadata.items() if extras}
 
 
 @cache
 def rules_of(kind: Any) -> tuple[Named, ...]:
     """Return the rules of all operands of instructions of this kind; shared ones have `at.`."""
     shared = [named._replace(path=f"at.{named.path}") for named in shared_rules(kind)]
-    own = [Named(name, "", rule) for name, rule in field_rules(kind).items() if name != "at"]
-    return (*shared, *own)
+    own_rules = [Named(name, "", rule) for name, rule in field_rules(kind).items() if name != "at"]
+    return (*shared, *own_rules)
 
 
 @cache

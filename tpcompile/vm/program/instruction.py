@@ -56,9 +56,9 @@ def columns_of(buffer: int, batch: int, columns: Range) -> Region:
     return Region(buffer, ((0, batch), columns))
 
 
-def with_bias(memory: Memory, bias: int, rows: Range, found: torch.Tensor) -> torch.Tensor:
+def with_bias(memory: Memory, bias: int, rows: Range, values: torch.Tensor) -> torch.Tensor:
     """Add the bias of some rows, if there is one, to their fp32 values."""
-    return found if bias == NONE else found + memory[bias][rows.slice].float()
+    return values if bias == NONE else values + memory[bias][rows.slice].float()
 
 
 class Parts(NamedTuple):
@@ -100,14 +100,14 @@ class StepInstruction:
 
     @property
     def rank(self) -> int:
-        found: int = self.at.rank
-        return found
+        rank: int = self.at.rank
+        return rank
 
     @property
     def layer(self) -> int:
         """The layer, or -1 outside the layers."""
-        found: int = self.at.layer
-        return found
+        layer: int = self.at.layer
+        return layer
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:
@@ -185,8 +185,8 @@ class StepInstruction:
         ]
         layer = self.layer
         where = [] if layer < 0 else [f"layer {layer}"]
-        own = [f"{name}={_shown(value)}" for name, value in own_fields(self)]
-        return " ".join([self.name, *kinds, *where, f"rank {self.rank}", *own])
+        operands = [f"{name}={_shown(value)}" for name, value in own_fields(self)]
+        return " ".join([self.name, *kinds, *where, f"rank {self.rank}", *operands])
 
 
 @dataclass(frozen=True)

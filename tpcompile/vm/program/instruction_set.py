@@ -67,17 +67,19 @@ def instruction(kind: _Kind) -> _Kind:
     return kind
 
 
-def encode(one: StepInstruction, shared: dict[int, list[int]] | None = None) -> list[int]:
+def encode(
+    step_instruction: StepInstruction, shared: dict[int, list[int]] | None = None
+) -> list[int]:
     """Encode an instruction as a row of int32 words, padded with zeros.
 
     `shared` caches the words of operands by identity, for callers that encode many instructions.
     """
     shared = {} if shared is None else shared
-    at = one.at
-    if id(at) not in shared:
-        shared[id(at)] = list(words_of(at))
-    words = [one.opcode, *shared[id(at)]]
-    for _, value in own_fields(one):
+    operands = step_instruction.at
+    if id(operands) not in shared:
+        shared[id(operands)] = list(words_of(operands))
+    words = [step_instruction.opcode, *shared[id(operands)]]
+    for _, value in own_fields(step_instruction):
         words += words_of(value)
     return words + [0] * (INSTRUCTIONS.words - len(words))
 
@@ -97,23 +99,23 @@ def decode(words: Sequence[int], shared: dict[Any, Any] | None = None) -> StepIn
             expected=f"{width} words with one of the opcodes {known}",
         )
     kind: Any = opcodes[words[0]]
-    rest = list(words[1:])
-    spare = rest[word_count(kind) :]
+    operand_words = list(words[1:])
+    spare = operand_words[word_count(kind) :]
     if any(spare):
         raise UsageError(
             f"The words after the operands of {kind.name} must be zeros", got=str(spare)
         )
     operands = operands_of(kind)
-    key = operands, tuple(rest[: word_count(operands)])
-    own = iter(rest[word_count(operands) :])
+    key = operands, tuple(operand_words[: word_count(operands)])
+    own_words = iter(operand_words[word_count(operands) :])
     try:
         if key not in shared:
-            shared[key] = from_words(operands, iter(rest))
-        values = {n: from_words(inner, own) for n, inner in field_types(kind) if n != "at"}
+            shared[key] = from_words(operands, iter(operand_words))
+        values = {n: from_words(inner, own_words) for n, inner in field_types(kind) if n != "at"}
     except ValueError as error:
         raise UsageError(
             f"The words are not valid operands of {kind.name}: {error}",
             expected="a value that the operand can have",
         ) from error
-    found: StepInstruction = kind(shared[key], **values)
-    return found
+    decoded: StepInstruction = kind(shared[key], **values)
+    return decoded

@@ -19,8 +19,8 @@ class Names:
     take precedence over outer names.
     """
 
-    def __init__(self, at: Any, ranks: int) -> None:
-        self._values: dict[str, Any] = {PROGRAM_RANKS: ranks, **_values_of(at)}
+    def __init__(self, operands: Any, ranks: int) -> None:
+        self._values: dict[str, Any] = {PROGRAM_RANKS: ranks, **_values_of(operands)}
 
     def __getitem__(self, path: str) -> Any:
         return self._values[path]
@@ -30,12 +30,12 @@ class Names:
 
     def number(self, expression: str, prefix: str = "") -> int:
         """Return the value of an expression whose names are all bound."""
-        found = 0
+        total = 0
         for sign, factors in terms_of(expression):
             for factor in factors:
                 sign *= self._value(factor, prefix, self._values)
-            found += sign
-        return found
+            total += sign
+        return total
 
     def bind(self, extent: int, expression: str, prefix: str, bound: dict[str, int]) -> bool:
         """Return whether an extent equals this product. Bind a free name in it to the quotient."""
@@ -55,8 +55,8 @@ class Names:
                 product *= value
         if not free:
             return extent == product
-        bound[free], rest = divmod(extent, product)
-        return not rest and bound[free] > 0
+        bound[free], remainder = divmod(extent, product)
+        return not remainder and bound[free] > 0
 
     def shown(self, expression: str, prefix: str) -> str:
         """Format a product, with its value if all names are bound."""
@@ -80,10 +80,13 @@ class Names:
 @cache
 def terms_of(expression: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """Split an expression such as `"rows - heads*width"` into products with their signs."""
-    first, *rest = expression.split(" - ")
-    return ((1, tuple(first.split("*"))), *((-1, tuple(one.split("*"))) for one in rest))
+    first, *subtracted = expression.split(" - ")
+    return (
+        (1, tuple(first.split("*"))),
+        *((-1, tuple(product.split("*"))) for product in subtracted),
+    )
 
 
-def _values_of(at: Any) -> dict[str, Any]:
-    kind: Any = type(at)
-    return {path: attrgetter(path)(at) for path, _ in flat_fields(kind)}
+def _values_of(operands: Any) -> dict[str, Any]:
+    kind: Any = type(operands)
+    return {path: attrgetter(path)(operands) for path, _ in flat_fields(kind)}

@@ -43,32 +43,35 @@ def disagreements(program: Program) -> Iterator[Disagreement]:
     good: dict[object, set[object]] = {}
     """The own operands known to be valid, by the kind of instruction and their limits."""
     last: tuple[object, object] = None, None
-    own: _Own | None = None
-    for number, one in enumerate(program.instructions):
-        if not isinstance(one, StepInstruction):
+    own_operands: _Own | None = None
+    for number, instruction in enumerate(program.instructions):
+        if not isinstance(instruction, StepInstruction):
             continue
-        at, kind = one.at, type(one)
-        if at is not last[0] or kind is not last[1]:
-            last, key = (at, kind), (id(at), kind)
+        operands, kind = instruction.at, type(instruction)
+        if operands is not last[0] or kind is not last[1]:
+            last, key = (operands, kind), (id(operands), kind)
             if key not in known:
-                shared = Agreement(buffers, kind, at)
+                shared = Agreement(buffers, kind, operands)
                 yield from (Disagreement(number, wrong, True) for wrong in shared.wrong)
                 known[key] = None if shared.broken else _Own(kind, shared, good)
-            own = known[key]
-        if own is not None and not own.within(one):
-            yield from (Disagreement(number, wrong, False) for wrong in own.wrong(one))
+            own_operands = known[key]
+        if own_operands is not None and not own_operands.within(instruction):
+            yield from (
+                Disagreement(number, wrong, False) for wrong in own_operands.wrong(instruction)
+            )
 
 
 def verify_operands(program: Program, error: type[CompileError] = VerifyError) -> None:
     """Raise an error for the first wrong buffer, or operand that does not agree with buffers."""
     for wrong in wrong_buffers(program.buffers, program.ranks):
         raise error(WRONG_BUFFER, where=wrong.what, got=wrong.got, expected=wrong.expected)
-    for found in disagreements(program):
+    for disagreement in disagreements(program):
+        number, problem = disagreement.number, disagreement.wrong
         raise error(
             NOT_IN_AGREEMENT,
-            where=f"{program.instructions[found.number].label} (instruction {found.number})",
-            got=f"{found.wrong.operand} = {found.wrong.got}",
-            expected=found.wrong.expected,
+            where=f"{program.instructions[number].label} (instruction {number})",
+            got=f"{problem.operand} = {problem.got}",
+            expected=problem.expected,
         )
 
 
@@ -109,41 +112,41 @@ class _Own:
         self._limited = attrgetter(*sorted(limited), "name")
         self._within = good.setdefault((kind, *self._ranges, *self._numbers), set())
 
-    def within(self, one: StepInstruction) -> bool:
+    def within(self, instruction: StepInstruction) -> bool:
         """Return whether all own operands are known to be valid. This is the fast path."""
-        limited = self._limited(one)
+        limited = self._limited(instruction)
         if limited not in self._within:
-            if not self._are_within(vars(one)):
+            if not self._are_within(vars(instruction)):
                 return False
             self._within.add(limited)
         if not self._buffers:
             return True
-        own = vars(one)
-        return all((name, own[name]) in self._good for name, _ in self._buffers)
+        values = vars(instruction)
+        return all((name, values[name]) in self._good for name, _ in self._buffers)
 
-    def _are_within(self, own: Mapping[str, Any]) -> bool:
+    def _are_within(self, values: Mapping[str, Any]) -> bool:
         for name, extent, longer in self._ranges:
-            start, stop = own[name]
-            if not 0 <= start < stop <= extent or (longer and stop - start < own[longer]):
+            start, stop = values[name]
+            if not 0 <= start < stop <= extent or (longer and stop - start < values[longer]):
                 return False
-        return all(least <= own[name] <= most for name, least, most in self._numbers)
+        return all(least <= values[name] <= most for name, least, most in self._numbers)
 
-    def wrong(self, one: StepInstruction) -> Iterator[Wrong]:
+    def wrong(self, instruction: StepInstruction) -> Iterator[Wrong]:
         """Yield the problems of own operands, and remember the buffers that are valid."""
-        own: dict[str, Any] = vars(one)
+        values: dict[str, Any] = vars(instruction)
         for name, extent, longer in self._ranges:
-            start, stop = own[name]
-            shortest = own[longer] if longer else 1
+            start, stop = values[name]
+            shortest = values[longer] if longer else 1
             if not 0 <= start < stop <= extent or stop - start < shortest:
-                said = f"a range of length {shortest} or more within 0:{extent}"
-                yield Wrong(name, f"{start}:{stop}", said)
+                expected = f"a range of length {shortest} or more within 0:{extent}"
+                yield Wrong(name, f"{start}:{stop}", expected)
         for name, least, most in self._numbers:
-            if not least <= own[name] <= most:
-                yield Wrong(name, str(own[name]), f"a number from {least} to {most}")
+            if not least <= values[name] <= most:
+                yield Wrong(name, str(values[name]), f"a number from {least} to {most}")
         for name, rule in self._buffers:
             before = len(self._shared.wrong)
-            self._shared.check_own(name, own[name], rule)
+            self._shared.check_own(name, values[name], rule)
             new = self._shared.wrong[before:]
             yield from new
             if not new:
-                self._good.add((name, own[name]))
+                self._good.add((name, values[name]))

@@ -83,27 +83,27 @@ class Program:
 
     @cached_property
     def counters(self) -> int:
-        used = [counter for own in self.signals for counter in own]
-        used += [wait.counter for own in self.waits for wait in own]
+        used = [counter for counters in self.signals for counter in counters]
+        used += [wait.counter for waits in self.waits for wait in waits]
         return 1 + max(used, default=-1)
 
     @cached_property
     def signallers(self) -> tuple[tuple[int, ...], ...]:
         """For each counter, the instructions that signal it in a step, repeated for each signal."""
-        found: list[list[int]] = [[] for _ in range(self.counters)]
-        for number, own in enumerate(self.signals):
-            for counter in own:
-                found[counter].append(number)
-        return tuple(map(tuple, found))
+        signallers: list[list[int]] = [[] for _ in range(self.counters)]
+        for number, counters in enumerate(self.signals):
+            for counter in counters:
+                signallers[counter].append(number)
+        return tuple(map(tuple, signallers))
 
     @cached_property
     def _roles(self) -> Mapping[Role, tuple[int, ...]]:
-        found: dict[Role, list[int]] = {}
+        numbers: dict[Role, list[int]] = {}
         for number, buffer in enumerate(self.buffers):
-            found.setdefault(buffer.role, []).append(number)
+            numbers.setdefault(buffer.role, []).append(number)
         return {
-            role: tuple(sorted(own, key=lambda number: self.buffers[number].rank))
-            for role, own in found.items()
+            role: tuple(sorted(members, key=lambda number: self.buffers[number].rank))
+            for role, members in numbers.items()
         }
 
     @cached_property
@@ -111,9 +111,9 @@ class Program:
         """The buffers of the roles of which each rank has one."""
         ranks = list(range(self.ranks))
         return {
-            role: found
-            for role, found in self._roles.items()
-            if [self.buffers[number].rank for number in found] == ranks
+            role: numbers
+            for role, numbers in self._roles.items()
+            if [self.buffers[number].rank for number in numbers] == ranks
         }
 
     @cached_property

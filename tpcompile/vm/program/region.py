@@ -52,9 +52,9 @@ class Join(NamedTuple):
     """The operands that finish the head. Any block may be last, so all must have the same."""
 
 
-def overlap(one: Box, other: Box) -> bool:
+def overlap(box: Box, other: Box) -> bool:
     """Return whether two parts of one buffer share an element."""
-    return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
+    return all(a < d and c < b for (a, b), (c, d) in zip(box, other, strict=True))
 
 
 def remainder(box: Box, others: Iterable[Box]) -> list[Box]:
@@ -68,15 +68,15 @@ def remainder(box: Box, others: Iterable[Box]) -> list[Box]:
 def _outside(box: Box, other: Box) -> list[Box]:
     if not overlap(box, other):
         return [box]
-    found: list[Box] = []
+    pieces: list[Box] = []
     for dim, ((start, stop), (first, last)) in enumerate(zip(box, other, strict=True)):
         before, after = box[:dim], box[dim + 1 :]
         if start < first:
-            found.append((*before, (start, first), *after))
+            pieces.append((*before, (start, first), *after))
         if last < stop:
-            found.append((*before, (last, stop), *after))
+            pieces.append((*before, (last, stop), *after))
         box = (*before, (max(start, first), min(stop, last)), *after)
-    return found
+    return pieces
 
 
 def all_fit(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:

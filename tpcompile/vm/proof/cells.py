@@ -22,8 +22,8 @@ class Parts:
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
         self.instructions = instructions
-        written = {region[0] for one in instructions for region in one.writes}
-        written |= {join.region[0] for one in instructions for join in one.joins}
+        written = {region[0] for instruction in instructions for region in instruction.writes}
+        written |= {join.region[0] for instruction in instructions for join in instruction.joins}
         self.written = written
         """The buffers that some instruction writes."""
         self._numbers: dict[Region, int] = defaultdict(count().__next__)
@@ -72,16 +72,16 @@ class Parts:
 
     def accesses(self, start: int, stop: int) -> list[int]:
         """Return the parts that some instructions access. Parts are numbered by first access."""
-        every = self.reads[start:stop], self.writes[start:stop], self.joins[start:stop]
-        return [part for own in every for some in own for part in some]
+        accessed = self.reads[start:stop], self.writes[start:stop], self.joins[start:stop]
+        return [part for lists in accessed for parts in lists for part in parts]
 
     def without(self, left_out: slice) -> Parts:
         """Return the parts of the same program without some of its instructions."""
-        found = copy(self)
+        remaining = copy(self)
         for name in ("instructions", "reads", "writes", "joins", "arrivals"):
-            every = getattr(self, name)
-            setattr(found, name, every[: left_out.start] + every[left_out.stop :])
-        return found
+            lists = getattr(self, name)
+            setattr(remaining, name, lists[: left_out.start] + lists[left_out.stop :])
+        return remaining
 
     def _cut(self) -> None:
         numbers: dict[int, list[int]] = {}
@@ -89,24 +89,24 @@ class Parts:
             self.boxes[region.buffer].append(region.box)
             numbers.setdefault(region.buffer, []).append(number)
         alike: dict[tuple[Box, ...], list[tuple[int, list[int]]]] = {}
-        for buffer, own in numbers.items():
+        for buffer, parts in numbers.items():
             kind = tuple(self.boxes[buffer])
             if kind not in alike:  # most buffers have the same parts on every rank
                 alike[kind] = cut(kind)
-            for number, (cells, near) in zip(own, alike[kind], strict=True):
+            for number, (cells, near) in zip(parts, alike[kind], strict=True):
                 self.cells[number] = cells
-                self.near[number] = tuple(own[other] for other in near)
+                self.near[number] = tuple(parts[other] for other in near)
 
 
 def cut(boxes: Sequence[Box]) -> list[tuple[int, list[int]]]:
     """Return, for each box of one buffer, its cells and the boxes that overlap it, by number."""
-    found: list[tuple[int, list[int]]] = [(0, [])] * len(boxes)
+    pairs: list[tuple[int, list[int]]] = [(0, [])] * len(boxes)
     for apart in _clusters(boxes):
         masks = _masks([boxes[number] for number in apart])
         for number, mask in zip(apart, masks, strict=True):
             near = [n for n, other in zip(apart, masks, strict=True) if mask & other]
-            found[number] = mask, near
-    return found
+            pairs[number] = mask, near
+    return pairs
 
 
 def _clusters(boxes: Sequence[Box]) -> list[list[int]]:
@@ -143,7 +143,7 @@ def _repeated(mask: int, rows: range, width: int) -> int:
     """Repeat the mask of one row in each of these rows, which are `width` bits wide."""
     if width == 1:
         return ((1 << len(rows)) - 1) << rows.start
-    found = 0
+    repeated = 0
     for row in rows:
-        found |= mask << row * width
-    return found
+        repeated |= mask << row * width
+    return repeated

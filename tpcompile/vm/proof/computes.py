@@ -69,7 +69,7 @@ NOT_CHECKED = Computed(was_checked=False)
 @paused_collector()
 def check_values(gm: fx.GraphModule, program: Program) -> Computed:
     """Check that a program, which has no other faults, computes the values of a graph."""
-    kinds = {type(one): one.name for one in program.instructions}
+    kinds = {type(instruction): instruction.name for instruction in program.instructions}
     unproved = sorted({name for kind, name in kinds.items() if not has_meaning(kind)})
     if unproved:
         return Computed(unproved=tuple(unproved))
@@ -82,12 +82,12 @@ def check_values(gm: fx.GraphModule, program: Program) -> Computed:
 
 def has_meaning(kind: type) -> bool:
     """Return whether a class of instructions says what its own `run` computes."""
-    for each in kind.__mro__:
-        if each is StepInstruction:
+    for base in kind.__mro__:
+        if base is StepInstruction:
             return False
-        if "meaning" in vars(each):
+        if "meaning" in vars(base):
             return True
-        if "run" in vars(each):
+        if "run" in vars(base):
             return False
     return False
 
@@ -115,8 +115,8 @@ class _Check:
                     f"{wanted}, got {buffer}"
                 )
         try:
-            for start, own in runs_of(self._program.instructions):
-                Run(self._running, start, own).evaluate()
+            for start, run in runs_of(self._program.instructions):
+                Run(self._running, start, run).evaluate()
         except UnfinishedError as unfinished:
             raise WrongError(self._first_strange() or str(unfinished)) from None
         self._check_outputs()
@@ -124,13 +124,13 @@ class _Check:
     def _check_outputs(self) -> None:
         if not self._expected.outputs:
             raise WrongError("the graph chooses no tokens, as a decode step must")
-        for rank, role, part, value, said in self._expected.outputs:
+        for rank, role, part, value, description in self._expected.outputs:
             if role not in self._program.roles:
-                raise WrongError(f"no buffer {role.word} has {said}")
+                raise WrongError(f"no buffer {role.word} has {description}")
             number = self._program.one_per_rank(role)[rank]
             buffer = self._program.buffers[number]
             held = self._running.contents.at(number, frame_of(buffer.shape, part))
-            where = f"{said} on rank {rank}"
+            where = f"{description} on rank {rank}"
             if held is None:
                 raise WrongError(f"no instruction makes {where}, which must be in {buffer.name}")
             if held.value is not value:
@@ -144,30 +144,30 @@ class _Check:
 
     def _first_strange(self) -> str:
         """Describe the first value that the graph does not have; "" if there is none."""
-        strange = [made for made in self._running.made if not self._is_known(made.value)]
+        strange = [entry for entry in self._running.made if not self._is_known(entry.value)]
         if not strange:
             return ""
         first, names = strange[0], self._expected.names
         value = self._without_parts(first.value)
-        said = f"{cited(self._program, first.number)} makes a value that the graph does not have"
+        message = f"{cited(self._program, first.number)} makes a value that the graph does not have"
         near = self._nearest(value)
         if near is None:
-            return f"{said}: {value}"
+            return f"{message}: {value}"
         name = names.get(near, "the nearest value of the graph")
         difference = Difference(near, value, names)
-        return f"{said}; in the graph, {name} {difference}{self._layers(strange)}"
+        return f"{message}; in the graph, {name} {difference}{self._layers(strange)}"
 
     def _layers(self, strange: Sequence[MadeValue]) -> str:
         """Name the layers in which instructions of the first kind have a mistake of their own."""
         layers: set[int] = set()
         inherited: set[Term] = set()
         kind: Any = self._program.instructions[strange[0].number]
-        for made in strange:
-            instruction: Any = self._program.instructions[made.number]
-            value = self._without_parts(made.value)
+        for entry in strange:
+            instruction: Any = self._program.instructions[entry.number]
+            value = self._without_parts(entry.value)
             if type(instruction) is type(kind) and self._is_mistaken(value, inherited):
                 layers.add(instruction.layer)
-            inherited |= {made.value, value}
+            inherited |= {entry.value, value}
         numbers = ", ".join(texts_of_runs(layers, " to "))
         return f". This mistake is in layers {numbers}" if len(layers) > 1 else ""
 

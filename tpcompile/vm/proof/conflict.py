@@ -31,27 +31,27 @@ def heads_of(instructions: Sequence[Instruction]) -> Heads:
 
     Blocks of the same region belong to one head, until it is complete or anything else accesses it.
     """
-    found: list[Head] = []
+    heads: list[Head] = []
     of: list[tuple[int, ...]] = []
     unfinished: dict[int, dict[Region, int]] = {}
     """By buffer, the heads that still lack blocks."""
     for number, instruction in enumerate(instructions):
-        own: list[int] = []
+        head_numbers: list[int] = []
         if unfinished:
             for region in (*instruction.reads, *instruction.writes):
                 _close(unfinished, region)
         for join in instruction.joins:
             if join.region not in unfinished.get(join.region.buffer, {}):
                 _close(unfinished, join.region)
-                unfinished.setdefault(join.region.buffer, {})[join.region] = len(found)
-                found.append(Head(join.region))
+                unfinished.setdefault(join.region.buffer, {})[join.region] = len(heads)
+                heads.append(Head(join.region))
             head = unfinished[join.region.buffer][join.region]
-            found[head].blocks.append((number, join))
-            if len(found[head].blocks) == found[head].blocks[0][1].arrivals:
+            heads[head].blocks.append((number, join))
+            if len(heads[head].blocks) == heads[head].blocks[0][1].arrivals:
                 _close(unfinished, join.region)
-            own.append(head)
-        of.append(tuple(own))
-    return Heads(tuple(found), tuple(of))
+            head_numbers.append(head)
+        of.append(tuple(head_numbers))
+    return Heads(tuple(heads), tuple(of))
 
 
 def _close(unfinished: dict[int, dict[Region, int]], region: Region) -> None:
@@ -64,20 +64,23 @@ def _close(unfinished: dict[int, dict[Region, int]], region: Region) -> None:
         del unfinished[region.buffer]
 
 
-def conflict(program: Program, heads: Heads, one: int, other: int) -> tuple[Region, Region] | None:
+def conflict(
+    program: Program, heads: Heads, number: int, other: int
+) -> tuple[Region, Region] | None:
     """Return two overlapping regions that the instructions access, or None if they do not conflict.
 
     At least one of the regions is written. Blocks of the same head do not conflict. `heads` are the
     heads of the program.
     """
-    first, second = program.instructions[one], program.instructions[other]
-    changed, changed_too = _changed(first, heads.of[one]), _changed(second, heads.of[other])
+    first, second = program.instructions[number], program.instructions[other]
+    first_changes = _changed(first, heads.of[number])
+    second_changes = _changed(second, heads.of[other])
     pairs = [
-        *product([region for region, _ in changed], second.reads),
-        *product(first.reads, [region for region, _ in changed_too]),
+        *product([region for region, _ in first_changes], second.reads),
+        *product(first.reads, [region for region, _ in second_changes]),
         *(
             (a, b)
-            for (a, head), (b, same) in product(changed, changed_too)
+            for (a, head), (b, same) in product(first_changes, second_changes)
             if head is None or head != same
         ),
     ]

@@ -72,22 +72,26 @@ def covers(tiles: Tiles, box: Box) -> bool:
     """Return whether tiles cover a box."""
     if not box:
         return bool(tiles)
-    (start, stop), rest = box[0], box[1:]
+    (start, stop), inner_box = box[0], box[1:]
     inner: dict[tuple[int, int], set[Box]] = {}
     for tile in tiles:
         inner.setdefault(tile[0], set()).add(tile[1:])
-    edges = sorted({edge for own in inner for edge in own if start < edge < stop})
+    edges = sorted({edge for interval in inner for edge in interval if start < edge < stop})
     for first, last in zip((start, *edges), (*edges, stop), strict=True):
-        own = {tile for (a, b), some in inner.items() if a <= first and last <= b for tile in some}
-        if not covers(tuple(sorted(own)), rest):
+        inner_tiles = {
+            tile for (a, b), boxes in inner.items() if a <= first and last <= b for tile in boxes
+        }
+        if not covers(tuple(sorted(inner_tiles)), inner_box):
             return False
     return True
 
 
 def disjoint(tiles: Sequence[Box]) -> bool:
     """Return whether no two of some tiles, which cover a box, overlap."""
-    each = zip(*tiles, strict=True)
-    whole = tuple((min(a for a, _ in own), max(b for _, b in own)) for own in each)
+    dims = zip(*tiles, strict=True)
+    whole = tuple(
+        (min(a for a, _ in intervals), max(b for _, b in intervals)) for intervals in dims
+    )
     return sum(map(_volume, tiles)) == _volume(whole)
 
 

@@ -43,8 +43,10 @@ def _numbered(waited: Groups) -> Ordering:
     """Give each group a counter, numbered in the order in which groups are first waited for."""
     numbers: dict[Group, int] = {}
     waits: list[tuple[Wait, ...]] = []
-    for own in waited:
-        waits.append(tuple(Wait(numbers.setdefault(g, len(numbers)), len(g.members)) for g in own))
+    for groups in waited:
+        waits.append(
+            tuple(Wait(numbers.setdefault(g, len(numbers)), len(g.members)) for g in groups)
+        )
     signals: list[list[int]] = [[] for _ in waited]
     for group, counter in numbers.items():
         for number in group.members:
@@ -64,20 +66,20 @@ def _thinned(groups: Groups, queues: Queues, sharing: int) -> list[tuple[Group, 
     for number in _in_some_order(waiting, queues, queue_of):
         queue = queue_of[number]
         before = known = front[queue] if sharing == 1 else NOTHING
-        own, kept = groups[number], []
-        if len(own) > 1:  # groups with later members imply more
-            own = tuple(sorted(own, key=_latest, reverse=True))
-        for group in own:
+        predecessors, mandatory = groups[number], []
+        if len(predecessors) > 1:  # groups with later members imply more
+            predecessors = tuple(sorted(predecessors, key=_latest, reverse=True))
+        for group in predecessors:
             if group.members[-1] < known[0]:
                 continue
             if group not in members:
                 members[group] = several(group.members)
             if missing(members[group], known) is not None:
                 known = union(known, behind[group])
-                kept.append(group)
-        if len(kept) > 1:  # a group kept later may imply one kept earlier
-            kept = _without_implied(kept, before, members, behind)
-        waited[number] = tuple(kept)
+                mandatory.append(group)
+        if len(mandatory) > 1:  # a later group may imply an earlier one
+            mandatory = _without_implied(mandatory, before, members, behind)
+        waited[number] = tuple(mandatory)
         done = front[queue] = with_one(known, number)
         for group in waiting.inside[number]:
             earlier = behind.get(group)
@@ -96,13 +98,13 @@ def _without_implied(
     """At place k: what is known after `before` and the last k groups."""
     for group in reversed(groups[1:]):
         after.append(union(after[-1], behind[group]))
-    kept: list[Group] = []
+    mandatory: list[Group] = []
     first = NOTHING
     for group in groups:
         if missing(members[group], union(first, after.pop())) is not None:
-            kept.append(group)
+            mandatory.append(group)
             first = union(first, behind[group])
-    return kept
+    return mandatory
 
 
 def _latest(group: Group) -> int:
@@ -114,15 +116,15 @@ def _in_some_order(waiting: Waiting, queues: Queues, queue_of: dict[int, int]) -
     place = [0] * len(queues)
     awake = list(range(len(queues)))
     while awake:
-        at = awake.pop()
-        queue = queues[at]
-        while place[at] < len(queue) and not waiting.left[queue[place[at]]]:
-            number = queue[place[at]]
+        index = awake.pop()
+        queue = queues[index]
+        while place[index] < len(queue) and not waiting.left[queue[place[index]]]:
+            number = queue[place[index]]
             yield number
-            place[at] += 1
+            place[index] += 1
             for user in waiting.released_by(number):
                 other = queue_of[user]
-                if other != at and queues[other][place[other]] == user:
+                if other != index and queues[other][place[other]] == user:
                     awake.append(other)
     stuck = sum(map(len, queues)) - sum(place)
     if stuck:
@@ -137,20 +139,20 @@ def _in_some_order(waiting: Waiting, queues: Queues, queue_of: dict[int, int]) -
 def _gathered(waited: Sequence[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
     """Merge groups that exactly the same instructions wait for."""
     users: dict[Group, list[int]] = {}
-    for number, own in enumerate(waited):
-        for group in own:
+    for number, waited_groups in enumerate(waited):
+        for group in waited_groups:
             users.setdefault(group, []).append(number)
     alike: dict[tuple[int, ...], list[Group]] = {}
-    for group, who in users.items():
-        alike.setdefault(tuple(who), []).append(group)
-    found: list[list[Group]] = [[] for _ in waited]
+    for group, waiters in users.items():
+        alike.setdefault(tuple(waiters), []).append(group)
+    gathered: list[list[Group]] = [[] for _ in waited]
     for together, groups in alike.items():
-        one = groups[0]
+        merged = groups[0]
         if len(groups) > 1:
-            one = Group(tuple(sorted({n for group in groups for n in group.members})))
+            merged = Group(tuple(sorted({n for group in groups for n in group.members})))
         for number in together:
-            found[number].append(one)
-    return list(map(tuple, found))
+            gathered[number].append(merged)
+    return list(map(tuple, gathered))
 
 
 def _between_steps(groups: Groups, queues: Queues, sharing: int, ordering: Ordering) -> Ordering:
@@ -160,9 +162,9 @@ def _between_steps(groups: Groups, queues: Queues, sharing: int, ordering: Order
     one precedes the worker's next step.
     """
     ends = set(range(len(groups)))
-    for group in {group for own in groups for group in own}:
+    for group in {group for predecessors in groups for group in predecessors}:
         ends.difference_update(group.members)
-    begins = {number for number, own in enumerate(groups) if not own}
+    begins = {number for number, predecessors in enumerate(groups) if not predecessors}
     if sharing == 1:
         ends -= {number for queue in queues for number in queue[:-1]}
         begins -= {number for queue in queues for number in queue[1:]}
@@ -171,7 +173,7 @@ def _between_steps(groups: Groups, queues: Queues, sharing: int, ordering: Order
                 begins -= set(queue)
     if not begins:
         return ordering
-    counter = 1 + max((c for own in ordering.signals for c in own), default=-1)
+    counter = 1 + max((c for counters in ordering.signals for c in counters), default=-1)
     waits, signals = list(ordering.waits), list(ordering.signals)
     for number in begins:
         waits[number] = (Wait(counter, 0), *waits[number])

@@ -40,11 +40,11 @@ def _undefined(program: Program, parts: Parts) -> set[Region]:
 
     Parts are numbered by first access. So the parts written before the first access to a part are
     those with lower numbers whose own first access is a write. A part with a lower number that is
-    itself read first adds nothing: its cells are defined by such parts, or it is found too.
+    itself read first adds nothing: its cells are defined by such parts, or it is returned too.
     """
     scratch = {n for n, buffer in enumerate(program.buffers) if buffer.role.kind == "scratch"}
     unwritten = scratch.intersection(parts.boxes) - parts.written
-    found = {Region(buffer, box) for buffer in unwritten for box in parts.boxes[buffer]}
+    early_reads = {Region(buffer, box) for buffer in unwritten for box in parts.boxes[buffer]}
     regions, cells, read_first = parts.regions, parts.cells, set(parts.read_first)
     for part in parts.read_first:
         if regions[part].buffer in scratch:
@@ -53,8 +53,8 @@ def _undefined(program: Program, parts: Parts) -> set[Region]:
                 if other < part and other not in read_first:
                     left &= ~cells[other]
             if left:
-                found.add(regions[part])
-    return found
+                early_reads.add(regions[part])
+    return early_reads
 
 
 def _said(program: Program, number: int, region: Region, pieces: Sequence[Box]) -> str:

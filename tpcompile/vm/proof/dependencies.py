@@ -111,25 +111,25 @@ class _Memory:
 
         These are the overwritten reads, and the overwritten writes that these reads do not cover.
         """
-        cells, seen = self._cells[part], 0
-        found: list[_Access] = []
+        cells, read_cells = self._cells[part], 0
+        earlier: list[_Access] = []
         for other in self._near[part]:
             self._reading[other] = None
             if self._read[other]:
                 for reader in self._read[other]:
                     if reader.left & cells:
-                        seen |= reader.left
-                        found.append(reader)
+                        read_cells |= reader.left
+                        earlier.append(reader)
                         reader.left &= ~cells
                 self._read[other] = [reader for reader in self._read[other] if reader.left]
         for other in self._near[part]:
             writer = self._wrote[other]
             if writer is not None:
-                if writer.left & cells & ~seen:
-                    found.append(writer)
+                if writer.left & cells & ~read_cells:
+                    earlier.append(writer)
                 writer.left &= ~cells
         self._wrote[part] = access
-        return found
+        return earlier
 
     def _together(self, accesses: Sequence[_Access], number: int) -> tuple[Group, ...]:
         """Return the groups that `number` must wait for to run after these accesses.
@@ -137,30 +137,30 @@ class _Memory:
         Accesses by one instruction share a group; each access by several has a group of its own.
         """
         alone: list[int] = []
-        found: list[Group] = []
+        groups: list[Group] = []
         for access in accesses:
             numbers = access.numbers
             if numbers[-1] == number:  # `number` also accesses the part in another way
                 numbers = [other for other in numbers if other != number]
                 if len(numbers) > 1:
-                    found.append(self._group(numbers))
+                    groups.append(self._group(numbers))
                     continue
             if len(numbers) > 1:
                 if access.group is None:
                     access.group = self._group(numbers)
-                found.append(access.group)
+                groups.append(access.group)
             else:
                 alone += numbers
         if alone:
-            found.append(self._group(alone if len(alone) == 1 else sorted(set(alone))))
-        return tuple(found)
+            groups.append(self._group(alone if len(alone) == 1 else sorted(set(alone))))
+        return tuple(groups)
 
     def _group(self, numbers: Sequence[int]) -> Group:
         members = tuple(dict.fromkeys(numbers))
-        found = self._groups.get(members)
-        if found is None:
-            found = self._groups[members] = Group(members)
-        return found
+        group = self._groups.get(members)
+        if group is None:
+            group = self._groups[members] = Group(members)
+        return group
 
 
 def dependencies(instructions: Sequence[Instruction]) -> list[tuple[Group, ...]]:
@@ -171,7 +171,7 @@ def dependencies(instructions: Sequence[Instruction]) -> list[tuple[Group, ...]]
 def dependencies_of(parts: Parts) -> list[tuple[Group, ...]]:
     """Return, for each instruction of these parts, the groups that must complete before it."""
     memory = _Memory(parts)
-    found: list[tuple[Group, ...]] = []
+    predecessors: list[tuple[Group, ...]] = []
     for number in range(len(parts.instructions)):
         groups: list[Group] = []
         for part in parts.reads[number]:
@@ -180,5 +180,5 @@ def dependencies_of(parts: Parts) -> list[tuple[Group, ...]]:
             groups += memory.write(part, number)
         for part, arrivals in zip(parts.joins[number], parts.arrivals[number], strict=True):
             groups += memory.join(part, arrivals, number)
-        found.append(tuple(dict.fromkeys(groups) if len(groups) > 1 else groups))
-    return found
+        predecessors.append(tuple(dict.fromkeys(groups) if len(groups) > 1 else groups))
+    return predecessors

@@ -26,8 +26,8 @@ class Done:
         """By queue, the instructions known to be complete after the last one walked so far."""
         self._partial = {
             wait
-            for own in program.waits
-            for wait in own
+            for waits in program.waits
+            for wait in waits
             if 0 < wait.until < len(program.signallers[wait.counter])
         }
         """Waits for only some signals of a counter in this step, no matter which."""

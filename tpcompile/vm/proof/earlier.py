@@ -51,14 +51,14 @@ class Earlier:
         """By instruction, sets of earlier instructions. They may include the instruction itself, if
         it accesses the same part twice."""
         for number in range(len(program.instructions)):
-            found: list[Several] = []
+            sets: list[Several] = []
             for part in parts.reads[number]:
-                found += self._reads(part, number)
+                sets += self._reads(part, number)
             for part in parts.writes[number]:
-                found += self._put(part, _Use([number], parts.cells[part]))
+                sets += self._put(part, _Use([number], parts.cells[part]))
             for part, head in zip(parts.joins[number], heads.of[number], strict=True):
-                found += self._joins(part, head, number)
-            self.of.append(found)
+                sets += self._joins(part, head, number)
+            self.of.append(sets)
 
     def _reads(self, part: int, number: int) -> tuple[Several, ...]:
         writers = self._writers[part]
@@ -83,18 +83,18 @@ class Earlier:
     def _put(self, part: int, written: _Use) -> list[Several]:
         """Record a write of the part; return the reads and writes that it overwrites."""
         cells = self._cells[part]
-        found: list[Several] = []
+        overwritten: list[Several] = []
         for other in self._near[part]:
             self._writers[other] = None
             old = self._written[other]
             if old is not None and old.left & cells:
-                found.append(old.frozen())
+                overwritten.append(old.frozen())
                 old.left &= ~cells
             if self._read[other]:
                 for use in self._read[other]:
                     if use.left & cells:
-                        found.append(use.frozen())
+                        overwritten.append(use.frozen())
                         use.left &= ~cells
                 self._read[other] = [use for use in self._read[other] if use.left]
         self._written[part] = written
-        return found
+        return overwritten

@@ -54,7 +54,7 @@ def _unmet(waits: Sequence[Wait], counts: list[int]) -> Wait | None:
 
 def unrolled(program: Program, steps: int) -> Program:
     """Return a program that runs this many steps one after the other and does not repeat."""
-    raised = [len(own) for own in program.signallers]
+    raised = [len(signallers) for signallers in program.signallers]
     count = len(program.instructions)
     return replace(
         program,
@@ -64,9 +64,9 @@ def unrolled(program: Program, steps: int) -> Program:
             for queue in program.queues
         ),
         waits=tuple(
-            tuple(Wait(w.counter, w.until + step * raised[w.counter]) for w in own)
+            tuple(Wait(w.counter, w.until + step * raised[w.counter]) for w in waits)
             for step in range(steps)
-            for own in program.waits
+            for waits in program.waits
         ),
         signals=program.signals * steps,
         repeats=False,

@@ -106,8 +106,8 @@ class Expected:
 
     def layer_of(self, name: str, layer: Any, rank: int) -> Term:
         """Return the term of a layer's states before a step."""
-        own = () if self._inputs[name].meta["type"].placement == REPLICATE else (rank,)
-        return self.terms.call("layer of", self.terms.call("input", name, *own), layer)
+        rank_args = () if self._inputs[name].meta["type"].placement == REPLICATE else (rank,)
+        return self.terms.call("layer of", self.terms.call("input", name, *rank_args), layer)
 
     def parameter(self, name: str, rank: int) -> Term | None:
         """Return the term of a rank's part of a parameter; None if the graph has none so named."""
@@ -141,12 +141,12 @@ class Expected:
         if chosen is None:
             return []
         logits = self._values[operand(chosen)]
-        found = []
+        outputs = []
         for rank in range(self.ranks):
-            found.append(Output(rank, Role.LOGITS, (), logits[rank], "the logits"))
-            found += self._advanced(rank, self._values[chosen][rank])
-            found += self._kept(rank)
-        return found
+            outputs.append(Output(rank, Role.LOGITS, (), logits[rank], "the logits"))
+            outputs += self._advanced(rank, self._values[chosen][rank])
+            outputs += self._kept(rank)
+        return outputs
 
     def _advanced(self, rank: int, chosen: Term) -> list[Output]:
         read = [self.input(name) for name in (*ADVANCED, "stops")]
@@ -157,16 +157,16 @@ class Expected:
 
     def _kept(self, rank: int) -> list[Output]:
         """Return the keys, values and states that a step stores."""
-        found: list[Output] = []
+        outputs: list[Output] = []
         for (name, layer), value in self._opened[rank].kept.items():
             if name == "cache":
                 for part, new in enumerate(value.args[1:]):
-                    said = f"the {('keys', 'values')[part]} of cache layer {layer}"
-                    found.append(Output(rank, Role.CACHE, side(layer, part), new, said))
+                    description = f"the {('keys', 'values')[part]} of cache layer {layer}"
+                    outputs.append(Output(rank, Role.CACHE, side(layer, part), new, description))
             else:
-                said = f"the {name} of layer {layer}"
-                found.append(Output(rank, Role[name.upper()], (layer,), value, said))
-        return found
+                description = f"the {name} of layer {layer}"
+                outputs.append(Output(rank, Role[name.upper()], (layer,), value, description))
+        return outputs
 
     def _of(self, node: fx.Node) -> list[Any]:
         """Return the terms of a node by rank."""
@@ -182,8 +182,8 @@ class Expected:
 
     def _input(self, node: fx.Node, rank: int) -> Term:
         kind, name = value_type(node), _INPUTS.get(node.name, node.name)
-        own = () if kind.placement == REPLICATE else (rank,)
-        return self.terms.call("input", name, *own, shape=kind.local_shape(rank))
+        rank_args = () if kind.placement == REPLICATE else (rank,)
+        return self.terms.call("input", name, *rank_args, shape=kind.local_shape(rank))
 
     def _parameter(self, node: fx.Node, rank: int) -> Term:
         if (node, rank) not in self._weights:
@@ -226,7 +226,7 @@ class Expected:
 
     def _across(self, node: fx.Node) -> list[Any]:
         """Return the results of a collective."""
-        first, *others = arguments_of(node).values()
+        first, *remaining = arguments_of(node).values()
         parts = self._values[first]
         if node.target == ARGMAX:
             kind = value_type(first)
@@ -237,14 +237,14 @@ class Expected:
         if node.target == ALL_REDUCE_RESIDUAL:
             bound = arguments_of(node)
             return [self._summed(parts, bound, rank) for rank in range(self.ranks)]
-        rest = [arg for arg in others if not isinstance(arg, fx.Node)]
-        return [self.terms.call(SPECS[node.target].name, *parts, *rest)] * self.ranks
+        constants = [arg for arg in remaining if not isinstance(arg, fx.Node)]
+        return [self.terms.call(SPECS[node.target].name, *parts, *constants)] * self.ranks
 
     def _summed(self, parts: Sequence[Term], bound: dict[str, Any], rank: int) -> Term:
         residual, bias = (self._local(bound.get(name), rank) for name in ("residual", "bias"))
         total = self.terms.total(*parts, *(() if bias is None else (bias,)))
-        found: Term = self._opened[rank].called(ADD_RESIDUAL, (total, residual))
-        return found
+        summed: Term = self._opened[rank].called(ADD_RESIDUAL, (total, residual))
+        return summed
 
 
 def _kept(node: fx.Node, buffer: Buffer) -> Buffer:

@@ -33,8 +33,8 @@ def check_queues(program: Program) -> Iterator[Fault]:
             "and sharing must be at least 1, and every rank must have the same number of queues",
         )
         return
-    seen = [0] * count
-    each = len(program.queues) // program.ranks
+    occurrences = [0] * count
+    queues_per_rank = len(program.queues) // program.ranks
     for place, queue in enumerate(program.queues):
         for number in queue:
             if not 0 <= number < count:
@@ -44,15 +44,15 @@ def check_queues(program: Program) -> Iterator[Fault]:
                     "instructions, numbered from 0",
                 )
                 continue
-            seen[number] += 1
+            occurrences[number] += 1
             rank = program.instructions[number].rank
-            if rank != place // each:
+            if rank != place // queues_per_rank:
                 yield Fault(
                     "rank",
                     f"{cited(program, number)} belongs to rank {rank} but is in queue {place}, "
-                    f"which belongs to rank {place // each}",
+                    f"which belongs to rank {place // queues_per_rank}",
                 )
-    for number, times in enumerate(seen):
+    for number, times in enumerate(occurrences):
         if times != 1:
             yield Fault(
                 "queue",
@@ -88,8 +88,8 @@ def check_regions(
     `boxes` are those that the program accesses, by buffer, if the caller has them.
     """
     shapes = [buffer.shape for buffer in program.buffers]
-    found = _boxes(program) if boxes is None else boxes
-    if all(0 <= n < len(shapes) and all_fit(own, shapes[n]) for n, own in found.items()):
+    boxes = _boxes(program) if boxes is None else boxes
+    if all(0 <= n < len(shapes) and all_fit(part, shapes[n]) for n, part in boxes.items()):
         return
     for number, instruction in enumerate(program.instructions):
         for region in touched(instruction):
@@ -101,11 +101,11 @@ def check_regions(
 
 def _boxes(program: Program) -> dict[int, list[Box]]:
     """Return the boxes of each buffer that the program accesses."""
-    found: dict[int, list[Box]] = {}
-    for one in program.instructions:
-        for buffer, box in touched(one):
-            found.setdefault(buffer, []).append(box)
-    return found
+    boxes: dict[int, list[Box]] = {}
+    for instruction in program.instructions:
+        for buffer, box in touched(instruction):
+            boxes.setdefault(buffer, []).append(box)
+    return boxes
 
 
 def _is_inside(region: Region, shapes: Sequence[tuple[int, ...]]) -> bool:
@@ -131,11 +131,11 @@ def check_heads(program: Program, heads: Heads) -> Iterator[Fault]:
         end = 0
         for start, stop in sorted(block.part for _, block in head.blocks):
             if start != end or stop <= start:
-                said = "twice" if start < end else "by no block"
+                mistake = "twice" if start < end else "by no block"
                 rows = f"{min(start, end)} to {max(start, end)}"
                 yield Fault(
                     "heads",
-                    f"rows {rows} of the head {where} are computed {said}; every row must be "
+                    f"rows {rows} of the head {where} are computed {mistake}; every row must be "
                     "computed exactly once",
                 )
             end = max(end, stop)
@@ -162,8 +162,8 @@ def check_heads(program: Program, heads: Heads) -> Iterator[Fault]:
 
 def check_thresholds(program: Program) -> Iterator[Fault]:
     raised = [0] * program.counters
-    for number, own in enumerate(program.signals):
-        for counter in own:
+    for number, counters in enumerate(program.signals):
+        for counter in counters:
             if counter < 0:
                 yield Fault(
                     "counter",

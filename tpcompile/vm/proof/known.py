@@ -14,9 +14,9 @@ Known = tuple[int, int]
 NOTHING: Known = (0, 0)
 
 
-def union(one: Known, other: Known) -> Known:
+def union(known: Known, other: Known) -> Known:
     """Return the union of two sets."""
-    base, bits = one
+    base, bits = known
     low, more = other
     if base < low:
         base, bits, low, more = low, more, base, bits
@@ -55,8 +55,8 @@ def in_at_least(sets: Sequence[Known], least: int) -> Known:
         else:
             more_than |= as_many & digit
             as_many &= ~digit
-    found = more_than | as_many
-    return _raised(base, found) if found & 1 else (base, found)
+    bits = more_than | as_many
+    return _raised(base, bits) if bits & 1 else (base, bits)
 
 
 def has(known: Known, number: int) -> bool:

@@ -55,8 +55,8 @@ class Opened:
             return rule(self, *bound.values())
         if spec.pattern is None:
             return self.terms.call(spec.name, *bound.values())
-        result = self.body(spec.reference, bound)
-        return self.terms.call("rounded", result) if target in _RESIDUALS else result
+        term = self.body(spec.reference, bound)
+        return self.terms.call("rounded", term) if target in _RESIDUALS else term
 
     def body(self, function: Callable[..., Any], bound: Mapping[str, Any]) -> Any:
         """Run the body of a composite on terms."""

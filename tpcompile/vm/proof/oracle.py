@@ -35,9 +35,9 @@ def broken(program: Program) -> bool:
 
 def misplaced(program: Program) -> bool:
     """Return whether a worker of one rank runs an instruction on the memory of another rank."""
-    each = len(program.queues) // program.ranks
+    queues_per_rank = len(program.queues) // program.ranks
     return any(
-        program.instructions[number].rank != place // each
+        program.instructions[number].rank != place // queues_per_rank
         for place, queue in enumerate(program.queues)
         for number in queue
     )
@@ -73,9 +73,9 @@ def split_head(program: Program) -> Region | None:
     if not any(instruction.joins for instruction in steps.instructions):
         return None
     for held in (None, *range(len(steps.instructions))):
-        found = split(steps.instructions, _order(steps, held))
-        if found is not None:
-            return found
+        head = split(steps.instructions, _order(steps, held))
+        if head is not None:
+            return head
     return None
 
 
@@ -92,8 +92,8 @@ def undefined(program: Program) -> Iterator[tuple[int, Region]]:
     }
     for number, instruction in enumerate(program.instructions):
         for region in dict.fromkeys(instruction.reads):
-            own = written.get(region.buffer)
-            if own is not None and not own[_slices(region)].all():
+            mask = written.get(region.buffer)
+            if mask is not None and not mask[_slices(region)].all():
                 yield number, region
         for region in (*instruction.writes, *joined(instruction)):
             if region.buffer in written:
@@ -136,8 +136,8 @@ def split(instructions: Sequence[Instruction], order: Iterator[int]) -> Region |
     return next(iter(slots), None)
 
 
-def _meet(one: Region, other: Region) -> bool:
-    return one.buffer == other.buffer and overlap(one.box, other.box)
+def _meet(region: Region, other: Region) -> bool:
+    return region.buffer == other.buffer and overlap(region.box, other.box)
 
 
 def _order(program: Program, held: int | None) -> Iterator[int]:

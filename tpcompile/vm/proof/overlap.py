@@ -24,18 +24,20 @@ def steps_may_overlap(program: Program) -> bool:
 
     The check examines two steps at once, so it is meant only for the few programs that need it.
     """
-    both, count = _told_apart(program), len(program.instructions)
-    order = list(run_order(both))
-    if len(order) < len(both.instructions):
+    two_steps, count = _told_apart(program), len(program.instructions)
+    order = list(run_order(two_steps))
+    if len(order) < len(two_steps.instructions):
         return False
-    all_of = {counter: several(own) for counter, own in enumerate(program.signallers) if own}
-    earlier = Earlier(both, heads_of(both.instructions))
-    for number, known in Done(both, order).walk():
+    all_of = {
+        counter: several(members) for counter, members in enumerate(program.signallers) if members
+    }
+    earlier = Earlier(two_steps, heads_of(two_steps.instructions))
+    for number, known in Done(two_steps, order).walk():
         wanted = list(earlier.of[number])
         if number >= count:
             wanted += [all_of[counter] for counter in program.signals[number - count]]
         known = with_one(known, number)
-        if any(missing(some, known) is not None for some in wanted):
+        if any(missing(members, known) is not None for members in wanted):
             return False
     return True
 
@@ -45,21 +47,21 @@ def _told_apart(program: Program) -> Program:
 
     A wait of the second step also waits for all signals that the counter gets in the first step.
     """
-    totals = [len(own) for own in program.signallers]
+    totals = [len(signallers) for signallers in program.signallers]
     apart = len(totals)
     second = tuple(
         tuple(
             wait
-            for counter, until in own
+            for counter, until in waits
             for wait in (
                 Wait(counter, totals[counter] + min(until, 0)),
                 Wait(counter + apart, max(until, 0)),
             )
             if wait.until
         )
-        for own in program.waits
+        for waits in program.waits
     )
-    signals = tuple(tuple(counter + apart for counter in own) for own in program.signals)
+    signals = tuple(tuple(counter + apart for counter in counters) for counters in program.signals)
     return replace(
         unrolled(program, 2),
         waits=program.waits + second,

@@ -58,16 +58,16 @@ class Running:
 
 def frame_of(shape: Sequence[int], part: Sequence[Part]) -> Box:
     """Return the part of a buffer as a box."""
-    found: list[tuple[int, int]] = []
+    frame: list[tuple[int, int]] = []
     for dim, extent in enumerate(shape):
-        own = part[dim] if dim < len(part) else None
-        if own is None:
-            found.append((0, extent))
-        elif isinstance(own, int):
-            found.append((own, own + 1))
+        index = part[dim] if dim < len(part) else None
+        if index is None:
+            frame.append((0, extent))
+        elif isinstance(index, int):
+            frame.append((index, index + 1))
         else:
-            found.append((own[0], own[1]))
-    return tuple(found)
+            frame.append((index[0], index[1]))
+    return tuple(frame)
 
 
 def listed(name: str, pieces: Sequence[Box]) -> str:
@@ -81,17 +81,21 @@ _Instructions = Sequence[Any]
 def runs_of(instructions: _Instructions) -> Iterator[tuple[int, list[Any]]]:
     """Yield consecutive instructions whose material shared operands are the same."""
     start, last = 0, None
-    own: list[Any] = []
-    for number, one in enumerate(instructions):
-        if own and type(one) is type(own[0]) and (one.at is last or _same(one, own[0])):
-            own.append(one)
+    run: list[Any] = []
+    for number, instruction in enumerate(instructions):
+        if (
+            run
+            and type(instruction) is type(run[0])
+            and (instruction.at is last or _same(instruction, run[0]))
+        ):
+            run.append(instruction)
         else:
-            if own:
-                yield start, own
-            start, own = number, [one]
-        last = one.at
-    if own:
-        yield start, own
+            if run:
+                yield start, run
+            start, run = number, [instruction]
+        last = instruction.at
+    if run:
+        yield start, run
 
 
 def groups_of(start: int, run: _Instructions) -> list[tuple[int, list[Any]]]:
@@ -101,8 +105,8 @@ def groups_of(start: int, run: _Instructions) -> list[tuple[int, list[Any]]]:
         return [(start, list(run))]
     groups: dict[Any, tuple[int, list[Any]]] = {}
     getter = attrgetter(*apart)
-    for number, one in enumerate(run, start):
-        groups.setdefault(getter(one), (number, []))[1].append(one)
+    for number, instruction in enumerate(run, start):
+        groups.setdefault(getter(instruction), (number, []))[1].append(instruction)
     return list(groups.values())
 
 
@@ -110,11 +114,11 @@ def heads_of(run: _Instructions) -> tuple[int, ...]:
     """Return the head that each reader reads. Raise ValueError if it is not exactly one."""
     head, readers = type(run[0]).reads_head
     read: dict[int, int] = {}
-    for one in run:
-        for reader in range(*getattr(one, readers)):
-            other = read.setdefault(reader, getattr(one, head))
-            if other != getattr(one, head):
-                heads = f"heads {other} and {getattr(one, head)}"
+    for instruction in run:
+        for reader in range(*getattr(instruction, readers)):
+            other = read.setdefault(reader, getattr(instruction, head))
+            if other != getattr(instruction, head):
+                heads = f"heads {other} and {getattr(instruction, head)}"
                 raise ValueError(f"read {heads} for head {reader}; it must be one of them")
     if sorted(read) != list(range(len(read))):
         missing = min(set(range(max(read))) - set(read))
@@ -122,9 +126,9 @@ def heads_of(run: _Instructions) -> tuple[int, ...]:
     return tuple(read[reader] for reader in sorted(read))
 
 
-def _same(one: Any, other: Any) -> bool:
-    kind: Any = type(one)
-    return bool(_material(kind)(one.at) == _material(kind)(other.at))
+def _same(instruction: Any, other: Any) -> bool:
+    kind: Any = type(instruction)
+    return bool(_material(kind)(instruction.at) == _material(kind)(other.at))
 
 
 @cache
@@ -137,9 +141,9 @@ def _material(kind: Any) -> Any:
 class Run:
     """Consecutive instructions that make values together, and the values that they read."""
 
-    def __init__(self, running: Running, start: int, own: list[Any]) -> None:
-        self._running, self._start, self._own = running, start, own
-        self._one, self._at = own[0], own[0].at
+    def __init__(self, running: Running, start: int, run: list[Any]) -> None:
+        self._running, self._start, self._own = running, start, run
+        self._one, self._at = run[0], run[0].at
         self._opened = Opened(running.terms)
         self._read: set[tuple[int, str]] = set()
         """The buffers that meanings read, with their operands."""
@@ -148,41 +152,41 @@ class Run:
 
     def evaluate(self) -> None:
         """Evaluate the meaning, and store the tiles of the values that it makes."""
-        made: list[tuple[Made, list[Any], int]] = []
-        for number, own in groups_of(self._start, self._own):
-            self._one = own[0]
-            made += [(each, own, number) for each in self._one.meaning(self)]
-        written = {self._number(each.operand): each.operand for each, *_ in made}
-        others = self._spoilt(set(written))
+        outputs: list[tuple[Made, list[Any], int]] = []
+        for number, group in groups_of(self._start, self._own):
+            self._one = group[0]
+            outputs += [(output, group, number) for output in self._one.meaning(self)]
+        written = {self._number(output.operand): output.operand for output, *_ in outputs}
+        spoilt = self._spoilt(set(written))
         for number, operand in self._read:
-            if number in others or written.get(number, operand) != operand:
+            if number in spoilt or written.get(number, operand) != operand:
                 raise WrongError(
                     f"{self._cited(self._start)} and those after it read {operand} from "
                     f"{self._running.program.buffers[number].name}, which they also write"
                 )
             if number in written:
                 self._verify_in_place(number)
-        for each, own, first in made:
-            self._store(each, own, first)
+        for output, group, first in outputs:
+            self._store(output, group, first)
 
-    def _spoilt(self, made: set[int]) -> set[int]:
+    def _spoilt(self, written: set[int]) -> set[int]:
         """Forget the values that instructions overwrite beside what they make.
 
         Return the buffers.
         """
-        others: set[int] = set()
-        for one in self._own if self._own[0].joins else self._own[:1]:
-            for buffer, box in (*one.writes, *(join.region for join in one.joins)):
-                if buffer not in made:
-                    others.add(buffer)
+        spoilt: set[int] = set()
+        for instruction in self._own if self._own[0].joins else self._own[:1]:
+            for buffer, box in (*instruction.writes, *(join.region for join in instruction.joins)):
+                if buffer not in written:
+                    spoilt.add(buffer)
                     self._running.contents.spoil(buffer, box)
-        return others
+        return spoilt
 
-    def _store(self, made: Made, own: list[Any], first: int) -> None:
-        number, value = self._number(made.operand), made.value.kind
+    def _store(self, output: Made, group: list[Any], first: int) -> None:
+        number, value = self._number(output.operand), output.value.kind
         buffer = self._running.program.buffers[number]
-        frame = frame_of(buffer.shape, made.part)
-        tiles, whole = _tiles(own, number)
+        frame = frame_of(buffer.shape, output.part)
+        tiles, whole = _tiles(group, number)
         if buffer.role == Role.SCRATCH and not _fits(value, frame):
             raise WrongError(
                 f"{self._cited(first)} makes {value} of shape {value.shape}, but stores it in "
@@ -195,9 +199,9 @@ class Run:
         """Check that instructions change each part of a state once, and row by row."""
         done: set[Box] = set()
         tiles: list[Box] = []
-        for place, one in enumerate(self._own, self._start):
-            reads = {box for buffer, box in one.reads if buffer == number}
-            writes = [box for buffer, box in one.writes if buffer == number]
+        for place, instruction in enumerate(self._own, self._start):
+            reads = {box for buffer, box in instruction.reads if buffer == number}
+            writes = [box for buffer, box in instruction.writes if buffer == number]
             buffer = self._running.program.buffers[number]
             for box in reads.difference(writes):
                 if buffer.role not in LINEAR_STATES or not _resumes(box, writes, done):
@@ -215,8 +219,8 @@ class Run:
         return cited(self._running.program, number)
 
     def _number(self, operand: str) -> int:
-        own = vars(self._one).get(operand)
-        number: int = attrgetter(operand)(self._at) if own is None else own
+        own_number = vars(self._one).get(operand)
+        number: int = attrgetter(operand)(self._at) if own_number is None else own_number
         return number
 
     # Implementation of `Values` for meanings
@@ -250,8 +254,8 @@ class Run:
             "best of rows": terms.best_of_rows,
             "its row": terms.its_row,
         }
-        made = special[name](*args) if name in special else terms.call(name, *args)
-        return self._opened.operand(made)
+        term = special[name](*args) if name in special else terms.call(name, *args)
+        return self._opened.operand(term)
 
     def _total(self, *addends: Term) -> Term:
         """Return a sum, and check that its terms are not rounded before they are added."""
@@ -318,8 +322,8 @@ class Run:
 
 def _resumes(box: Box, writes: Sequence[Box], done: set[Box]) -> bool:
     """Return whether states are those of earlier rows, already written, and the row's own."""
-    layer, (first, stop), *rest = box
-    rows = [(layer, (row, row + 1), *rest) for row in range(first, stop)]
+    layer, (first, stop), *inner = box
+    rows = [(layer, (row, row + 1), *inner) for row in range(first, stop)]
     return rows[-1] in writes and all(row in done for row in rows[:-1])
 
 
@@ -328,9 +332,13 @@ def _fits(value: Term, frame: Box) -> bool:
     return prod(value.shape[1:]) == prod(stop - start for start, stop in frame[1:])
 
 
-def _tiles(own: Sequence[Any], number: int) -> tuple[list[Box], tuple[tuple[int, int], ...]]:
+def _tiles(group: Sequence[Any], number: int) -> tuple[list[Box], tuple[tuple[int, int], ...]]:
     """Return the tiles of instructions in a buffer, and the rows of a head if they are blocks."""
-    if not own[0].joins:
-        return [box for one in own for buffer, box in one.writes if buffer == number], ()
-    joins = [join for one in own for join in one.joins if join.region.buffer == number]
+    if not group[0].joins:
+        return [
+            box for instruction in group for buffer, box in instruction.writes if buffer == number
+        ], ()
+    joins = [
+        join for instruction in group for join in instruction.joins if join.region.buffer == number
+    ]
     return [(*join.region.box, join.part) for join in joins], ((0, joins[0].whole),)

@@ -93,22 +93,22 @@ class Terms:
         if x.name == "flat" and x.args[0].shape[-1] == width:
             inner: Term = x.args[0]
             return inner
-        *rest, columns = x.shape
-        return self.call("heads", x, width, shape=(*rest, columns // width, width))
+        *outer, columns = x.shape
+        return self.call("heads", x, width, shape=(*outer, columns // width, width))
 
     def flat(self, x: Term) -> Term:
         """Return heads side by side."""
         if x.name == "heads":
             inner: Term = x.args[0]
             return inner
-        *rest, heads, width = x.shape
-        return self.call("flat", x, shape=(*rest, heads * width))
+        *outer, heads, width = x.shape
+        return self.call("flat", x, shape=(*outer, heads * width))
 
     def linear(self, x: Term, weight: Term, bias: Term | None) -> Term:
         """Return a linear."""
         shape = (*x.shape[:-1], weight.shape[0])
-        found = self.call("linear", x, weight, shape=shape)
-        return found if bias is None else self.total(found, bias)
+        product = self.call("linear", x, weight, shape=shape)
+        return product if bias is None else self.total(product, bias)
 
     def linear_of_columns(self, x: Term, weight: Term, start: int, stop: int) -> Term:
         """Return the sum over these columns of a linear."""
@@ -140,8 +140,8 @@ class Terms:
         }
         if not whole:
             return addends
-        kept = [a for a in addends if a.name != "linear of columns" or a.args[:2] not in whole]
-        return kept + [self.linear(x, weight, None) for x, weight in whole]
+        unjoined = [a for a in addends if a.name != "linear of columns" or a.args[:2] not in whole]
+        return unjoined + [self.linear(x, weight, None) for x, weight in whole]
 
     def gated_experts(self, x: Term, ids: Term, gate_up: Term, first: int) -> Term:
         """Return silu(gate) · up of the chosen experts that a rank holds, from `first` on."""
@@ -207,23 +207,23 @@ _ANOTHER_CALL = 10
 _DEPTH = 8
 
 
-def unlike(one: Any, other: Any, depth: int = _DEPTH) -> int:
+def unlike(term: Any, other: Any, depth: int = _DEPTH) -> int:
     """Return a distance of two terms: the number of different operands, more if calls differ."""
-    if one is other or one == other:
+    if term is other or term == other:
         return 0
-    if not (isinstance(one, Term) and isinstance(other, Term)) or depth == 0:
+    if not (isinstance(term, Term) and isinstance(other, Term)) or depth == 0:
         return 1
-    if one.name != other.name or len(one.args) != len(other.args):
+    if term.name != other.name or len(term.args) != len(other.args):
         return _ANOTHER_CALL
-    pairs = zip(*_unmatched(one, other), strict=True)
+    pairs = zip(*_unmatched(term, other), strict=True)
     return max(1, sum(unlike(a, b, depth - 1) for a, b in pairs))
 
 
-def _unmatched(one: Term, other: Term) -> tuple[list[Any], list[Any]]:
+def _unmatched(term: Term, other: Term) -> tuple[list[Any], list[Any]]:
     """Return the operands of two calls; of sums, only the unmatched ones."""
-    if one.name != "sum":
-        return list(one.args), list(other.args)
-    left, right = Counter(one.args), Counter(other.args)
+    if term.name != "sum":
+        return list(term.args), list(other.args)
+    left, right = Counter(term.args), Counter(other.args)
     return list((left - right).elements()), list((right - left).elements())
 
 
@@ -262,7 +262,7 @@ def _inner(wanted: Any, got: Any) -> tuple[Any, Any] | None:
     pairs = list(zip(*_unmatched(wanted, got), strict=True))
     if wanted.name == "sum" and len(pairs) > 1:
         return None
-    return next(((one, other) for one, other in pairs if one is not other and one != other), None)
+    return next(((a, b) for a, b in pairs if a is not b and a != b), None)
 
 
 def is_mistaken(wanted: Any, got: Any, inherited: Collection[Term]) -> bool:
@@ -280,7 +280,7 @@ def _argument(call: Term, value: Any) -> str:
     """Return the name of an argument of a call that is no term, such as `eps=`."""
     names = _ARGUMENTS.get(call.name, ())
     pairs = zip(names, call.args, strict=False)
-    return next((f"{name}=" for name, own in pairs if own is value), "")
+    return next((f"{name}=" for name, argument in pairs if argument is value), "")
 
 
 _SPANS = ("q", "cache", "tables", "lengths", "scale", "window", "block", "spans", "kv_heads")

@@ -84,10 +84,10 @@ def _faults(program: Program, parts: Parts | None) -> list[Fault]:
     if faults:
         return faults
     foreign: list[Fault] = []
-    for found in disagreements(program):
-        wrong = found.wrong
-        said = f"in {cited(program, found.number)}, {wrong.said}"
-        (foreign if wrong.rule == "rank" else faults).append(Fault(wrong.rule, said))
+    for disagreement in disagreements(program):
+        wrong = disagreement.wrong
+        message = f"in {cited(program, disagreement.number)}, {wrong.said}"
+        (foreign if wrong.rule == "rank" else faults).append(Fault(wrong.rule, message))
     known = parts is not None and parts.instructions is program.instructions
     boxes = parts.boxes if parts is not None and known else None
     faults = faults or list(check_regions(program, boxes))
@@ -146,24 +146,25 @@ def _check_order(
 
 def _missing(earlier: list[Several], known: Known) -> int | None:
     """Return the last instruction of these sets that is not known to be complete, or None."""
-    found: int | None = None
-    for some in earlier:
-        if some[1] >= known[0]:
-            number = missing(some, known)
+    last: int | None = None
+    for members in earlier:
+        if members[1] >= known[0]:
+            number = missing(members, known)
             if number is not None:
-                found = number if found is None else max(found, number)
-    return found
+                last = number if last is None else max(last, number)
+    return last
 
 
 def _unordered(program: Program, heads: Heads, early: int, late: int) -> str:
-    found = conflict(program, heads, early, late)
-    assert found is not None
-    first, second = found
-    did, does = _verb(program, early, first), _verb(program, late, second)
+    regions = conflict(program, heads, early, late)
+    assert regions is not None
+    first, second = regions
+    first_verb, second_verb = _verb(program, early, first), _verb(program, late, second)
     buffer = program.buffers[first.buffer].name
     return (
-        f"{cited(program, early)} {did} {buffer}{box_text(first.box)} and "
-        f"{cited(program, late)} {does} {buffer}{box_text(second.box)}; the second can run first: "
+        f"{cited(program, early)} {first_verb} {buffer}{box_text(first.box)} and "
+        f"{cited(program, late)} {second_verb} {buffer}{box_text(second.box)}; "
+        "the second can run first: "
         f"{_LOOSE if program.sharing > 1 else 'neither a queue nor a counter makes it wait'}"
     )
 

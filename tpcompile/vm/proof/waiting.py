@@ -24,23 +24,23 @@ class Uses(list[tuple[Group, ...]]):
     @cached_property
     def users(self) -> dict[Group, list[int]]:
         """For each group, the instructions that wait for it."""
-        found: dict[Group, list[int]] = {}
-        for number, own in enumerate(self):
-            for group in own:
-                if group in found:
-                    found[group].append(number)
+        users: dict[Group, list[int]] = {}
+        for number, groups in enumerate(self):
+            for group in groups:
+                if group in users:
+                    users[group].append(number)
                 else:
-                    found[group] = [number]
-        return found
+                    users[group] = [number]
+        return users
 
     @cached_property
     def inside(self) -> list[list[Group]]:
         """For each instruction, the groups that it is a member of."""
-        found: list[list[Group]] = [[] for _ in self]
+        groups: list[list[Group]] = [[] for _ in self]
         for group in self.users:
             for early in group.members:
-                found[early].append(group)
-        return found
+                groups[early].append(group)
+        return groups
 
 
 class Waiting:
@@ -57,12 +57,12 @@ class Waiting:
     def released_by(self, number: int) -> list[int]:
         """Mark `number` as complete, and return the instructions that become ready."""
         left, missing = self.left, self._missing
-        found: list[int] = []
+        ready: list[int] = []
         for group in self.inside[number]:
             missing[group] -= 1
             if not missing[group]:
                 for user in self._users[group]:
                     left[user] -= 1
                     if not left[user]:
-                        found.append(user)
-        return found
+                        ready.append(user)
+        return ready

@@ -47,9 +47,9 @@ class Assembled:
     def longest(self, costs: Sequence[float]) -> float:
         """Return the time of a step with unlimited workers, if the instructions take so long."""
         if self._layers is not None:
-            found = self._layers.longest(tails(self._groups, self._layers.few(costs)))
-            if found is not None:
-                return found
+            longest = self._layers.longest(tails(self._groups, self._layers.few(costs)))
+            if longest is not None:
+                return longest
         return max(tails(self.groups, costs), default=0.0)
 
 
@@ -82,21 +82,21 @@ def assemble(
     with work.timed("dependencies"):
         parts = Parts(tuple(instructions))
         repeated = repeated_layers(parts, layers, ranks_of, costs)
-    made = None if repeated is None else work.with_copies(repeated, parts, ranks_of, costs)
-    if made is None:
-        repeated, made = None, work.ordered(parts, ranks_of, costs)
+    ordered = None if repeated is None else work.with_copies(repeated, parts, ranks_of, costs)
+    if ordered is None:
+        repeated, ordered = None, work.ordered(parts, ranks_of, costs)
     program = Program(
         tuple(buffers),
         tuple(parts.instructions),
-        made.queues,
-        made.ordering.waits,
-        made.ordering.signals,
+        ordered.queues,
+        ordered.ordering.waits,
+        ordered.ordering.signals,
         ranks,
         work.sharing,
         repeats,
         name,
     )
-    return Assembled(program, parts, work.seconds, made.groups, repeated)
+    return Assembled(program, parts, work.seconds, ordered.groups, repeated)
 
 
 @dataclass(frozen=True)

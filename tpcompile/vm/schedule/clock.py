@@ -52,7 +52,7 @@ def timing_on(program: Program, parts: Sequence[Parts], target: Target) -> Timin
     the bandwidth of a worker alone.
     """
     if target.most_bytes_per_us == target.worker_bytes_per_us:
-        return timing(program, [one.total(target.worker_bytes_per_us) for one in parts])
+        return timing(program, [part.total(target.worker_bytes_per_us) for part in parts])
     return _simulated(program, parts, target.bytes_per_us, target.most_bytes_per_us)
 
 

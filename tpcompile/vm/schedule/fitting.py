@@ -47,12 +47,16 @@ def samples_of(program: Program, costs: Sequence[float], target: Target) -> list
     The work of matrix units is left out, because their rate is not fitted.
     """
     groups: dict[tuple[str, int, int, int], list[float]] = {}
-    for one, us in zip(program.instructions, costs, strict=True):
-        assert isinstance(one, StepInstruction)
-        work = one.work if one.macs_per_us(target) == target.worker_macs_per_us else 0
-        groups.setdefault((one.name, one.traffic, work, one.values), []).append(us)
-    times = {key: median(own) for key, own in groups.items()}
-    whole = sum(times[key] * len(own) for key, own in groups.items())
+    for instruction, us in zip(program.instructions, costs, strict=True):
+        assert isinstance(instruction, StepInstruction)
+        work = (
+            instruction.work if instruction.macs_per_us(target) == target.worker_macs_per_us else 0
+        )
+        groups.setdefault(
+            (instruction.name, instruction.traffic, work, instruction.values), []
+        ).append(us)
+    times = {key: median(durations) for key, durations in groups.items()}
+    whole = sum(times[key] * len(durations) for key, durations in groups.items())
     return [Sample(*key, times[key], times[key] * len(groups[key]) / whole) for key in groups]
 
 
@@ -77,9 +81,9 @@ def fit(samples: Sequence[Sample], target: Target) -> Fit:
         raise UsageError("Constants can only be fitted to samples that load bytes")
     best: Fit | None = None
     for rate in _rates(samples):
-        found = _fitted(samples, target, rate)
-        if best is None or found.error < best.error - _CLEARLY:
-            best = found
+        fitted = _fitted(samples, target, rate)
+        if best is None or fitted.error < best.error - _CLEARLY:
+            best = fitted
     assert best is not None
     return best
 
@@ -107,10 +111,10 @@ def _fitted(samples: Sequence[Sample], target: Target, rate: float) -> Fit:
     weights = shares
     for _ in range(_REWEIGHTED):
         bound = computes > columns[:, 1] * solution[1]
-        own = columns.clone()
-        own[bound, 1] = 0
-        rest = us - computes.where(bound, torch.zeros_like(us))
-        solution = _least(own / us[:, None], rest / us, weights)
+        coefficients = columns.clone()
+        coefficients[bound, 1] = 0
+        remaining = us - computes.where(bound, torch.zeros_like(us))
+        solution = _least(coefficients / us[:, None], remaining / us, weights)
         errors = (_total(columns, solution, computes) / us - 1).abs()
         weights = shares / errors.clamp(min=_LEAST_ERROR)
     error = float(((_total(columns, solution, computes) / us - 1).abs() * shares).sum())
@@ -128,17 +132,17 @@ def _least(columns: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor) -
     """Solve the weighted least squares problem with coefficients of at least 0."""
     scale = columns.abs().amax(0).clamp(min=1e-300)
     roots = weights.sqrt()[:, None]
-    kept = [n for n in range(columns.shape[1]) if bool(columns[:, n].any())]
+    active = [n for n in range(columns.shape[1]) if bool(columns[:, n].any())]
     while True:
-        found = torch.zeros(columns.shape[1], dtype=columns.dtype)
-        own = (columns / scale)[:, kept] * roots
-        found[kept] = torch.linalg.lstsq(own, wanted[:, None] * roots, driver="gelsd").solution[
-            :, 0
-        ]
-        lowest = min(kept, key=lambda n: float(found[n]))
-        if found[lowest] >= 0 or len(kept) == 1:
-            return found.clamp(min=0) / scale
-        kept.remove(lowest)
+        solution = torch.zeros(columns.shape[1], dtype=columns.dtype)
+        matrix = (columns / scale)[:, active] * roots
+        solution[active] = torch.linalg.lstsq(
+            matrix, wanted[:, None] * roots, driver="gelsd"
+        ).solution[:, 0]
+        lowest = min(active, key=lambda n: float(solution[n]))
+        if solution[lowest] >= 0 or len(active) == 1:
+            return solution.clamp(min=0) / scale
+        active.remove(lowest)
 
 
 def _with(target: Target, solution: torch.Tensor, rate: float) -> Target:

@@ -67,7 +67,7 @@ class Layers:
 
     def queues(self, few: Queues) -> Queues | None:
         """Insert the copies into the queues of three periods; None if these do not repeat."""
-        found: list[tuple[int, ...]] = []
+        queues: list[tuple[int, ...]] = []
         for queue in few:
             head, first, second, last, tail = parts = self._split(queue)
             if tuple(chain(*parts)) != queue:  # a period begins before the one before it ends
@@ -75,9 +75,9 @@ class Layers:
             if _moved(first, self.size) != second or _moved(second, self.size) != last:
                 return None
             copies = (_moved(second, n * self.size) for n in range(1, self.copies + 1))
-            rest = _moved(last + tail, self.copies * self.size)
-            found.append((*head, *first, *second, *chain(*copies), *rest))
-        return tuple(found)
+            end = _moved(last + tail, self.copies * self.size)
+            queues.append((*head, *first, *second, *chain(*copies), *end))
+        return tuple(queues)
 
     def _split(self, queue: Sequence[int]) -> list[tuple[int, ...]]:
         edges = (0, *self._zones, max(queue, default=0) + 1)
@@ -91,12 +91,14 @@ class Layers:
         counters = _Counters(self._zones, few)
         if not counters.repeat:
             return None
-        at, first, each = self._zones, counters.first, counters.each
-        found = [_renamed(few, slice(0, at.last), _from(first.tail, self.copies * each))]
+        zones, first, count = self._zones, counters.first, counters.each
+        pieces = [_renamed(few, slice(0, zones.last), _from(first.tail, self.copies * count))]
         for copy in range(1, self.copies + 1):
-            found.append(_renamed(few, slice(at.second, at.last), _from(0, copy * each)))
-        found.append(_renamed(few, slice(at.last, None), _from(first.second, self.copies * each)))
-        waits, signals = zip(*((some.waits, some.signals) for some in found), strict=True)
+            pieces.append(_renamed(few, slice(zones.second, zones.last), _from(0, copy * count)))
+        pieces.append(
+            _renamed(few, slice(zones.last, None), _from(first.second, self.copies * count))
+        )
+        waits, signals = zip(*((piece.waits, piece.signals) for piece in pieces), strict=True)
         return Ordering(tuple(chain(*waits)), tuple(chain(*signals)))
 
     def longest(self, few: Sequence[float]) -> float | None:
@@ -104,12 +106,12 @@ class Layers:
 
         Each copy adds the same time to all of them; None if it does not.
         """
-        at = self._zones
-        each = few[at.first] - few[at.second]
-        pairs = zip(few[at.first : at.second], few[at.second : at.last], strict=True)
-        if not all(isclose(one - other, each, rel_tol=1e-6) for one, other in pairs):
+        zones = self._zones
+        increment = few[zones.first] - few[zones.second]
+        pairs = zip(few[zones.first : zones.second], few[zones.second : zones.last], strict=True)
+        if not all(isclose(early - late, increment, rel_tol=1e-6) for early, late in pairs):
             return None
-        return max(few) + self.copies * each
+        return max(few) + self.copies * increment
 
 
 class _Counters:
@@ -119,7 +121,7 @@ class _Counters:
         self._zones, self._few = zones, few
         first = [0]
         for start, stop in pairwise((0, *zones)):
-            waited = (w.counter for own in few.waits[start:stop] for w in own if w.until > 0)
+            waited = (w.counter for waits in few.waits[start:stop] for w in waits if w.until > 0)
             first.append(max(first[-1], 1 + max(waited, default=-1)))
         self.first = _Zones(*first[1:])
         """The first counter of each period, and of the instructions after them."""
@@ -129,36 +131,42 @@ class _Counters:
     @property
     def repeat(self) -> bool:
         """Whether all periods use counters in the same way."""
-        at, first, few, each = self._zones, self.first, self._few, self.each
-        one, two, last = starmap(slice, pairwise(at))
-        moved, moved_again = (_renamed(few, own, _from(0, each)) for own in (one, two))
-        early = chain(*few.signals[: at.first])
-        late = chain((wait.counter for own in few.waits[last] for wait in own), *few.signals[last])
+        zones, first, few, count = self._zones, self.first, self._few, self.each
+        initial, middle, last = starmap(slice, pairwise(zones))
+        moved, moved_again = (
+            _renamed(few, period, _from(0, count)) for period in (initial, middle)
+        )
+        early = chain(*few.signals[: zones.first])
+        late = chain(
+            (wait.counter for waits in few.waits[last] for wait in waits), *few.signals[last]
+        )
         return (
-            first.second - first.first == first.last - first.second == each
-            and moved == Ordering(few.waits[two], few.signals[two])
+            first.second - first.first == first.last - first.second == count
+            and moved == Ordering(few.waits[middle], few.signals[middle])
             and moved_again.waits == few.waits[last]
-            and max(chain(*few.signals[two]), default=0) < first.tail
+            and max(chain(*few.signals[middle]), default=0) < first.tail
             and not any(first.last <= counter < first.tail for counter in early)
             and min(late, default=first.second) >= first.second
         )
 
 
-def _from(first: int, by: int) -> Callable[[int], int]:
-    """Return a function that adds `by` to the numbers of counters from `first` on."""
-    return lambda counter: counter + by if counter >= first else counter
+def _from(first: int, increment: int) -> Callable[[int], int]:
+    """Return a function that adds `increment` to the numbers of counters from `first` on."""
+    return lambda counter: counter + increment if counter >= first else counter
 
 
-def _renamed(ordering: Ordering, some: slice, name: Callable[[int], int]) -> Ordering:
+def _renamed(ordering: Ordering, span: slice, name: Callable[[int], int]) -> Ordering:
     """Return the waits and signals of some instructions, with other numbers for counters."""
     return Ordering(
-        tuple([tuple([Wait(name(c), until) for c, until in own]) for own in ordering.waits[some]]),
-        tuple([tuple(map(name, own)) for own in ordering.signals[some]]),
+        tuple(
+            [tuple([Wait(name(c), until) for c, until in waits]) for waits in ordering.waits[span]]
+        ),
+        tuple([tuple(map(name, counters)) for counters in ordering.signals[span]]),
     )
 
 
-def _moved(numbers: tuple[int, ...], by: int) -> tuple[int, ...]:
-    return tuple([number + by for number in numbers])
+def _moved(numbers: tuple[int, ...], increment: int) -> tuple[int, ...]:
+    return tuple([number + increment for number in numbers])
 
 
 def repeated_layers(
@@ -169,35 +177,35 @@ def repeated_layers(
     `layers` has the layer of each instruction, -1 outside the layers.
     """
     pairs = enumerate(pairwise((-1, *layers, -1)))
-    edges = [number for number, (before, own) in pairs if before != own]
+    edges = [number for number, (before, layer) in pairs if before != layer]
     if not edges or [layers[n] for n in edges[:-1]] != list(range(len(edges) - 1)):
         return None
     accesses = [parts.accesses(start, stop) for start, stop in pairwise((0, *edges[1:]))]
-    counts = list(accumulate((1 + max(own, default=-1) for own in accesses), max))
+    counts = list(accumulate((1 + max(numbers, default=-1) for numbers in accesses), max))
     """By layer, the number of parts that are accessed before the next layer."""
     keys: list[Hashable] = [None]  # nothing is like the first layer
-    for layer, own in enumerate(map(slice, edges[1:-1], edges[2:]), start=1):
+    for layer, span in enumerate(map(slice, edges[1:-1], edges[2:]), start=1):
         new = range(*counts[layer - 1 : layer + 1])
-        uses = _uses(parts, own, accesses[layer], new)
-        keys.append((uses, tuple(ranks_of[own]), tuple(costs[own])))
+        uses = _uses(parts, span, accesses[layer], new)
+        keys.append((uses, tuple(ranks_of[span]), tuple(costs[span])))
     repeat = repeat_of(kinds_of(keys), _KEPT)
     if repeat is None:
         return None
     start, period = repeat.start, repeat.period
-    found = Layers(edges[start], edges[start + period] - edges[start], repeat.count)
+    repeated = Layers(edges[start], edges[start + period] - edges[start], repeat.count)
     first, last = start + (_KEPT - 1) * period, start + (repeat.count - 1) * period
     left_out = range(counts[first - 1], counts[last - 1])
-    later = parts.accesses(found.left_out.stop, len(layers))
-    return None if any(part in left_out for part in later) else found
+    later = parts.accesses(repeated.left_out.stop, len(layers))
+    return None if any(part in left_out for part in later) else repeated
 
 
-def _uses(parts: Parts, own: slice, accesses: Sequence[int], new: range) -> Hashable:
+def _uses(parts: Parts, span: slice, accesses: Sequence[int], new: range) -> Hashable:
     """Return the accesses of some instructions. Their `new` parts count from -1 downwards."""
-    every = parts.reads[own], parts.writes[own], parts.joins[own]
+    accessed = parts.reads[span], parts.writes[span], parts.joins[span]
     return (
         tuple([part if part < new.start else new.start - 1 - part for part in accesses]),
-        tuple([tuple(map(len, some)) for some in every]),
-        tuple(map(tuple, parts.arrivals[own])),
+        tuple([tuple(map(len, lists)) for lists in accessed]),
+        tuple(map(tuple, parts.arrivals[span])),
         tuple([parts.cells[part] for part in new]),
         tuple([tuple([other - new.start for other in parts.near[part]]) for part in new]),
     )

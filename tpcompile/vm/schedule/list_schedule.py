@@ -30,11 +30,11 @@ def list_schedule(
     ready: list[list[tuple[float, int]]] = [[] for _ in range(ranks)]
     idle = [list(range(rank * workers, (rank + 1) * workers)) for rank in range(ranks)]
     running: list[tuple[float, int, int]] = []
-    found: list[Start] = []
+    starts: list[Start] = []
     now = 0.0
     fresh = [number for number, left in enumerate(waiting.left) if not left]
     changed = set(range(ranks))
-    while len(found) < len(groups):
+    while len(starts) < len(groups):
         for number in fresh:
             heapq.heappush(ready[ranks_of[number]], (-urgency[number], number))
             changed.add(ranks_of[number])
@@ -43,7 +43,7 @@ def list_schedule(
             while can and free:
                 _, number = heapq.heappop(can)
                 place = heapq.heappop(free)
-                found.append(Start(place, number))
+                starts.append(Start(place, number))
                 heapq.heappush(running, (now + costs[number], place, number))
         now = running[0][0]
         fresh, changed = [], set()
@@ -52,7 +52,7 @@ def list_schedule(
             heapq.heappush(idle[place // workers], place)
             changed.add(place // workers)
             fresh += waiting.released_by(number)
-    return found
+    return starts
 
 
 def tails(groups: Groups, costs: Sequence[float]) -> list[float]:
@@ -62,13 +62,13 @@ def tails(groups: Groups, costs: Sequence[float]) -> list[float]:
 
 def _tails(groups: Groups, costs: Sequence[float], inside: list[list[Group]]) -> list[float]:
     behind: dict[Group, float] = {}
-    found = [0.0] * len(groups)
+    times = [0.0] * len(groups)
     for number in reversed(range(len(groups))):
-        rest = 0.0
+        longest = 0.0
         for group in inside[number]:
-            rest = max(rest, behind[group])
-        tail = found[number] = costs[number] + rest
+            longest = max(longest, behind[group])
+        tail = times[number] = costs[number] + longest
         for group in groups[number]:
             if behind.get(group, 0.0) <= tail:
                 behind[group] = tail
-    return found
+    return times

@@ -45,21 +45,21 @@ def measured_step(program: Program, times: torch.Tensor) -> MeasuredStep:
         raise UsageError("The times are incomplete: some instructions of the step did not run")
     begins, readies, ends = (column.tolist() for column in times.unbind(1))
     origin = min(readies)
-    us = [[(moment - origin) / 1000 for moment in own] for own in (begins, readies, ends)]
+    us = [[(moment - origin) / 1000 for moment in moments] for moments in (begins, readies, ends)]
     workers = _workers(program, begins, ends)
     count = len(program.queues) * program.sharing
     busy = [0.0] * count
     for worker, start, end in zip(workers, us[1], us[2], strict=True):
         busy[worker] += end - start
     last = max(us[2])
-    idle = tuple(last - own for own in busy)
+    idle = tuple(last - duration for duration in busy)
     timing = Timing(tuple(us[1]), tuple(us[2]), idle, workers)
     return MeasuredStep(tuple(max(0.0, begin) for begin in us[0]), timing)
 
 
 def _workers(program: Program, begins: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
     """Return the worker of each instruction."""
-    found = [0] * len(begins)
+    workers = [0] * len(begins)
     for place, queue in enumerate(program.queues):
         first = place * program.sharing
         free = [0] * program.sharing
@@ -67,8 +67,8 @@ def _workers(program: Program, begins: Sequence[int], ends: Sequence[int]) -> tu
             fit = [w for w in range(program.sharing) if free[w] <= begins[number]]
             worker = max(fit, key=free.__getitem__)
             free[worker] = ends[number]
-            found[number] = first + worker
-    return tuple(found)
+            workers[number] = first + worker
+    return tuple(workers)
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class MeasuredSteps:
     @cached_property
     def costs(self) -> tuple[float, ...]:
         """The typical time of each instruction."""
-        each = zip(*(instruction_times(self.program, step) for step in self.steps), strict=True)
-        return tuple(map(typical, each))
+        times = zip(*(instruction_times(self.program, step) for step in self.steps), strict=True)
+        return tuple(map(typical, times))
 
 
 def typical(samples: Sequence[float]) -> float:
@@ -113,12 +113,12 @@ def instruction_times(program: Program, step: MeasuredStep) -> list[float]:
     finishes = step.timing.finishes
     ended: dict[Any, float] = {}
     signals: dict[int, list[float]] = {}
-    for number, own in enumerate(program.signals):
-        for counter in own:
+    for number, counters in enumerate(program.signals):
+        for counter in counters:
             signals.setdefault(counter, []).append(finishes[number])
     for moments in signals.values():
         moments.sort()
-    found = []
+    times = []
     for number, waits in enumerate(program.waits):
         start = step.begins[number]
         for wait in waits:
@@ -126,8 +126,8 @@ def instruction_times(program: Program, step: MeasuredStep) -> list[float]:
                 ended[wait] = signals[wait.counter][wait.until - 1]
             start = max(start, ended.get(wait, 0.0))
         # The signal precedes the moment that counts as the end, so an instruction may start early.
-        found.append(finishes[number] - min(start, step.timing.starts[number]))
-    return found
+        times.append(finishes[number] - min(start, step.timing.starts[number]))
+    return times
 
 
 def timing_at(program: Program, target: Target, context: int) -> Timing:
@@ -138,12 +138,12 @@ def timing_at(program: Program, target: Target, context: int) -> Timing:
 def parts_at(program: Program, target: Target, context: int) -> tuple[Parts, ...]:
     """Return the parts of the instructions' times if each sequence has `context` tokens."""
     shared: dict[int, Any] = {}
-    found = []
-    for one in program.instructions:
-        at = one.at  # type: ignore[attr-defined]
-        if hasattr(at, "planned"):
-            if id(at) not in shared:
-                shared[id(at)] = replace(at, planned=context)
-            one = replace(one, at=shared[id(at)])  # type: ignore[type-var]
-        found.append(one.parts(target))  # type: ignore[attr-defined]
-    return tuple(found)
+    parts = []
+    for instruction in program.instructions:
+        operands = instruction.at  # type: ignore[attr-defined]
+        if hasattr(operands, "planned"):
+            if id(operands) not in shared:
+                shared[id(operands)] = replace(operands, planned=context)
+            instruction = replace(instruction, at=shared[id(operands)])  # type: ignore[type-var]
+        parts.append(instruction.parts(target))  # type: ignore[attr-defined]
+    return tuple(parts)

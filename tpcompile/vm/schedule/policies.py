@@ -37,10 +37,10 @@ class Work:
 
     def by_rank(self) -> list[list[int]]:
         """Return the instructions of each rank, in program order."""
-        found: list[list[int]] = [[] for _ in range(self.ranks)]
+        instructions: list[list[int]] = [[] for _ in range(self.ranks)]
         for number, rank in enumerate(self.ranks_of):
-            found[rank].append(number)
-        return found
+            instructions[rank].append(number)
+        return instructions
 
     def starts(self) -> list[Start]:
         """Return all starts under list scheduling, in order of time."""
@@ -101,8 +101,8 @@ def schedule(
 def _round_robin(work: Work) -> Queues:
     """Deal the instructions out to the workers in turn, in program order."""
     return tuple(
-        tuple(own[worker :: work.workers])
-        for own in work.by_rank()
+        tuple(instructions[worker :: work.workers])
+        for instructions in work.by_rank()
         for worker in range(work.workers)
     )
 
@@ -110,14 +110,14 @@ def _round_robin(work: Work) -> Queues:
 @policy("zigzag")
 def _zigzag(work: Work) -> Queues:
     """Deal the instructions out back and forth: a lap's last worker is the next lap's first."""
-    found: list[list[int]] = []
-    for own in work.by_rank():
+    all_queues: list[list[int]] = []
+    for instructions in work.by_rank():
         queues: list[list[int]] = [[] for _ in range(work.workers)]
-        for number, instruction in enumerate(own):
+        for number, instruction in enumerate(instructions):
             lap, place = divmod(number, work.workers)
             queues[place if lap % 2 == 0 else work.workers - 1 - place].append(instruction)
-        found += queues
-    return tuple(map(tuple, found))
+        all_queues += queues
+    return tuple(map(tuple, all_queues))
 
 
 @policy("wave")
@@ -162,10 +162,10 @@ def _dynamic(work: Work) -> Queues:
 def depths(groups: Groups) -> list[int]:
     """Return, for each instruction, the length of the longest chain of instructions before it."""
     deepest: dict[object, int] = {}
-    found: list[int] = []
-    for own in groups:
-        for group in own:
+    lengths: list[int] = []
+    for predecessors in groups:
+        for group in predecessors:
             if group not in deepest:
-                deepest[group] = 1 + max(found[early] for early in group.members)
-        found.append(max((deepest[group] for group in own), default=0))
-    return found
+                deepest[group] = 1 + max(lengths[early] for early in group.members)
+        lengths.append(max((deepest[group] for group in predecessors), default=0))
+    return lengths

@@ -47,8 +47,8 @@ class Scheduled:
     @property
     def lowering(self) -> str:
         """The lowering of heads in the program; "heads and rows" if ranks or layers differ."""
-        kinds = {one.name for one in self.program.instructions}
-        return " and ".join(own for kind, own in LOWERING_OF.items() if kind in kinds)
+        kinds = {instruction.name for instruction in self.program.instructions}
+        return " and ".join(lowering for kind, lowering in LOWERING_OF.items() if kind in kinds)
 
     @property
     def proved(self) -> Program:
@@ -67,24 +67,24 @@ def scheduled(
     with paused_collector():
         started = time.perf_counter()
         lowered = lower(gm, plan)
-        parts = [one.parts(target) for one in lowered.instructions]
+        parts = [instruction.parts(target) for instruction in lowered.instructions]
         costs = _costs(parts, target.worker_bytes_per_us)
         lowering = time.perf_counter() - started
-        made = _assembled(lowered, costs, policy_for(target, policy))
+        assembled = _assembled(lowered, costs, policy_for(target, policy))
         started = time.perf_counter()
-        faults = tuple(check_program(made.program, made.parts))
+        faults = tuple(check_program(assembled.program, assembled.parts))
         verifying = time.perf_counter() - started
         started = time.perf_counter()
-        computed = NOT_CHECKED if faults else check_values(gm, made.program)
+        computed = NOT_CHECKED if faults else check_values(gm, assembled.program)
         faults += computed.faults
         computing = time.perf_counter() - started
         return Scheduled(
-            made.program,
+            assembled.program,
             costs,
-            made.longest(_costs(parts, target.most_bytes_per_us)),
+            assembled.longest(_costs(parts, target.most_bytes_per_us)),
             faults,
-            None if faults else timing_on(made.program, parts, target),
-            {"lower": lowering, **made.seconds, "verify": verifying, "values": computing},
+            None if faults else timing_on(assembled.program, parts, target),
+            {"lower": lowering, **assembled.seconds, "verify": verifying, "values": computing},
             target,
             tuple(parts),
             computed,
@@ -92,7 +92,7 @@ def scheduled(
 
 
 def _costs(parts: Sequence[Parts], bytes_per_us: float) -> tuple[float, ...]:
-    return tuple(one.total(bytes_per_us) for one in parts)
+    return tuple(part.total(bytes_per_us) for part in parts)
 
 
 def _assembled(lowered: Lowered, costs: tuple[float, ...], policy: str) -> Assembled:
@@ -155,20 +155,22 @@ def verdicts(gm: fx.GraphModule) -> list[Verdict]:
     verified when it is made.
     """
     target = replace(TARGETS["cpu"], workers=2)
-    found, longest = [], max((StepPlan.max_seq_len, *_room_for_spans(gm)))
+    all_verdicts, longest = [], max((StepPlan.max_seq_len, *_room_for_spans(gm)))
     for lowering in LOWERINGS:
         plan = StepPlan.on(target, max_seq_len=longest, lowering=lowering)
         lowered = lower(gm, plan)
-        costs = tuple(one.cost(target) for one in lowered.instructions)
+        costs = tuple(instruction.cost(target) for instruction in lowered.instructions)
         computed = NOT_CHECKED
         for policy in POLICIES:
-            made = _assembled(lowered, costs, policy)
-            sizes = target.workers, len(made.program.instructions), made.program.counters
-            faults = tuple(check_program(made.program, made.parts))
+            assembled = _assembled(lowered, costs, policy)
+            sizes = target.workers, len(assembled.program.instructions), assembled.program.counters
+            faults = tuple(check_program(assembled.program, assembled.parts))
             if not faults and computed is NOT_CHECKED:  # the same for all policies
-                computed = check_values(gm, made.program)
-            found.append(Verdict(policy, lowering, *sizes, faults or computed.faults, computed))
-    return found
+                computed = check_values(gm, assembled.program)
+            all_verdicts.append(
+                Verdict(policy, lowering, *sizes, faults or computed.faults, computed)
+            )
+    return all_verdicts
 
 
 def _room_for_spans(gm: fx.GraphModule) -> Iterator[int]:

@@ -72,8 +72,8 @@ def parse_program(text: str, check: bool = True) -> Program:
 def _headed(line: Line) -> Line:
     """Check that the first line begins a program, and return it."""
     if line.words[0] != "program":
-        said = " ".join(line.words)
-        begins = said if len(said) <= _SHOWN else said[:_SHOWN] + "…"
+        text = " ".join(line.words)
+        begins = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
         raise line.refusal("This is not the text of a program", got=repr(begins), expected=_BEGINS)
     return line
 
@@ -101,24 +101,24 @@ class _Parser:
         instructions = tuple(map(self._instruction, lines))
         queues = self._queues(lines)
         waits, signals = tuple(self._waits), tuple(self._signals)
-        found = Program(buffers, instructions, queues, waits, signals, name=name, **values)
-        if found.counters != self._counters:
+        program = Program(buffers, instructions, queues, waits, signals, name=name, **values)
+        if program.counters != self._counters:
             raise self._head.refusal(
                 "Counters are missing",
-                got=f"{found.counters} in use",
+                got=f"{program.counters} in use",
                 expected=f"{self._counters}, as in this line",
             )
         if check:
-            self._check_operands(found, lines)
-        return found
+            self._check_operands(program, lines)
+        return program
 
     def _check_operands(self, program: Program, lines: Sequence[Line]) -> None:
         for bad in wrong_buffers(program.buffers, program.ranks):
             line = self._sections["buffers"][bad.number]
             raise line.refusal(WRONG_BUFFER, f"{bad.what} = {bad.got}", bad.expected)
-        for found in disagreements(program):
-            line, wrong = lines[found.number], found.wrong
-            if found.shared:
+        for disagreement in disagreements(program):
+            line, wrong = lines[disagreement.number], disagreement.wrong
+            if disagreement.shared:
                 line = self._sections["operands"][line.reference(line.words[2], "a", "operands")]
             got = f"{wrong.operand} = {wrong.got}"
             raise line.refusal(NOT_IN_AGREEMENT, got, wrong.expected)
@@ -180,23 +180,23 @@ class _Parser:
         return self._built(kind, values)
 
     def _built(self, kind: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-        own = {}
+        fields = {}
         for name, inner in field_types(kind):
             path = prefix + name
             nested = is_dataclass(inner)
-            own[name] = self._built(inner, values, f"{path}.") if nested else values[path]
-        found = kind(**own)
-        return self._shared.setdefault(found, found)
+            fields[name] = self._built(inner, values, f"{path}.") if nested else values[path]
+        operands = kind(**fields)
+        return self._shared.setdefault(operands, operands)
 
     def _instruction(self, line: Line) -> StepInstruction:
         name = line.word(1, "instruction name")
         kind = line.known("instruction", name, INSTRUCTIONS)
-        at = self._shared_operands(line, kind)
-        own, waits, signals = _divided(line)
-        values = line.values(own, own_types(kind))
+        operands = self._shared_operands(line, kind)
+        operand_words, waits, signals = _divided(line)
+        values = line.values(operand_words, own_types(kind))
         self._waits.append(tuple(self._wait(line, word) for word in waits))
         self._signals.append(tuple(self._counter(line, word) for word in signals))
-        return kind(at, **values)
+        return kind(operands, **values)
 
     def _shared_operands(self, line: Line, kind: type[StepInstruction]) -> Any:
         word = line.word(2, "operands")
@@ -206,18 +206,18 @@ class _Parser:
                 f"There are no operands {word}",
                 expected=f"one of the {len(self._operands)} operands from a0",
             )
-        at = self._operands[number]
-        if type(at) is not operands_of(kind):
+        operands = self._operands[number]
+        if type(operands) is not operands_of(kind):
             raise line.refusal(
                 f"The operands {word} have the wrong kind",
-                got=operands_name(type(at)),
+                got=operands_name(type(operands)),
                 expected=f"{operands_name(operands_of(kind))} for the instruction {kind.name}",
             )
-        return at
+        return operands
 
     def _wait(self, line: Line, word: str) -> Wait:
-        counter, found, until = word.partition(">=")
-        if not found:
+        counter, separator, until = word.partition(">=")
+        if not separator:
             raise line.refusal(
                 "The wait is not valid", got=repr(word), expected="a wait such as c0>=4"
             )

@@ -57,16 +57,16 @@ def format_layer(program: Program, layer: int, rank: int | None = None) -> str:
             + ("" if rank is None else f" on rank {rank}"),
             expected=f"a layer from 0 to {max((i.layer for i in lines.instructions), default=-1)}",
         )
-    own = {lines.number_of(lines.instructions[number]) for number in shown}
+    operands = {lines.number_of(lines.instructions[number]) for number in shown}
     buffers = _touched(lines, shown)
     queue_of = queue_by_instruction(program.queues)
     parts = [_header(program)]
     parts += ["", "buffers", *(f"  {buffer_line(n, program.buffers[n])}" for n in buffers)]
-    parts += ["", "operands", *(f"  {line}" for line in lines.operands(own))]
+    parts += ["", "operands", *(f"  {line}" for line in lines.operands(operands))]
     parts += ["", "instructions"]
     for number in shown:
         parts.append(f"  {lines.instruction(number)}")
-        parts += [f"      # {said}" for said in lines.comments(number, queue_of.get(number))]
+        parts += [f"      # {comment}" for comment in lines.comments(number, queue_of.get(number))]
     return "\n".join(parts) + "\n"
 
 
@@ -98,13 +98,13 @@ def _queue(worker: int, queue: Sequence[int]) -> str:
 
 def _touched(lines: _Lines, shown: Collection[int]) -> list[int]:
     """Return the buffers that these instructions touch."""
-    found = {
+    buffers = {
         region.buffer
         for number in shown
         for region in touched(lines.instructions[number])
         if 0 <= region.buffer < len(lines.program.buffers)
     }
-    return sorted(found)
+    return sorted(buffers)
 
 
 class _Lines:
@@ -122,14 +122,14 @@ class _Lines:
         """Return the number of the shared operands. Hashing is slow, so hash each object once."""
         key = id(instruction.at)
         if key not in self._by_identity:
-            found = self._numbers.setdefault(instruction.at, len(self._numbers))
-            self._by_identity[key] = found
+            number = self._numbers.setdefault(instruction.at, len(self._numbers))
+            self._by_identity[key] = number
         return self._by_identity[key]
 
     def operands(self, shown: Collection[int] | None = None) -> Iterator[str]:
-        for at, number in self._numbers.items():
+        for operands, number in self._numbers.items():
             if shown is None or number in shown:
-                yield f"a{number} {_operands(at)}"
+                yield f"a{number} {_operands(operands)}"
 
     def instruction(self, number: int) -> str:
         instruction = self.instructions[number]
@@ -146,9 +146,9 @@ class _Lines:
         instruction = self.instructions[number]
         rank = instruction.rank
         yield f"{'no queue' if queue is None else f'queue {queue}'}, rank {rank}"
-        for said, regions in (("reads", instruction.reads), ("writes", instruction.writes)):
+        for verb, regions in (("reads", instruction.reads), ("writes", instruction.writes)):
             if regions:
-                yield f"{said} {', '.join(self._region(region, rank) for region in regions)}"
+                yield f"{verb} {', '.join(self._region(region, rank) for region in regions)}"
         for join in instruction.joins:
             yield f"joins {self._join(join, rank)}"
 
@@ -175,6 +175,8 @@ def _written(instruction: Instruction) -> StepInstruction:
     )
 
 
-def _operands(at: Any) -> str:
-    values = (f"{path}={value_word(attrgetter(path)(at))}" for path in operand_types(type(at)))
-    return " ".join([operands_name(type(at)), *values])
+def _operands(operands: Any) -> str:
+    values = (
+        f"{path}={value_word(attrgetter(path)(operands))}" for path in operand_types(type(operands))
+    )
+    return " ".join([operands_name(type(operands)), *values])

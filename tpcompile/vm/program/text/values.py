@@ -46,8 +46,8 @@ def operand_types(operands: Any) -> Mapping[str, type]:
 
 def operand_kinds() -> Mapping[str, type]:
     """Return the classes of shared operands by their names in text."""
-    found = dict.fromkeys(operands_of(kind) for kind in INSTRUCTIONS.values())
-    return {operands_name(kind): kind for kind in found}
+    kinds = dict.fromkeys(operands_of(kind) for kind in INSTRUCTIONS.values())
+    return {operands_name(kind): kind for kind in kinds}
 
 
 def name_word(name: str) -> str:
@@ -87,7 +87,7 @@ def valued(kind: type, word: str) -> Any:
     if kind is bool:
         return chosen(word, {"true": True, "false": False})
     if issubclass(kind, IntEnum):
-        return chosen(word, {one.name.lower(): one for one in kind})
+        return chosen(word, {member.name.lower(): member for member in kind})
     if kind is float:
         return _real(word)
     if kind is Format:
@@ -104,8 +104,8 @@ def whole(word: str) -> int:
 
 @lru_cache(maxsize=4096)
 def interval(word: str) -> Range:
-    start, found, stop = word.partition(":")
-    if not found:
+    start, separator, stop = word.partition(":")
+    if not separator:
         raise ValueError("a range such as 0:16")
     return Range(whole(start), whole(stop))
 
@@ -132,12 +132,12 @@ def _rounds_to(text: str, value: float) -> bool:
 
 def _real(word: str) -> float:
     try:
-        found = to_fp32(float(word))
+        number = to_fp32(float(word))
     except (ValueError, OverflowError) as error:
         raise ValueError("a 32-bit number such as 0.125") from error
-    if not math.isfinite(found):
+    if not math.isfinite(number):
         raise ValueError("a finite number")
-    return found
+    return number
 
 
 def shape_word(shape: Sequence[int]) -> str:
