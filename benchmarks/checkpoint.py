@@ -66,9 +66,9 @@ def kept_checkpoint(directory: Path, model: str, dtype: torch.dtype) -> RandomCh
     """Return the preset's checkpoint with random weights in `directory`; write it only once."""
     about = directory / _ABOUT
     if about.exists():
-        found = json.loads(about.read_text())
-        found["largest"] = tuple(found["largest"])
-        return RandomCheckpoint(directory=directory, dtype=dtype, **found)
+        saved = json.loads(about.read_text())
+        saved["largest"] = tuple(saved["largest"])
+        return RandomCheckpoint(directory=directory, dtype=dtype, **saved)
     directory.mkdir(parents=True, exist_ok=True)
     written = write_checkpoint(directory, model, dtype=dtype)
     sizes = {f.name: getattr(written, f.name) for f in fields(written)}

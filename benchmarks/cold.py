@@ -76,20 +76,20 @@ class Measured:
         if "other schedule" not in self.sides:
             return None
         pairs = zip(self.sides["schedule"], self.sides["other schedule"], strict=True)
-        return median(own.wall / other.wall for own, other in pairs)
+        return median(run.wall / other.wall for run, other in pairs)
 
     def extras(self) -> list[str]:
         """Return the packages in `EXTRAS` that commands load."""
-        loaded = (own for name, own in self.modules.items() if name != "imports")
-        packages = {name.partition(".")[0] for own in loaded for name in own}
+        loaded = (modules for name, modules in self.modules.items() if name != "imports")
+        packages = {name.partition(".")[0] for modules in loaded for name in modules}
         return sorted(packages.intersection(EXTRAS))
 
     @property
     def beyond(self) -> dict[str, list[str]]:
         """By command, the modules that the imports alone do not load."""
         return {
-            name: [module for module in own if module not in self.modules["imports"]]
-            for name, own in self.modules.items()
+            name: [module for module in modules if module not in self.modules["imports"]]
+            for name, modules in self.modules.items()
             if name != "imports"
         }
 
@@ -129,24 +129,26 @@ def modules_after(work: str, argv: Sequence[str] = ()) -> list[str]:
 
 
 def measure(
-    own: Mapping[str, Sequence[str]], against: str | None, rounds: int, progress: Console
+    command_lines: Mapping[str, Sequence[str]], against: str | None, rounds: int, progress: Console
 ) -> Measured:
     """Run all sides in every round, in alternating order."""
     spent([sys.executable, "-c", _COMPILE])
     sides: dict[str, list[str]] = {"imports": [sys.executable, "-c", IMPORTS]}
-    sides |= {name: [sys.executable, "-m", "tpcompile", *argv] for name, argv in own.items()}
+    sides |= {
+        name: [sys.executable, "-m", "tpcompile", *argv] for name, argv in command_lines.items()
+    }
     if against is not None:
         # -P, because the working directory has this version
         spent([against, "-P", "-c", _COMPILE])
         other = [against, "-P", "-m", "tpcompile"]
-        sides |= {f"other {name}": [*other, *argv] for name, argv in own.items()}
-    found: dict[str, list[Spent]] = {name: [] for name in sides}
+        sides |= {f"other {name}": [*other, *argv] for name, argv in command_lines.items()}
+    runs: dict[str, list[Spent]] = {name: [] for name in sides}
     for number in track(range(rounds), "rounds", console=progress):
         for name in sides if number % 2 == 0 else reversed(sides):
-            found[name].append(spent(sides[name]))
+            runs[name].append(spent(sides[name]))
     modules = {"imports": modules_after(IMPORTS)}
-    modules |= {name: modules_after(_COMMAND, argv) for name, argv in own.items()}
-    return Measured(found, modules)
+    modules |= {name: modules_after(_COMMAND, argv) for name, argv in command_lines.items()}
+    return Measured(runs, modules)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -159,8 +161,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--target", default="h200", help="the target of the schedule")
     parser.add_argument("--against", metavar="PYTHON", help="an interpreter with another version")
     options = parser.parse_args(arguments)
-    own = commands(options.preset, options.tp, options.target)
-    measured = measure(own, options.against, options.rounds, Console(stderr=True))
+    command_lines = commands(options.preset, options.tp, options.target)
+    measured = measure(command_lines, options.against, options.rounds, Console(stderr=True))
     if options.json:
         write_json(_json(measured))
     else:
@@ -174,7 +176,7 @@ def _json(measured: Measured) -> dict[str, Any]:
         "over_imports_s": measured.over_imports(),
         "of_other": measured.of_other(),
         "extras": measured.extras(),
-        "sides": {name: [asdict(one) for one in own] for name, own in measured.sides.items()},
+        "sides": {name: [asdict(run) for run in runs] for name, runs in measured.sides.items()},
         "beyond": measured.beyond,
     }
 
@@ -184,8 +186,8 @@ def _print(measured: Measured) -> None:
     table = Table(title="Cold commands in seconds, median (min to max)")
     for column in ("", "wall", "processor"):
         table.add_column(column, justify="right" if column else "left")
-    for name, own in measured.sides.items():
-        table.add_row(name, spread([one.wall for one in own]), spread([one.cpu for one in own]))
+    for name, runs in measured.sides.items():
+        table.add_row(name, spread([run.wall for run in runs]), spread([run.cpu for run in runs]))
     console.print(table)
     for name, modules in measured.beyond.items():
         packages = dict.fromkeys(module.partition(".")[0] for module in modules)

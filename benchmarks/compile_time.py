@@ -89,8 +89,8 @@ class ImportClock:
     def timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
         """Return the result of `work`, and its seconds without imports."""
         imports, started = self.seconds, time.perf_counter()
-        result = work()
-        return result, time.perf_counter() - started - (self.seconds - imports)
+        value = work()
+        return value, time.perf_counter() - started - (self.seconds - imports)
 
 
 def run_cold(preset: str, tp: int) -> Run:
@@ -173,15 +173,15 @@ class Measured:
 
     @property
     def ok(self) -> bool:
-        return all(found <= allowed for _, found, allowed, _ in self.targets())
+        return all(value <= allowed for _, value, allowed, _ in self.targets())
 
 
 def measure(runs: int, progress: Console) -> Measured:
     """Run the cases in turn, so that a slow minute of the machine affects both."""
     cases: dict[str, list[Run]] = {f"{preset} tp={tp}": [] for preset, tp in CASES}
     for _ in track(range(runs), "cold runs", console=progress):
-        for (preset, tp), found in zip(CASES, cases.values(), strict=True):
-            found.append(_run_apart(preset, tp))
+        for (preset, tp), case_runs in zip(CASES, cases.values(), strict=True):
+            case_runs.append(_run_apart(preset, tp))
     return Measured(cases, [_help_seconds() for _ in range(runs)])
 
 
@@ -212,8 +212,8 @@ def _json(measured: Measured) -> dict[str, Any]:
         "cases": {name: [asdict(run) for run in runs] for name, runs in measured.cases.items()},
         "help_seconds": measured.help_seconds,
         "targets": [
-            {"what": what, "measured": found, "most": most, "unit": unit, "ok": found <= most}
-            for what, found, most, unit in measured.targets()
+            {"what": subject, "measured": value, "most": most, "unit": unit, "ok": value <= most}
+            for subject, value, most, unit in measured.targets()
         ],
     }
 
@@ -227,12 +227,18 @@ def _print(measured: Measured) -> None:
         table.add_column(name, justify="right")
     for column in COLUMNS:
         table.add_row(
-            column, *(spread([getattr(r, column) for r in own]) for own in measured.cases.values())
+            column,
+            *(
+                spread([getattr(r, column) for r in case_runs])
+                for case_runs in measured.cases.values()
+            ),
         )
-    peaks = (max(run.peak_bytes for run in own) / 1e9 for own in measured.cases.values())
+    peaks = (
+        max(run.peak_bytes for run in case_runs) / 1e9 for case_runs in measured.cases.values()
+    )
     table.add_row("peak memory", *(f"{peak:.2f} GB" for peak in peaks))
     console.print(table)
     console.print("compile = capture + passes + check + proof, each without imports.\n")
-    for what, found, most, unit in measured.targets():
-        verdict = "met" if found <= most else "MISSED"
-        console.print(f"{what}: {found:.2f} {unit}, at most {most:g} {unit}: {verdict}")
+    for subject, value, most, unit in measured.targets():
+        verdict = "met" if value <= most else "MISSED"
+        console.print(f"{subject}: {value:.2f} {unit}, at most {most:g} {unit}: {verdict}")

@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace, progress: Console) -> Measured:
 def specs(threads: int, pythons: dict[str, str]) -> list[SideSpec]:
     """Return all sides. Those of tpcompile choose their threads themselves."""
     of = dict.fromkeys(PEER_KINDS, sys.executable) | {"openvino-export": ""} | pythons
-    found = [
+    sides = [
         SideSpec(LAUNCHES, "tpcompile-launches", 1, threads),
         SideSpec(TOKENS, "tpcompile-tokens", 1, threads),
         SideSpec(LAUNCHES_TWO, "tpcompile-launches", 2, threads),
@@ -90,8 +90,8 @@ def specs(threads: int, pythons: dict[str, str]) -> list[SideSpec]:
         SideSpec(OPENVINO, "openvino", 1, threads, of["openvino"], of["openvino-export"]),
         SideSpec(LLAMA, "llama.cpp", 1, threads, of["llama.cpp"]),
     ]
-    assert tuple(spec.name for spec in found) == SIDES
-    return found
+    assert tuple(spec.name for spec in sides) == SIDES
+    return sides
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

@@ -162,17 +162,17 @@ class Group:
         A file has none: its layers may differ in the kinds of weights.
         """
         with ExitStack() as stack:
-            made: dict[tuple[str, str | None, str], CachedProducts] = {}
-            found: dict[str, CachedProducts] = {}
+            cached: dict[tuple[str, str | None, str], CachedProducts] = {}
+            products: dict[str, CachedProducts] = {}
             for name, side in chosen.items():
                 spec = side.spec
                 if spec.kind != "tpcompile-native" or not self._subject.preset:
                     continue
                 key = spec.weights, spec.head, spec.activations
-                if key not in made:
-                    made[key] = stack.enter_context(self._cached(batch, *key))
-                found[name] = made[key]
-            yield found
+                if key not in cached:
+                    cached[key] = stack.enter_context(self._cached(batch, *key))
+                products[name] = cached[key]
+            yield products
 
     def _cached(
         self, batch: int, weights: str, head: str | None, activations: str
@@ -210,7 +210,7 @@ class Group:
         else:
             self._measured.missing.setdefault(self._subject.name, {})[name] = str(error)
 
-    def _compare(self, what: str, results: Mapping[str, tuple[list[float], Any]]) -> None:
+    def _compare(self, label: str, results: Mapping[str, tuple[list[float], Any]]) -> None:
         """Compare the logits with the reference's, with the tolerance of `tpcompile compare`.
 
         The tolerance allows for the rounding of every layer. That of weights in few bits also
@@ -218,17 +218,17 @@ class Group:
         with one of them, with the tolerance of their dtype.
         """
         dtype, reference = self._subject.dtype, self._measured.reference
-        logits = {n: torch.tensor(found).to(dtype) for n, (_, found) in results.items()}
+        logits = {n: torch.tensor(values).to(dtype) for n, (_, values) in results.items()}
         alike: dict[tuple[str, str], str] = {}
         for name in [name for name in logits if name != reference]:
             spec = self._sides[name].spec
             weights = spec.weights
             if reference in logits:
-                self._agree(what, name, reference, logits, self._explained(spec))
+                self._agree(label, name, reference, logits, self._explained(spec))
             if weights and is_ours(name):
                 first = alike.setdefault((weights, spec.activations), name)
                 if name != first:
-                    self._agree(what, name, first, logits, self._amplified)
+                    self._agree(label, name, first, logits, self._amplified)
 
     @property
     def _amplified(self) -> float | None:
@@ -241,11 +241,11 @@ class Group:
         if self._subject.integers:
             integers = ROUNDED_AGAIN.get(spec.name, integers)
         causes = [FEW_BITS.get(integers), self._amplified]
-        return max((one for one in causes if one is not None), default=None)
+        return max((cause for cause in causes if cause is not None), default=None)
 
     def _agree(
         self,
-        what: str,
+        label: str,
         name: str,
         reference: str,
         logits: Mapping[str, torch.Tensor],
@@ -253,13 +253,13 @@ class Group:
     ) -> None:
         depth = self._subject.layers
         tolerance = None if explained is None else explained * math.sqrt(1 + depth)
-        row = row_of(what, name, logits[name], logits[reference], tolerance, depth=depth)
-        self._measured.agreements.append(Agreement(name, what, row.rel, row.ok, reference))
+        row = row_of(label, name, logits[name], logits[reference], tolerance, depth=depth)
+        self._measured.agreements.append(Agreement(name, label, row.rel, row.ok, reference))
 
 
 def _note(turns: Turns, seconds: Mapping[str, list[float]]) -> None:
-    for name, own in seconds.items():
-        turns.seconds.setdefault(name, []).extend(own)
+    for name, times in seconds.items():
+        turns.seconds.setdefault(name, []).extend(times)
 
 
 def groups(chosen: Sequence[SideSpec], most: int | None, reference: str) -> list[list[SideSpec]]:
@@ -267,9 +267,9 @@ def groups(chosen: Sequence[SideSpec], most: int | None, reference: str) -> list
     if most is None or len(chosen) <= most:
         return [list(chosen)]
     always = [spec for spec in chosen if spec.name == reference]
-    others = [spec for spec in chosen if spec.name != reference]
+    remaining = [spec for spec in chosen if spec.name != reference]
     size = most - len(always)
-    return [always + others[begin : begin + size] for begin in range(0, len(others), size)]
+    return [always + remaining[begin : begin + size] for begin in range(0, len(remaining), size)]
 
 
 def measure(options: Namespace, progress: Console) -> Measured:

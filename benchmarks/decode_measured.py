@@ -30,8 +30,8 @@ class Case:
     prompt: bool = False
 
     def __str__(self) -> str:
-        what = f"prompt of {self.tokens:,}" if self.prompt else f"context {self.tokens:,}"
-        return f"{self.dtype}, batch {self.batch}, {what}"
+        phase = f"prompt of {self.tokens:,}" if self.prompt else f"context {self.tokens:,}"
+        return f"{self.dtype}, batch {self.batch}, {phase}"
 
     @property
     def tokens_measured(self) -> int:
@@ -211,9 +211,10 @@ class Measured:
         if turns is None or not least:
             return None
         steps = turns.seconds[side]
-        each = len(steps) // len(least)
+        steps_per_turn = len(steps) // len(least)
         return median(
-            own / median(steps[turn * each : (turn + 1) * each]) for turn, own in enumerate(least)
+            limit / median(steps[turn * steps_per_turn : (turn + 1) * steps_per_turn])
+            for turn, limit in enumerate(least)
         )
 
     def ratio(self, case: Case, side: str, peer: str) -> float | None:
@@ -221,30 +222,30 @@ class Measured:
 
         Sides that were not measured in turn with each other are compared through the reference.
         """
-        own, other = self.of(case, side), self.of(case, peer)
-        if own is None or other is None:
+        turns, other = self.of(case, side), self.of(case, peer)
+        if turns is None or other is None:
             return None
         shared = next(
             (t for t in self.turns if t.case == case and {side, peer} <= set(t.seconds)), None
         )
-        own, other = shared or own, shared or other
-        return own.speed(side, self.reference) / other.speed(peer, self.reference)
+        turns, other = shared or turns, shared or other
+        return turns.speed(side, self.reference) / other.speed(peer, self.reference)
 
     def best_peer(self, case: Case, side: str) -> str | None:
         """Return the fastest peer of a case whose weights have as many bits as those of a side."""
         wanted = integers_of(self.about(case, side).weights)
         peers = (
-            one
-            for one in sides_of(self, case)
-            if not is_ours(one) and integers_of(self.about(case, one).weights) == wanted
+            name
+            for name in sides_of(self, case)
+            if not is_ours(name) and integers_of(self.about(case, name).weights) == wanted
         )
         speeds = (
             (turns.speed(peer, self.reference), peer)
             for peer in peers
             if (turns := self.of(case, peer))
         )
-        found = list(speeds)
-        return max(found)[1] if found else None
+        ranked = list(speeds)
+        return max(ranked)[1] if ranked else None
 
     def targets(self) -> list[tuple[Target, float | None]]:
         """Return the targets of the requested measurements, each with the ratio reached."""
@@ -289,26 +290,26 @@ def to_json(measured: Measured) -> dict[str, Any]:
     return {"ok": measured.ok, "figures": figures, "targets": targets, **asdict(measured)}
 
 
-def from_json(found: Mapping[str, Any]) -> Measured:
+def from_json(written: Mapping[str, Any]) -> Measured:
     """Return the measurements that `to_json` has written."""
     return Measured(
-        found["model"],
-        found["machine"],
-        found["reference"],
-        {dtype: Weights(**weights) for dtype, weights in found["weights"].items()},
-        {dtype: _loaded(sides) for dtype, sides in found["loaded"].items()},
-        [Turns(**{**turns, "case": Case(**turns["case"])}) for turns in found["turns"]],
-        [Agreement(**agreement) for agreement in found["agreements"]],
-        found["missing"],
-        found["not_installed"],
-        found["not_supported"],
+        written["model"],
+        written["machine"],
+        written["reference"],
+        {dtype: Weights(**weights) for dtype, weights in written["weights"].items()},
+        {dtype: _loaded(sides) for dtype, sides in written["loaded"].items()},
+        [Turns(**{**turns, "case": Case(**turns["case"])}) for turns in written["turns"]],
+        [Agreement(**agreement) for agreement in written["agreements"]],
+        written["missing"],
+        written["not_installed"],
+        written["not_supported"],
     )
 
 
 def _loaded(sides: Mapping[str, Any]) -> dict[str, Loaded]:
     return {
-        name: Loaded(one["weights"], Sizes(**one["sizes"]) if one["sizes"] else None)
-        for name, one in sides.items()
+        name: Loaded(side["weights"], Sizes(**side["sizes"]) if side["sizes"] else None)
+        for name, side in sides.items()
     }
 
 

@@ -73,21 +73,21 @@ def specs(
         SideSpec(NATIVE, "tpcompile-native", 1, threads),
         SideSpec(NATIVE_TWO, "tpcompile-native", 2, threads, prompts=False),
     ]
-    by_name = {one.name: one for one in plain}
-    found = {one.name: one for one in plain}
+    by_name = {spec.name: spec for spec in plain}
+    all_specs = {spec.name: spec for spec in plain}
     for wanted in weights:
         integers = integers_of(wanted)
         for peer, name in (
             (LLAMA, f"{LLAMA} {LLAMA_TYPES[integers]}"),
             (OPENVINO, f"{OPENVINO} {integers}"),
         ):
-            found[name] = replace(by_name[peer], name=name, weights=integers)
-        for own, values in product((ONE, TWO, NATIVE, NATIVE_TWO), activations):
-            name = f"{own} {wanted}{ROUNDED[values]}"
-            found[name] = replace(
-                by_name[own], name=name, weights=wanted, head=head, activations=values
+            all_specs[name] = replace(by_name[peer], name=name, weights=integers)
+        for side, values in product((ONE, TWO, NATIVE, NATIVE_TWO), activations):
+            name = f"{side} {wanted}{ROUNDED[values]}"
+            all_specs[name] = replace(
+                by_name[side], name=name, weights=wanted, head=head, activations=values
             )
-    return list(found.values())
+    return list(all_specs.values())
 
 
 def engine_specs(
@@ -112,12 +112,12 @@ def file_specs(
     activations: Sequence[str] = ACTIVATIONS[:1],
 ) -> list[SideSpec]:
     """Return the sides that read GGUF files."""
-    plain = {one.name: one for one in specs(threads, pythons)}
-    own = [
+    plain = {spec.name: spec for spec in specs(threads, pythons)}
+    native = [
         replace(plain[NATIVE], name=f"{NATIVE}{ROUNDED[values]}", activations=values)
         for values in activations
     ]
-    return [plain[LLAMA], plain[OPENVINO], *own]
+    return [plain[LLAMA], plain[OPENVINO], *native]
 
 
 def parse(arguments: Sequence[str], description: str | None) -> argparse.Namespace:
@@ -231,10 +231,10 @@ def peer_python(kinds: Sequence[str]) -> Callable[[str], tuple[str, str]]:
             raise argparse.ArgumentTypeError(
                 f"must start with one of {', '.join(kinds)}, got {text!r}"
             )
-        found = shutil.which(os.path.expanduser(python))
-        if found is None:
+        executable = shutil.which(os.path.expanduser(python))
+        if executable is None:
             raise argparse.ArgumentTypeError(f"{python!r} is not an executable file")
-        return name, os.path.abspath(found)
+        return name, os.path.abspath(executable)
 
     return parsed
 

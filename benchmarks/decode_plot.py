@@ -50,8 +50,10 @@ def plot(measured: Measured, path: Path) -> None:
     for axes, (dtype, batch) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
     ):
-        own = sorted((c for c in cases if (c.dtype, c.batch) == (dtype, batch)), key=_tokens)
-        drawn |= _panel(axes, measured, own)
+        panel_cases = sorted(
+            (c for c in cases if (c.dtype, c.batch) == (dtype, batch)), key=_tokens
+        )
+        drawn |= _panel(axes, measured, panel_cases)
         axes.set_title(f"{dtype}, batch {batch}", fontsize=10)
     names = sorted(drawn, key=_place)
     figure.legend([drawn[name] for name in names], names, loc="outside right center", frameon=False)

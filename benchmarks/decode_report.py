@@ -29,14 +29,14 @@ def show(measured: Measured, console: Console) -> None:
         console.print(
             f"{dtype}: a step reads {weights.count:,} weights of {weights.bits:.2f} bits each"
         )
-    for name, what, why in _problems(measured):
-        console.print(f"{name} {what}: {why}", markup=False)
+    for name, problem, why in _problems(measured):
+        console.print(f"{name} {problem}: {why}", markup=False)
     _show_agreement(measured, console)
     for target, ratio in measured.targets():
-        found = "not measured" if ratio is None else f"{ratio:.2f} ×"
+        shown = "not measured" if ratio is None else f"{ratio:.2f} ×"
         verdict = "met" if ratio is not None and ratio >= target.least else "MISSED"
         console.print(
-            f"{target.case}, {target.side} over {target.peer}: {found}, at least "
+            f"{target.case}, {target.side} over {target.peer}: {shown}, at least "
             f"{target.least:g} ×: {verdict}"
         )
 
@@ -69,9 +69,9 @@ def _table(measured: Measured) -> Table:
         sides = sides_of(measured, case)
         for side in sides:
             table.add_row(side, *_cells(measured, case, side))
-        for side, what in (absent | failed).items():
+        for side, problem in (absent | failed).items():
             if side not in sides:
-                table.add_row(side, "", what)
+                table.add_row(side, "", problem)
         table.add_section()
     return table
 
@@ -95,11 +95,13 @@ def _cells(measured: Measured, case: Case, side: str) -> list[str]:
 
 
 def _show_agreement(measured: Measured, console: Console) -> None:
-    for side, reference in dict.fromkeys((one.side, one.reference) for one in measured.agreements):
-        own = [a for a in measured.agreements if (a.side, a.reference) == (side, reference)]
-        worst = max(own, key=lambda a: (not a.ok, a.error))
+    for side, reference in dict.fromkeys(
+        (agreement.side, agreement.reference) for agreement in measured.agreements
+    ):
+        agreements = [a for a in measured.agreements if (a.side, a.reference) == (side, reference)]
+        worst = max(agreements, key=lambda a: (not a.ok, a.error))
         verdict = f"{'agree' if worst.ok else 'DISAGREE'} with {_short(reference)}"
         console.print(
             f"{side}: logits {verdict}; largest error {worst.error:.1e} of the largest logit, "
-            f"{worst.what}, {len(own)} comparisons"
+            f"{worst.what}, {len(agreements)} comparisons"
         )

@@ -98,7 +98,7 @@ def _checkpoint(options: Namespace, dtype: str) -> Iterator[RandomCheckpoint]:
     """Provide the checkpoint, in the directory of the options or in a temporary one."""
     wide = getattr(torch, DTYPES[dtype])
     if options.directory is None:
-        with random_checkpoint(options.model, dtype=wide) as made:
-            yield made
+        with random_checkpoint(options.model, dtype=wide) as checkpoint:
+            yield checkpoint
     else:
         yield kept_checkpoint(options.directory / f"{options.model}-{dtype}", options.model, wide)

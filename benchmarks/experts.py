@@ -65,14 +65,20 @@ def main(arguments: Sequence[str]) -> int:
         config.bos_token_id = config.eos_token_id = None
     results = list(_results(config, options))
     if options.json:
-        write_json([asdict(one) for one in results])
+        write_json([asdict(result) for result in results])
         return 0
     table = Table("weights", "tp", "batch", "load s", "peak GB", "MB", "ms", "of read", "prompt ms")
-    for one in results:
-        prompts = ", ".join(f"{side} {ms:.0f}" for side, ms in one.prompt_ms.items())
+    for result in results:
+        prompts = ", ".join(f"{side} {ms:.0f}" for side, ms in result.prompt_ms.items())
         table.add_row(
-            *(one.weights, str(one.tp), str(one.batch), f"{one.load_s:.1f}", f"{one.peak_gb:.2f}"),
-            *(f"{one.step_mb:.0f}", f"{one.step_ms:.2f}", f"{one.share:.2f}", prompts),
+            *(
+                result.weights,
+                str(result.tp),
+                str(result.batch),
+                f"{result.load_s:.1f}",
+                f"{result.peak_gb:.2f}",
+            ),
+            *(f"{result.step_mb:.0f}", f"{result.step_ms:.2f}", f"{result.share:.2f}", prompts),
         )
     Console().print(table)
     return 0
@@ -131,12 +137,14 @@ def _measured(
 
 def _bytes(config: Any, weights: str | None, tp: int, batch: int, length: int) -> int:
     """Return the bytes of weights that a step is expected to read."""
-    found = schedule(
+    scheduled = schedule(
         config, tp=tp, target=machine_of(CPU), dtype=torch.bfloat16, batch=batch, context=_PROMPT,
         max_seq_len=length, weights=weights,
     )  # fmt: skip
     return sum(
-        one.traffic for one in found.program.instructions if isinstance(one, WeightInstruction)
+        instruction.traffic
+        for instruction in scheduled.program.instructions
+        if isinstance(instruction, WeightInstruction)
     )
 
 
@@ -179,15 +187,15 @@ def _prompts(
             side()
             if turn:
                 times[name].append((time.perf_counter() - started) * 1e3)
-    return {name: median(own) for name, own in times.items()}
+    return {name: median(milliseconds) for name, milliseconds in times.items()}
 
 
 def _eager(config: Any) -> Any:
     """Return a Hugging Face model with random weights."""
     from transformers import AutoModelForCausalLM
 
-    own = type(config).from_dict(config.to_dict())
-    return AutoModelForCausalLM.from_config(own, dtype=torch.bfloat16).eval()
+    copied = type(config).from_dict(config.to_dict())
+    return AutoModelForCausalLM.from_config(copied, dtype=torch.bfloat16).eval()
 
 
 if __name__ == "__main__":

@@ -100,9 +100,9 @@ def make_page(preset: str, tp: int, output: Path) -> tuple[float, dict[str, floa
     from tpcompile.exploring import explore
 
     started = time.process_time()
-    found = explore(f"preset:{preset}", tp, target=TARGET)
-    found.write(output)
-    return time.process_time() - started, found.seconds
+    exploration = explore(f"preset:{preset}", tp, target=TARGET)
+    exploration.write(output)
+    return time.process_time() - started, exploration.seconds
 
 
 def make_plain(preset: str, tp: int) -> tuple[float, int]:
@@ -141,8 +141,8 @@ def _run_apart(kind: str, case: Case, output: Path) -> dict[str, Any]:
     child = [kind, case.preset, str(case.tp), str(output)]
     command = [sys.executable, "-m", "benchmarks", "explorer", "--child", *child]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def measure_case(case: Case, page_first: bool) -> Run:
@@ -188,16 +188,16 @@ class Measured:
 
     @property
     def ok(self) -> bool:
-        return all(found <= allowed for _, found, allowed, _ in self.targets())
+        return all(value <= allowed for _, value, allowed, _ in self.targets())
 
 
 def measure(runs: int, cases: Sequence[Case], progress: Console) -> Measured:
     """Run the cases in turn, so that a slow minute of the machine affects all of them."""
-    found: dict[Case, list[Run]] = {case: [] for case in cases}
+    measured: dict[Case, list[Run]] = {case: [] for case in cases}
     for number in track(range(runs), "pages", console=progress):
-        for case, own in found.items():
-            own.append(measure_case(case, page_first=number % 2 == 0))
-    return Measured(found)
+        for case, case_runs in measured.items():
+            case_runs.append(measure_case(case, page_first=number % 2 == 0))
+    return Measured(measured)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -235,8 +235,8 @@ def _json(measured: Measured) -> dict[str, Any]:
             for case, runs in measured.cases.items()
         },
         "targets": [
-            {"what": what, "measured": found, "most": most, "unit": unit, "ok": found <= most}
-            for what, found, most, unit in measured.targets()
+            {"what": subject, "measured": value, "most": most, "unit": unit, "ok": value <= most}
+            for subject, value, most, unit in measured.targets()
         ],
     }
 
@@ -250,19 +250,19 @@ def _print(measured: Measured) -> None:
     every = list(measured.cases.values())
     for name, values in (
         *(
-            (f"{part}, CPU s", [[run.parts[part] for run in own] for own in every])
+            (f"{part}, CPU s", [[run.parts[part] for run in runs] for runs in every])
             for part in every[0][0].parts
         ),
-        ("explore, CPU s", [[run.explore for run in own] for own in every]),
-        ("without the page, CPU s", [[run.plain for run in own] for own in every]),
-        ("difference, CPU s", [[run.explore - run.plain for run in own] for own in every]),
-        ("first view, s", [[run.used.view_seconds for run in own] for own in every]),
-        ("Schedule view, s", [[run.used.schedule_seconds for run in own] for own in every]),
-        ("draw a frame, ms", [[median(run.used.draws) for run in own] for own in every]),
+        ("explore, CPU s", [[run.explore for run in runs] for runs in every]),
+        ("without the page, CPU s", [[run.plain for run in runs] for runs in every]),
+        ("difference, CPU s", [[run.explore - run.plain for run in runs] for runs in every]),
+        ("first view, s", [[run.used.view_seconds for run in runs] for runs in every]),
+        ("Schedule view, s", [[run.used.schedule_seconds for run in runs] for runs in every]),
+        ("draw a frame, ms", [[median(run.used.draws) for run in runs] for runs in every]),
     ):
         table.add_row(name, *map(spread, values))
-    table.add_row("instructions", *(f"{own[0].instructions:,}" for own in every))
+    table.add_row("instructions", *(f"{runs[0].instructions:,}" for runs in every))
     console.print(table)
-    for what, found, most, unit in measured.targets():
-        verdict = "met" if found <= most else "MISSED"
-        console.print(f"{what}: {found:.2f} {unit}, at most {most:g} {unit}: {verdict}")
+    for subject, value, most, unit in measured.targets():
+        verdict = "met" if value <= most else "MISSED"
+        console.print(f"{subject}: {value:.2f} {unit}, at most {most:g} {unit}: {verdict}")

@@ -64,7 +64,7 @@ def use_in(browser: Any, path: Path, frames: int) -> Used:
     totals = page.evaluate(_TOTALS)
     script = page.evaluate("frames => Explorer.timeline.script(frames)", frames)
     page.close()
-    equal = bool(totals["levels"]) and all(own == totals["raw"] for own in totals["levels"])
+    equal = bool(totals["levels"]) and all(level == totals["raw"] for level in totals["levels"])
     return Used(view / 1e3, schedule / 1e3, choices, script["between"], script["drawing"], equal)
 
 
@@ -76,7 +76,7 @@ def _choices(page: Any) -> dict[str, float]:
 
 
 def _browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
         sys.exit(f"This benchmark needs a browser: none of {', '.join(BROWSERS)} is installed.")
-    return found
+    return browser

@@ -99,8 +99,10 @@ def _time(
         for name, side in sides.items():
             times[name].append(side.burst())
     for name in makers:
-        own, error = times.get(name, []), errors.get(name, "")
-        report.rows.append(Row(shape.model, shape.context, shape.batch, name, size, own, error))
+        milliseconds, error = times.get(name, []), errors.get(name, "")
+        report.rows.append(
+            Row(shape.model, shape.context, shape.batch, name, size, milliseconds, error)
+        )
     for side in sides.values():
         side.close()
     sides.clear()

@@ -68,8 +68,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for name in options.libraries:
             if find_spec(name) is not None:
                 compiled = SIDES[name](tokenizer, TOKENS)
-                sizes = [timed(compiled, tokenizer, each, options.turns) for each in options.sizes]
-                measured["libraries"][name] = [each.to_json() for each in sizes]
+                sizes = [timed(compiled, tokenizer, size, options.turns) for size in options.sizes]
+                measured["libraries"][name] = [timing.to_json() for timing in sizes]
         if options.tokens:
             preset = f"preset:{options.model}"
             with tpcompile.compile(
@@ -94,10 +94,10 @@ def _limits() -> dict[str, float]:
 def _verdicts(measured: dict[str, Any]) -> dict[str, bool]:
     """Return for each limit whether it is met."""
     compiled = [
-        each for each in measured["libraries"].get("llguidance", ()) if each["bytes"] < 11_000
+        timing for timing in measured["libraries"].get("llguidance", ()) if timing["bytes"] < 11_000
     ]
-    said = f"a schema of 10 KB compiles in {LIMIT_MS:g} ms"
-    verdicts = {said: all(each["later_ms"] <= LIMIT_MS for each in compiled)}
+    claim = f"a schema of 10 KB compiles in {LIMIT_MS:g} ms"
+    verdicts = {claim: all(timing["later_ms"] <= LIMIT_MS for timing in compiled)}
     if steps := measured.get("steps"):
         verdicts[f"a mask takes {LIMIT_SHARE:.0%} of a step"] = steps["share"] <= LIMIT_SHARE
     if (ends := measured.get("answers")) is not None:
@@ -114,8 +114,8 @@ def show(measured: dict[str, Any], console: Console) -> None:
     for name in ("library", "bytes", *columns):
         table.add_column(name, justify="left" if name == "library" else "right")
     for name, sizes in measured["libraries"].items():
-        for each in sizes:
-            size, *figures = each.values()
+        for timing in sizes:
+            size, *figures = timing.values()
             table.add_row(name, f"{size:,}", *(f"{figure:.3f}" for figure in figures))
     console.print(table)
     if steps := measured.get("steps"):
@@ -130,5 +130,5 @@ def show(measured: dict[str, Any], console: Console) -> None:
     if (ends := measured.get("answers")) is not None:
         counts = ", ".join(f"{count:,} {end}" for end, count in ends.items())
         console.print(f"answers to {sum(ends.values()):,} random schemas: {counts}")
-    for said, ok in _verdicts(measured).items():
-        console.print(f"{said}: {'met' if ok else 'MISSED'}")
+    for claim, ok in _verdicts(measured).items():
+        console.print(f"{claim}: {'met' if ok else 'MISSED'}")

@@ -102,8 +102,8 @@ def run_once(spec: SideSpec, checkpoint: RandomCheckpoint) -> Run:
         raise SideError(
             f"{spec.name} must report {spec.tp} sampled processes as ranks, got {ranks}"
         )
-    others = sum(peak for pid, peak in watch.peaks.items() if pid not in ranks)
-    return Run(seconds, tuple(watch.peaks[pid] for pid in ranks), others)
+    other_bytes = sum(peak for pid, peak in watch.peaks.items() if pid not in ranks)
+    return Run(seconds, tuple(watch.peaks[pid] for pid in ranks), other_bytes)
 
 
 def measure_model(
@@ -119,8 +119,8 @@ def measure_model(
                 peer = SideSpec(f"Hugging Face TP, {tp} ranks", "hugging-face-tp", tp, 1)
             modules = SideSpec(f"tpcompile tp={tp}", "tpcompile", tp, threads)
             native = SideSpec(f"tpcompile native tp={tp}", "tpcompile-native", tp, threads)
-            own = limit(checkpoint, tp)
-            for spec, most in ((peer, None), (modules, own), (native, own)):
+            rank_limit = limit(checkpoint, tp)
+            for spec, most in ((peer, None), (modules, rank_limit), (native, rank_limit)):
                 cases.append((spec, Case(model, spec.name, tp, checkpoint.weight_bytes, most)))
         for number in range(runs):
             for spec, case in cases:
@@ -149,9 +149,9 @@ def measure_few_bits(
     """Measure native models in few bits, made while they load and from a checkpoint of them."""
     with tempfile.TemporaryDirectory() as directory:
         progress.print(f"quantizing {model} to {few.weights}")
-        made = Path(directory) / "made"
-        quantize(str(wide.directory), few.weights, made, head=few.head)
-        narrow = replace(wide, directory=made, weight_bytes=_bytes_of(made))
+        quantized = Path(directory) / "made"
+        quantize(str(wide.directory), few.weights, quantized, head=few.head)
+        narrow = replace(wide, directory=quantized, weight_bytes=_bytes_of(quantized))
         cases = list(_few_bits_cases(model, few, ranks, threads, wide, narrow, progress))
         for number in range(runs):
             for spec, case, checkpoint in cases:
@@ -160,7 +160,7 @@ def measure_few_bits(
         progress.print(f"{model}, {few.weights}: rates")
         rates = [
             measure_rate(model, _while_loading(few), wide.directory, few.weights, few.head, runs),
-            measure_rate(model, _written(few), made, "", None, runs),
+            measure_rate(model, _written(few), quantized, "", None, runs),
         ]
     return [case for _, case, _ in cases], rates
 
@@ -253,9 +253,9 @@ def main(arguments: Sequence[str]) -> int:
         progress.print(f"writing random weights of {model}")
         with random_checkpoint(model) as wide:
             for few in formats:
-                found = measure_few_bits(model, wide, few, *resources, progress)
-                cases += found[0]
-                rates += found[1]
+                measured = measure_few_bits(model, wide, few, *resources, progress)
+                cases += measured[0]
+                rates += measured[1]
     ok = all(case.ok for case in cases)
     if options.json:
         written = [rate.to_json() for rate in rates]

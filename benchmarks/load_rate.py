@@ -50,9 +50,9 @@ class Rate:
         return median(self.passing) / median(self.loading)
 
     def to_json(self) -> dict[str, Any]:
-        own = self.bytes / median(self.loading)
+        rate = self.bytes / median(self.loading)
         shares = {"share_of_read": self.share, "share_of_passing": self.share_of_passing}
-        return {**asdict(self), "bytes_per_second": own, **shares}
+        return {**asdict(self), "bytes_per_second": rate, **shares}
 
 
 def files_of(directory: Path) -> list[Path]:

@@ -28,15 +28,15 @@ def own_bytes(pid: int) -> int:
 
 def family(pid: int) -> list[int]:
     """Return a process and its running descendants."""
-    found, waiting = [], [pid]
+    processes, waiting = [], [pid]
     while waiting:
-        found.append(waiting.pop())
-        for children in Path(f"/proc/{found[-1]}/task").glob("*/children"):
+        processes.append(waiting.pop())
+        for children in Path(f"/proc/{processes[-1]}/task").glob("*/children"):
             try:
                 waiting += [int(child) for child in children.read_text().split()]
             except (FileNotFoundError, ProcessLookupError):
                 continue  # the thread has ended meanwhile
-    return found
+    return processes
 
 
 class MemoryWatch:

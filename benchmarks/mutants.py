@@ -124,42 +124,42 @@ def _all_refused(console: Console) -> tuple[int, list[str]]:
     from tpcompile.presets import DENSE
 
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        found = track(pool.map(refused_pairs, DENSE), "good pairs", len(DENSE), console=console)
-        return len(DENSE) * len(GOOD_TPS), [line for lines in found for line in lines]
+        refusals = track(pool.map(refused_pairs, DENSE), "good pairs", len(DENSE), console=console)
+        return len(DENSE) * len(GOOD_TPS), [line for lines in refusals for line in lines]
 
 
-def shortfalls(found: Sequence[Result]) -> list[str]:
+def shortfalls(judged: Sequence[Result]) -> list[str]:
     """Return the targets that the mutants miss, each as a sentence."""
-    sharding = [result for result in found if result.kind.sharding]
-    seen = sum(result.by_checker for result in sharding)
+    sharding = [result for result in judged if result.kind.sharding]
+    refused = sum(result.by_checker for result in sharding)
     missed = []
-    if seen < CHECKER_TARGET * len(sharding):
-        missed.append(f"the checker refuses {seen} of {len(sharding)} sharding mistakes")
+    if refused < CHECKER_TARGET * len(sharding):
+        missed.append(f"the checker refuses {refused} of {len(sharding)} sharding mistakes")
     missed += [
         f"the checker raises {result.verdict.crash}: {result.name}"
-        for result in found
+        for result in judged
         if result.verdict.crash
     ]
-    missed += [f"nothing notices {result.name}" for result in found if result.survived]
+    missed += [f"nothing notices {result.name}" for result in judged if result.survived]
     missed += [
         f"the proof of values accepts {result.name}, {result.verdict.numbers}"
-        for result in found
+        for result in judged
         if result.accepted_wrong
     ]
-    harmless = [result.name for result in found if result.refused_right]
-    if len(harmless) > HARMLESS_TARGET * len(found):
+    harmless = [result.name for result in judged if result.refused_right]
+    if len(harmless) > HARMLESS_TARGET * len(judged):
         missed.append(f"the proof of values refuses {len(harmless)} harmless mutants: {harmless}")
     missed += [
         f"the numbers do not change, so it may not be a mistake: {result.name}"
-        for result in found
+        for result in judged
         if result.unexplained and not result.survived
     ]
     missed += [
         f"the checker accepts {result.name}, {result.verdict.numbers}"
-        for result in found
+        for result in judged
         if result.kind.strict and result.by_numbers_only
     ]
-    produced = {result.kind.name for result in found}
+    produced = {result.kind.name for result in judged}
     missed += [f"no mutant of the kind {k.name!r}" for k in KINDS if k.name not in produced]
     return missed
 
@@ -177,20 +177,20 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(1)
     progress = Console(stderr=True)
     most = options.per_kind * len(KINDS)
-    found = list(track(results(options.per_kind, options.seed), "mutants", most, console=progress))
+    judged = list(track(results(options.per_kind, options.seed), "mutants", most, console=progress))
     pairs, refused = (0, []) if options.no_pairs else _all_refused(progress)
-    missed = shortfalls(found) + [f"a good pair is refused: {line}" for line in refused]
-    if len(found) < FEWEST:
-        missed.append(f"only {len(found)} mutants, expected at least {FEWEST}")
+    missed = shortfalls(judged) + [f"a good pair is refused: {line}" for line in refused]
+    if len(judged) < FEWEST:
+        missed.append(f"only {len(judged)} mutants, expected at least {FEWEST}")
     if options.json:
-        write_json(_json(found, pairs, refused, missed, options.seed))
+        write_json(_json(judged, pairs, refused, missed, options.seed))
     else:
-        _print(found, pairs, refused, missed, options.seed)
+        _print(judged, pairs, refused, missed, options.seed)
     return 1 if missed else 0
 
 
 def _json(
-    found: Sequence[Result], pairs: int, refused: list[str], missed: list[str], seed: int
+    judged: Sequence[Result], pairs: int, refused: list[str], missed: list[str], seed: int
 ) -> dict[str, Any]:
     return {
         "seed": seed,
@@ -198,29 +198,29 @@ def _json(
         "missed": missed,
         "good_pairs": pairs,
         "refused_pairs": refused,
-        "mutants": [result.to_json() for result in found],
+        "mutants": [result.to_json() for result in judged],
     }
 
 
 def _print(
-    found: Sequence[Result], pairs: int, refused: list[str], missed: list[str], seed: int
+    judged: Sequence[Result], pairs: int, refused: list[str], missed: list[str], seed: int
 ) -> None:
     console = Console(width=110, highlight=False)
-    console.print(_table(found, seed))
-    _list(console, "Sharding mistakes that only the numbers show", _unseen(found))
-    silent = [result for result in found if result.kind.silent and not result.verdict.numbers]
+    console.print(_table(judged, seed))
+    _list(console, "Sharding mistakes that only the numbers show", _unseen(judged))
+    silent = [result for result in judged if result.kind.silent and not result.verdict.numbers]
     _list(console, "Refused, though the numbers are correct", _grouped(silent))
-    _list(console, "Survivors", [result.name for result in found if result.survived])
+    _list(console, "Survivors", [result.name for result in judged if result.survived])
     if pairs:
         console.print(f"\nGood pairs refused: {len(refused)} of {pairs}")
     _list(console, "Missed", missed)
     console.print("\nEvery target is met." if not missed else "\nA target is missed.")
 
 
-def _unseen(found: Sequence[Result]) -> list[str]:
+def _unseen(judged: Sequence[Result]) -> list[str]:
     return [
         f"{result.name}: {result.verdict.numbers}"
-        for result in found
+        for result in judged
         if result.by_numbers_only and result.kind.sharding
     ]
 
@@ -246,30 +246,30 @@ _COLUMNS = (
 )
 
 
-def _table(found: Sequence[Result], seed: int) -> Table:
+def _table(judged: Sequence[Result], seed: int) -> Table:
     table = Table(title=f"Mutants of sharded graphs, seed {seed}", show_footer=False)
     table.add_column("kind", no_wrap=True)
     for heading in _COLUMNS:
         table.add_column(heading, justify="right")
     for sharding, title in ((True, "all of sharding"), (False, "all others")):
-        group = [result for result in found if result.kind.sharding is sharding]
+        group = [result for result in judged if result.kind.sharding is sharding]
         for kind in dict.fromkeys(result.kind for result in group):
             table.add_row(kind.name, *_counts([r for r in group if r.kind is kind]))
         table.add_section()
         table.add_row(title, *_counts(group), style="bold")
         table.add_section()
-    table.add_row("all", *_counts(found), style="bold")
+    table.add_row("all", *_counts(judged), style="bold")
     return table
 
 
 def _counts(group: Sequence[Result]) -> list[str]:
-    seen = sum(result.by_checker for result in group)
+    refused = sum(result.by_checker for result in group)
     return [
         str(len(group)),
-        str(seen),
+        str(refused),
         str(sum(result.by_proof_only for result in group)),
         str(sum(result.accepted_wrong for result in group)),
         str(sum(result.survived for result in group)),
-        f"{100 * seen / len(group):.1f}" if group else "",
+        f"{100 * refused / len(group):.1f}" if group else "",
         str(sum(bool(result.verdict.numbers) for result in group)),
     ]

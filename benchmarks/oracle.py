@@ -26,7 +26,7 @@ class Oracle:
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Return known continuations, some with wrong tokens."""
-        return [self._continued(each) for each in wanted]
+        return [self._continued(request) for request in wanted]
 
     def forget(self, key: Hashable) -> None:
         """Record the sequence."""

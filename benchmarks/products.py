@@ -69,9 +69,9 @@ class CachedProducts(Closing):
             activations=activations,
         ).program
         self._products = {
-            number: one
-            for number, one in enumerate(program.instructions)
-            if isinstance(one, WeightInstruction) and one.work
+            number: instruction
+            for number, instruction in enumerate(program.instructions)
+            if isinstance(instruction, WeightInstruction) and instruction.work
         }
         self._executor = Native(RandomMemory().memory(program))
         place_full(self._executor, _CONTEXT)
@@ -90,10 +90,16 @@ class CachedProducts(Closing):
 
     def _seconds(self, layer: int) -> float:
         """Return the time of the products of a layer or of the head, at their best rate."""
-        chosen = {n: one for n, one in self._products.items() if max(one.layer, _HEAD) == layer}
+        chosen = {
+            n: instruction
+            for n, instruction in self._products.items()
+            if max(instruction.layer, _HEAD) == layer
+        }
         alike: dict[tuple[str, int, int], list[int]] = {}
-        for number, one in chosen.items():
-            alike.setdefault((one.name, one.traffic, one.work), []).append(number)
+        for number, instruction in chosen.items():
+            alike.setdefault((instruction.name, instruction.traffic, instruction.work), []).append(
+                number
+            )
         most = _second_level() // 2
         smallest = min(traffic for _, traffic, _ in alike)
         rates = [
@@ -101,7 +107,7 @@ class CachedProducts(Closing):
             for (_, traffic, work), numbers in alike.items()
             if traffic <= max(most, smallest)
         ]
-        return sum(one.work for one in chosen.values()) / max(rates)
+        return sum(instruction.work for instruction in chosen.values()) / max(rates)
 
     def _rate(self, work: int, numbers: list[int]) -> float:
         """Return the products per second of all threads, which repeat instructions of their own."""

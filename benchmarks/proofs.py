@@ -88,8 +88,8 @@ def _results(
     gm: fx.GraphModule, done: int, cases: Sequence[tuple[Case, list[Pass]]]
 ) -> Iterator[Result]:
     """Run the passes that all cases share, and then those of each group."""
-    passes, shortest = cases[0][1], min(len(each) for _, each in cases)
-    columns = zip(*(each for _, each in cases), strict=False)
+    passes, shortest = cases[0][1], min(len(case_passes) for _, case_passes in cases)
+    columns = zip(*(case_passes for _, case_passes in cases), strict=False)
     shared = next((n for n, same in enumerate(columns) if len(set(same)) > 1), shortest)
     try:
         gm, stages = run_passes(gm, passes[done:shared], done=passes[:done])
@@ -98,8 +98,8 @@ def _results(
         return
     unproved = unproved_of(stages)
     groups: dict[tuple[Pass, ...], list[tuple[Case, list[Pass]]]] = {}
-    for case, each in cases:
-        groups.setdefault(tuple(each[shared : shared + 1]), []).append((case, each))
+    for case, case_passes in cases:
+        groups.setdefault(tuple(case_passes[shared : shared + 1]), []).append((case, case_passes))
     for following, group in groups.items():
         if unproved or not following:
             yield from (Result(case, wrong=unproved) for case, _ in group)
@@ -146,7 +146,9 @@ def _print(proofs: Sequence[Result], tries: Sequence[Outcome], seed: int) -> Non
     for title, lines in {
         "Refused by another rule": _grouped(proofs),
         "Not proved": [f"{r.case}: {r.wrong}" for r in proofs if r.wrong],
-        "Random pipelines with a mistake": [str(one) for one in tries if one.is_mistake],
+        "Random pipelines with a mistake": [
+            str(outcome) for outcome in tries if outcome.is_mistake
+        ],
     }.items():
         console.print(f"{title}: {len(lines)}")
         for line in lines:
@@ -166,22 +168,22 @@ def _table(proofs: Sequence[Result]) -> Table:
     table = Table("preset", title=title)
     for pipeline in PIPELINES:
         table.add_column(pipeline, justify="right")
-    for preset, own in groupby(proofs, key=lambda result: result.case.preset):
-        kept = list(own)
-        table.add_row(preset, *(_counts(kept, pipeline) for pipeline in PIPELINES))
+    for preset, group in groupby(proofs, key=lambda result: result.case.preset):
+        preset_proofs = list(group)
+        table.add_row(preset, *(_counts(preset_proofs, pipeline) for pipeline in PIPELINES))
     return table
 
 
 def _counts(proofs: Sequence[Result], pipeline: str) -> str:
-    own = [result for result in proofs if result.case.pipeline == pipeline]
-    refused = sum(bool(result.refused) for result in own)
-    proved = f"{sum(result.proved for result in own)} of {len(own)}"
+    chosen = [result for result in proofs if result.case.pipeline == pipeline]
+    refused = sum(bool(result.refused) for result in chosen)
+    proved = f"{sum(result.proved for result in chosen)} of {len(chosen)}"
     return f"{proved}; {refused}" if refused else proved
 
 
 def _random_table(tries: Sequence[Outcome], seed: int) -> Table:
     table = Table("result", title=f"{len(tries)} random pipelines, seed {seed}")
-    counts = Counter((one.pipeline.model, one.kind) for one in tries)
+    counts = Counter((outcome.pipeline.model, outcome.kind) for outcome in tries)
     for model in MODELS:
         table.add_column(model, justify="right")
     for kind in KINDS:

@@ -80,7 +80,7 @@ class Outcome:
 def random_pipelines(count: int, seed: int) -> Iterator[RandomPipeline]:
     """Yield pipelines with passes removed, inserted, moved or shuffled."""
     dice = Random(seed)
-    wholes = [[p.name for p in made()] for made in (default_pipeline, decode_pipeline)]
+    wholes = [[p.name for p in make()] for make in (default_pipeline, decode_pipeline)]
     for _ in range(count):
         names = list(dice.choice([*wholes, *wholes, list(PASSES)]))
         for _ in range(dice.choice([0, 1, 1, 2, 2, 3, 5])):
@@ -92,16 +92,16 @@ def random_pipelines(count: int, seed: int) -> Iterator[RandomPipeline]:
 
 
 def _disturb(names: list[str], dice: Random) -> None:
-    one, other = dice.randrange(len(names)), dice.randrange(len(names))
+    place, other = dice.randrange(len(names)), dice.randrange(len(names))
     match dice.randrange(4):
         case 0 if len(names) > 1:
-            names.pop(one)
+            names.pop(place)
         case 1:
-            names.insert(one, dice.choice(list(PASSES)))
+            names.insert(place, dice.choice(list(PASSES)))
         case 2:
-            names.insert(other, names.pop(one))
+            names.insert(other, names.pop(place))
         case _:
-            names[one], names[other] = names[other], names[one]
+            names[place], names[other] = names[other], names[place]
 
 
 def outcomes(count: int, seed: int) -> Iterator[Outcome]:
@@ -117,8 +117,8 @@ def outcome_of(pipeline: RandomPipeline) -> Outcome:
     except FailedPassError as error:
         return Outcome(pipeline, INVALID, str(error))
     except CompileError as error:
-        named = _ORDER.search(str(error))
-        return Outcome(pipeline, ORDERED if named else UNORDERED, str(error))
+        match = _ORDER.search(str(error))
+        return Outcome(pipeline, ORDERED if match else UNORDERED, str(error))
     unproved = unproved_of(stages)
     if unproved:
         return Outcome(pipeline, NOT_PROVED, unproved)
@@ -141,8 +141,8 @@ def _wrong_numbers(gm: fx.GraphModule, model: str) -> str:
     decodes = any(node.target in DECODE_OPS for node in gm.graph.nodes)
     lengths = _STEPS if decodes else _PROMPTS
     (expected,) = _logits(subject(model).captured.graph, model, lengths)
-    logits, *others = _logits(gm, model, lengths)
-    if not all(torch.equal(logits, other) for other in others):
+    logits, *remaining = _logits(gm, model, lengths)
+    if not all(torch.equal(logits, other) for other in remaining):
         return "ranks disagree"
     relative = float((logits - expected).abs().max() / expected.abs().max())
     return "" if relative <= TOLERANCE else f"off by {relative:.1e}"

@@ -106,14 +106,14 @@ def run_cold(preset: str, tp: int, layers: int, policy: str, target: str = TARGE
     clock.append(time.perf_counter())
     graph, _ = run_passes(captured.graph, decode_pipeline(tp, machine.spans))
     clock.append(time.perf_counter())
-    found = scheduled(graph, machine, StepPlan.on(machine), policy)
+    schedule = scheduled(graph, machine, StepPlan.on(machine), policy)
     return Run(
         capture=clock[1] - clock[0],
         passes=clock[2] - clock[1],
-        **found.seconds,
-        instructions=len(found.program.instructions),
-        counter_count=found.program.counters,
-        faults=len(found.faults),
+        **schedule.seconds,
+        instructions=len(schedule.program.instructions),
+        counter_count=schedule.program.counters,
+        faults=len(schedule.faults),
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 
@@ -135,8 +135,8 @@ class Measured:
     cases: dict[Case, list[Run]]
 
     def median(self, case: Case, column: str) -> float:
-        found: float = median(getattr(run, column) for run in self.cases[case])
-        return found
+        value: float = median(getattr(run, column) for run in self.cases[case])
+        return value
 
     @property
     def growth(self) -> float:
@@ -156,15 +156,15 @@ class Measured:
 
     @property
     def ok(self) -> bool:
-        return all(found <= allowed for _, found, allowed, _ in self.targets())
+        return all(value <= allowed for _, value, allowed, _ in self.targets())
 
 
 def measure(runs: int, policy: str, progress: Console) -> Measured:
     """Run the cases in turn, so that a slow minute of the machine affects all of them."""
     cases: dict[Case, list[Run]] = {case: [] for case in CASES}
     for _ in track(range(runs), "cold runs", console=progress):
-        for case, found in cases.items():
-            found.append(_run_apart(case, policy))
+        for case, case_runs in cases.items():
+            case_runs.append(_run_apart(case, policy))
     return Measured(policy, cases)
 
 
@@ -210,8 +210,8 @@ def _json(measured: Measured) -> dict[str, Any]:
             for case, runs in measured.cases.items()
         },
         "targets": [
-            {"what": what, "measured": found, "most": most, "unit": unit, "ok": found <= most}
-            for what, found, most, unit in measured.targets()
+            {"what": subject, "measured": value, "most": most, "unit": unit, "ok": value <= most}
+            for subject, value, most, unit in measured.targets()
         ],
     }
 
@@ -220,9 +220,9 @@ def _print(measured: Measured) -> None:
     console = Console(width=130, highlight=False)
     console.print(_table(measured))
     console.print("all = lower to verify, without capture and passes.\n")
-    for what, found, most, unit in measured.targets():
-        verdict = "met" if found <= most else "MISSED"
-        console.print(f"{what}: {found:.2f} {unit}, at most {most:g} {unit}: {verdict}")
+    for subject, value, most, unit in measured.targets():
+        verdict = "met" if value <= most else "MISSED"
+        console.print(f"{subject}: {value:.2f} {unit}, at most {most:g} {unit}: {verdict}")
 
 
 def _table(measured: Measured) -> Table:
@@ -236,13 +236,16 @@ def _table(measured: Measured) -> Table:
         table.add_column(case.name, justify="right")
     every = list(measured.cases.values())
     for column in ("capture", "passes", *COUNTED):
-        table.add_row(column, *(spread([getattr(run, column) for run in own]) for own in every))
+        table.add_row(
+            column, *(spread([getattr(run, column) for run in case_runs]) for case_runs in every)
+        )
         if column == "passes":
             table.add_section()
     table.add_section()
-    table.add_row("instructions", *(f"{own[0].instructions:,}" for own in every))
-    table.add_row("counters", *(f"{own[0].counter_count:,}" for own in every))
+    table.add_row("instructions", *(f"{case_runs[0].instructions:,}" for case_runs in every))
+    table.add_row("counters", *(f"{case_runs[0].counter_count:,}" for case_runs in every))
     table.add_row(
-        "peak memory", *(f"{max(r.peak_bytes for r in own) / 1e9:.2f} GB" for own in every)
+        "peak memory",
+        *(f"{max(r.peak_bytes for r in case_runs) / 1e9:.2f} GB" for case_runs in every),
     )
     return table

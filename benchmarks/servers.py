@@ -59,12 +59,12 @@ def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     progress = Console(stderr=True)
     case = Case(options.requests, options.prompt, options.new, options.prefix)
-    found = Measured(options.model, options.threads, case)
+    measured = Measured(options.model, options.threads, case)
     with _checkpoint(options, progress) as directory:
         vocabulary = json.loads((directory / "config.json").read_text())["vocab_size"]
         prompts: list[list[int]] = []
         with ExitStack() as stack:
-            sides = Sides(found, stack, progress)
+            sides = Sides(measured, stack, progress)
             longest = max(options.prompt, options.prefix + _TAIL) + options.new
             for spec in engine_specs(options, _KINDS, longest):
                 sides.start(spec, directory)
@@ -74,25 +74,25 @@ def main(arguments: Sequence[str]) -> int:
                 bandwidth = sides.bandwidth()
                 results = sides.serve(prompts, case.new)
                 if number:
-                    found.rounds.append(Round(bandwidth, results))
+                    measured.rounds.append(Round(bandwidth, results))
             for number in range(options.rounds if case.prefix else 0):
                 progress.print(f"shared prefix, round {number + 1}")
                 sides.share(Random(f"prefix {number}"), vocabulary)
         progress.print("checking the tokens")
-        last = found.rounds[-1].results
-        found.gaps, found.allowed = gaps(directory, prompts, last, options.threads)
+        last = measured.rounds[-1].results
+        measured.gaps, measured.allowed = gaps(directory, prompts, last, options.threads)
     if options.json:
-        write_json(found.to_json())
+        write_json(measured.to_json())
     else:
-        show(found)
-    return 0 if found.ok else 1
+        show(measured)
+    return 0 if measured.ok else 1
 
 
 class Sides:
     """All sides that have started. Only one of them runs at a time."""
 
-    def __init__(self, found: Measured, stack: ExitStack, progress: Console) -> None:
-        self._found, self._stack, self._progress = found, stack, progress
+    def __init__(self, measured: Measured, stack: ExitStack, progress: Console) -> None:
+        self._found, self._stack, self._progress = measured, stack, progress
         self._sides: dict[str, Side] = {}
         self._read = ReadLoop(_READ)
         self._turned = True
@@ -115,17 +115,17 @@ class Sides:
 
     def serve(self, prompts: Sequence[Sequence[int]], new: int) -> dict[str, list[Continued]]:
         """Let each side continue all prompts, every other time in the opposite order."""
-        found = {}
+        results = {}
         self._turned = not self._turned
         order = reversed(self._sides.items()) if self._turned else self._sides.items()
         for name, side in list(order):
             side.resume()
             try:
-                found[name] = side.serve(prompts, new)
+                results[name] = side.serve(prompts, new)
                 side.pause()
             except SideError as error:
                 self._lose(name, self._sides.pop(name), error)
-        return {name: found[name] for name in self._sides}
+        return {name: results[name] for name in self._sides}
 
     def share(self, dice: Random, vocabulary: int) -> None:
         """Send two prompts with the same prefix, one after the other."""

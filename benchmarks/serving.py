@@ -42,14 +42,14 @@ def main(arguments: Sequence[str]) -> int:
         seed=options.seed,
     )
     try:
-        found = _simulated(options, load) if options.simulate else _measured(options, load)
+        figures = _simulated(options, load) if options.simulate else _measured(options, load)
     except CompileError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     if options.json:
-        write_json(found)
+        write_json(figures)
     else:
-        sys.stdout.write(_table(found))
+        sys.stdout.write(_table(figures))
     return 0
 
 
@@ -69,9 +69,9 @@ def _simulated(options: argparse.Namespace, load: Load) -> dict[str, Any]:
             if done % 1000 == 0:
                 status.update(f"simulated {done:,} of {load.requests:,} requests")
 
-        found = simulate(arrivals(load, options.longest), limits, prices, progress)
+        outcome = simulate(arrivals(load, options.longest), limits, prices, progress)
     sys.stderr.write(f"simulated in {time.perf_counter() - started:.1f} s\n")
-    return {"simulated": found.to_json()}
+    return {"simulated": outcome.to_json()}
 
 
 def _measured(options: argparse.Namespace, load: Load) -> dict[str, Any]:
@@ -93,29 +93,29 @@ def _measured(options: argparse.Namespace, load: Load) -> dict[str, Any]:
             recorder = Recorder(model)
             real = measure(arrivals(load, options.longest), engine)
             limits = engine.scheduler.limits
-    own, before = (
-        simulate(arrivals(load, options.longest), limits, one)
-        for one in (recorder.prices(), prices)
+    fitted, before = (
+        simulate(arrivals(load, options.longest), limits, step_prices)
+        for step_prices in (recorder.prices(), prices)
     )
     steps = [seconds for *_, seconds in (*recorder.decodes, *recorder.chunks)]
     return {
         "measured": real.to_json(),
-        "simulated": own.to_json(),
+        "simulated": fitted.to_json(),
         "prices of before": before.to_json(),
-        "ratio_per_token": round(own.per_token / real.per_token, 4),
+        "ratio_per_token": round(fitted.per_token / real.per_token, 4),
         "ratio_with_prices_of_before": round(before.per_token / real.per_token, 4),
         "engine_share": round(1 - sum(steps) / real.work, 4),
     }
 
 
-def _table(found: dict[str, Any]) -> str:
-    sides = [name for name, own in found.items() if isinstance(own, dict)]
+def _table(figures: dict[str, Any]) -> str:
+    sides = [name for name, values in figures.items() if isinstance(values, dict)]
     table = Table(title="serving", title_justify="left")
     table.add_column("", min_width=28)
     for side in sides:
         table.add_column(side, justify="right")
-    for name in found[sides[0]]:
-        cells = [found[side][name] for side in sides]
+    for name in figures[sides[0]]:
+        cells = [figures[side][name] for side in sides]
         if isinstance(cells[0], dict):
             for percent in cells[0]:
                 row = [f"{cell[percent]:.4g}" for cell in cells]
@@ -123,10 +123,10 @@ def _table(found: dict[str, Any]) -> str:
         else:
             table.add_row(name, *(f"{cell:,}" for cell in cells))
     text = table_text(table)
-    for name, number in found.items():
+    for name, number in figures.items():
         if not isinstance(number, dict):
             text += f"{name.replace('_', ' ')}: {number}\n"
-    return text + (_WORDS if "measured" in found else "")
+    return text + (_WORDS if "measured" in figures else "")
 
 
 _WORDS = """\

@@ -54,9 +54,9 @@ _LIMITS = {
     ("bf16", _ORACLE): "≥ 2.2",
     ("int4", _ORACLE): "≥ 1.5",
     **{
-        (weights, what): limit
+        (weights, label): limit
         for weights in ("bf16", "int4")
-        for what, limit in {
+        for label, limit in {
             **{f"{number} {_ROWS}": "≤ 1.1" for number in _NUMBERS},
             _NEVER: "≥ 0.97",
             _EIGHT_NEVER: "≥ 0.98",
@@ -100,9 +100,9 @@ class Guesses:
         return [
             [
                 token if self._dice.random() < self._right else token + 1
-                for token in self._texts[each.tokens[0]][len(each.tokens) :][: each.most]
+                for token in self._texts[request.tokens[0]][len(request.tokens) :][: request.most]
             ]
-            for each in wanted
+            for request in wanted
         ]
 
     def forget(self, key: Any) -> None:
@@ -112,20 +112,20 @@ class Guesses:
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     results = [
-        each
+        result
         for name in options.models
         for weights in options.weights
-        for each in _measured(name, weights, options)
+        for result in _measured(name, weights, options)
     ]
     if options.json:
-        write_json([asdict(each) for each in results])
+        write_json([asdict(result) for result in results])
         return 0
     table = Table("model", "weights", "", "ms", "ratio", "accepted", "limit")
-    for each in results:
-        share = "" if each.accepted is None else f"{each.accepted:.2f}"
-        limit = _LIMITS.get((each.weights, each.what), "")
-        numbers = f"{each.ms:.2f}", f"{each.ratio:.2f}", share, limit
-        table.add_row(each.model, each.weights, each.what, *numbers)
+    for result in results:
+        share = "" if result.accepted is None else f"{result.accepted:.2f}"
+        limit = _LIMITS.get((result.weights, result.what), "")
+        numbers = f"{result.ms:.2f}", f"{result.ratio:.2f}", share, limit
+        table.add_row(result.model, result.weights, result.what, *numbers)
     Console().print(table)
     return 0
 
@@ -152,13 +152,13 @@ def _measured(name: str, weights: str, options: argparse.Namespace) -> Iterator[
         dtype=torch.bfloat16, backend="native",
     ) as model:  # fmt: skip
         if "rows" in options.parts:
-            for what, ms, ratio in _rows(model, options.turns):
-                yield Result(name, weights, what, ms, ratio)
+            for label, ms, ratio in _rows(model, options.turns):
+                yield Result(name, weights, label, ms, ratio)
             if options.layers is None:
                 yield Result(name, weights, _SHARE, *_share(model, name, few, options.turns))
         if "texts" in options.parts:
-            for what, ms, ratio, accepted in _speeds(model, options):
-                yield Result(name, weights, what, ms, ratio, accepted)
+            for label, ms, ratio, accepted in _speeds(model, options):
+                yield Result(name, weights, label, ms, ratio, accepted)
 
 
 def _rows(model: Any, turns: int) -> Iterator[tuple[str, float, float]]:
@@ -171,8 +171,8 @@ def _rows(model: Any, turns: int) -> Iterator[tuple[str, float, float]]:
                 if turn:  # the first one makes programs
                     times.setdefault(f"{number} {kind}", []).append(seconds)
     alone = median(times["1 rows"])
-    for what, each in times.items():
-        yield what, median(each) * 1e3, median(each) / alone
+    for label, durations in times.items():
+        yield label, median(durations) * 1e3, median(durations) / alone
     for number in _NUMBERS:
         rows, sequences = (median(times[f"{number} {kind}"]) for kind in ("rows", "sequences"))
         yield f"{number} {_ROWS}", rows * 1e3, rows / sequences
@@ -181,7 +181,11 @@ def _rows(model: Any, turns: int) -> Iterator[tuple[str, float, float]]:
 def _share(model: Any, name: str, few: str | None, turns: int) -> tuple[float, float]:
     """Return the time that a step of eight rows cannot be below, and its share of a step's time."""
     instructions = model.program.program.instructions
-    read = sum(one.traffic for one in instructions if isinstance(one, WeightInstruction))
+    read = sum(
+        instruction.traffic
+        for instruction in instructions
+        if isinstance(instruction, WeightInstruction)
+    )
     loop = ReadLoop(1 << 28)
     limits: list[float] = []
     shares: list[float] = []
@@ -228,20 +232,20 @@ def _speeds(
     times: dict[str, list[float]] = {}
     counts: dict[str, list[int]] = {}
     for turn in range(options.turns + 1):
-        for what, (texts, speculate) in sides.items():
+        for label, (texts, speculate) in sides.items():
             before = model.guesses.drafted, model.guesses.accepted
             seconds = _text(model, texts, speculate, options.new)
             if turn:
-                times.setdefault(what, []).append(seconds)
+                times.setdefault(label, []).append(seconds)
                 new = model.guesses.drafted - before[0], model.guesses.accepted - before[1]
-                counts[what] = [
-                    sum(pair) for pair in zip(counts.get(what, (0, 0)), new, strict=True)
+                counts[label] = [
+                    sum(pair) for pair in zip(counts.get(label, (0, 0)), new, strict=True)
                 ]
-    for what, each in times.items():
-        plain = times["8 sequences, plain" if what.startswith("8") else "plain"]
-        drafted, accepted = counts[what]
+    for label, durations in times.items():
+        plain = times["8 sequences, plain" if label.startswith("8") else "plain"]
+        drafted, accepted = counts[label]
         share = accepted / drafted if drafted else None
-        yield what, median(each) * 1e3, median(plain) / median(each), share
+        yield label, median(durations) * 1e3, median(plain) / median(durations), share
 
 
 def _edit(new: int, vocabulary: int) -> dict[int, list[int]]:

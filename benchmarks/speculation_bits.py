@@ -88,10 +88,10 @@ def main(arguments: Sequence[str]) -> int:
         seconds = time.perf_counter() - begun
         sys.stderr.write(f"{', '.join(map(str, case))} ranks: {seconds:.0f} s\n")
     if options.json:
-        write_json([asdict(each) for each in results])
+        write_json([asdict(result) for result in results])
     else:
         _print(results)
-    return int(any(each.differ for each in results))
+    return int(any(result.differ for result in results))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,9 +114,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _print(results: Sequence[Result]) -> None:
     table = Table("model", "guesses", "tokens", "logprobs", "differ", "recomputed", "accepted")
-    for each in results:
-        table.add_row(f"{each.model}, {each.form}, tp={each.tp}", each.guesses, *_shown(each))
-    sums = [sum(row) for row in zip(*(_counts(each) for each in results), strict=True)]
+    for result in results:
+        table.add_row(
+            f"{result.model}, {result.form}, tp={result.tp}", result.guesses, *_shown(result)
+        )
+    sums = [sum(row) for row in zip(*(_counts(result) for result in results), strict=True)]
     table.add_row("all", "", *_shown(Result("", "", 0, "", *sums)))
     Console(width=100).print(table)
 
@@ -141,10 +143,10 @@ def compared(kind: str, form: str, tp: int, tokens: int, seed: int) -> list[Resu
         dice = Random(seed)
         while sum(counts[0] for counts in sums.values()) < tokens:
             wanted = requests(dice, _REQUESTS, eager.config.vocab_size)
-            for what, counts in _each_kind(model, wanted, dice):
-                before = sums.get(what, [0] * len(counts))
-                sums[what] = [sum(pair) for pair in zip(before, counts, strict=True)]
-    return [Result(kind, form, tp, what, *counts) for what, counts in sums.items()]
+            for label, counts in _each_kind(model, wanted, dice):
+                before = sums.get(label, [0] * len(counts))
+                sums[label] = [sum(pair) for pair in zip(before, counts, strict=True)]
+    return [Result(kind, form, tp, label, *counts) for label, counts in sums.items()]
 
 
 def with_wide_weights(name: str, dtype: torch.dtype) -> Any:
@@ -163,7 +165,7 @@ def with_wide_weights(name: str, dtype: torch.dtype) -> Any:
 
 def requests(dice: Random, number: int, vocabulary: int, most: int = 40) -> list[Request]:
     """Return prompts of parts that repeat, with all kinds of options."""
-    made = []
+    drawn = []
     for seed in range(number):
         part = [dice.randrange(vocabulary) for _ in range(dice.randrange(1, 12))]
         options: dict[str, Any] = dice.choice(
@@ -177,8 +179,8 @@ def requests(dice: Random, number: int, vocabulary: int, most: int = 40) -> list
             ]
         )
         new = max(dice.randrange(1, most), options.get("min_tokens", 1))
-        made.append((part * dice.randrange(1, 5), SamplingParams(max_tokens=new, **options)))
-    return made
+        drawn.append((part * dice.randrange(1, 5), SamplingParams(max_tokens=new, **options)))
+    return drawn
 
 
 def answers(
@@ -196,7 +198,7 @@ def answers(
     sizes = SIZES_WITH_STATES if model.keeps_states else SIZES
     with Engine(model, **sizes, **options) as engine:
         take_equal_times(engine)
-        handles = [engine.add(*each) for each in wanted]
+        handles = [engine.add(*request) for request in wanted]
         if preempted is not None:
             _record(engine, lambda handle: preempted.add(handles.index(handle)))
         if aborted:
@@ -205,7 +207,7 @@ def answers(
             for number in aborted:
                 handles[number].abort()
         results = {
-            number: [(each.chosen, each.finish) for each in handle.result()]
+            number: [(choice.chosen, choice.finish) for choice in handle.result()]
             for number, handle in enumerate(handles)
             if number not in aborted
         }
@@ -227,10 +229,10 @@ def _record(engine: Engine, tell: Callable[[Handle], None]) -> None:
     plan = engine.scheduler.plan
 
     def recorded() -> Any:
-        made = plan()
-        for sequence in made.preempted:
+        planned = plan()
+        for sequence in planned.preempted:
             tell(engine._work._all[sequence].handle)
-        return made
+        return planned
 
     engine.scheduler.plan = recorded  # type: ignore[method-assign]
 
@@ -238,7 +240,7 @@ def _record(engine: Engine, tell: Callable[[Handle], None]) -> None:
 def texts(wanted: Sequence[Request], results: Results) -> list[list[int]]:
     """Return prompts with their continuations."""
     return [
-        [*wanted[number][0], *(each.token for each in chosen)]
+        [*wanted[number][0], *(choice.token for choice in chosen)]
         for number, result in results.items()
         for chosen, _ in result
     ]
@@ -265,27 +267,27 @@ def _each_kind(
         "with aborts": {"speculate": oracle(0.8), "aborted": aborted},
         "with preemption": {"speculate": oracle(0.8), "kv_tokens": _FEW_KV_TOKENS},
     }
-    for what, options in sides.items():
+    for label, options in sides.items():
         preempted: set[int] = set()
         before = model.steps
-        found = answers(model, wanted, preempted=preempted, **options)
+        guessed = answers(model, wanted, preempted=preempted, **options)
         steps = [now - past for now, past in zip(model.steps, before, strict=True)]
-        yield what, [*_compared(plain, found, preempted), *steps[2:]]
+        yield label, [*_compared(plain, guessed, preempted), *steps[2:]]
 
 
-def _compared(plain: Results, found: Results, preempted: Collection[int]) -> list[int]:
+def _compared(plain: Results, guessed: Results, preempted: Collection[int]) -> list[int]:
     """Return the counts of tokens, log-probabilities and differences, and of preempted ones."""
     counts = {False: [0, 0, 0], True: [0, 0, 0]}
-    for number, results in found.items():
-        own = counts[number in preempted]
+    for number, results in guessed.items():
+        sums = counts[number in preempted]
         for (chosen, finish), (expected, end) in zip(results, plain[number], strict=True):
-            own[0] += len(expected)
-            own[1] += sum(each.logprob is not None for each in expected)
+            sums[0] += len(expected)
+            sums[1] += sum(choice.logprob is not None for choice in expected)
             pairs = zip(chosen, expected, strict=False)
-            own[2] += sum(one != other for one, other in pairs)
-            own[2] += abs(len(chosen) - len(expected)) + (finish != end)
-    again = counts[True]
-    return [*counts[False], again[0], again[2]]
+            sums[2] += sum(choice != other for choice, other in pairs)
+            sums[2] += abs(len(chosen) - len(expected)) + (finish != end)
+    preempted_sums = counts[True]
+    return [*counts[False], preempted_sums[0], preempted_sums[2]]
 
 
 if __name__ == "__main__":

@@ -57,18 +57,18 @@ def main(arguments: Sequence[str]) -> int:
     ):
         sides = {"none": None, "prompt:8": "prompt:8", "draft": small}
         results = [
-            each
+            result
             for count in options.sequences
-            for each in _measured(model, tokenizer, count, sides, options)
+            for result in _measured(model, tokenizer, count, sides, options)
         ]
     if options.json:
-        write_json([asdict(each) for each in results])
+        write_json([asdict(result) for result in results])
         return 0
     table = Table("sequences", "guesses", "tokens/s", "ratio", "accepted")
-    for each in results:
-        share = "" if each.accepted is None else f"{each.accepted:.0%}"
-        row = (str(each.sequences), each.guesses, f"{each.tokens_per_s:.0f}")
-        table.add_row(*row, f"{each.ratio:.2f}", share)
+    for result in results:
+        share = "" if result.accepted is None else f"{result.accepted:.0%}"
+        row = (str(result.sequences), result.guesses, f"{result.tokens_per_s:.0f}")
+        table.add_row(*row, f"{result.ratio:.2f}", share)
     Console().print(table)
     return 0
 
@@ -105,10 +105,10 @@ def _measured(
                 drafted = counts[name][0] + model.steps.drafted - before.drafted
                 accepted = counts[name][1] + model.steps.accepted - before.accepted
                 counts[name] = drafted, accepted
-    for name, each in speeds.items():
+    for name, rates in speeds.items():
         drafted, accepted = counts[name]
         share = accepted / drafted if drafted else None
-        yield Result(count, name, median(each), median(each) / median(speeds["none"]), share)
+        yield Result(count, name, median(rates), median(rates) / median(speeds["none"]), share)
 
 
 def _speed(
@@ -121,9 +121,9 @@ def _speed(
         tokens: list[list[int]] = [[] for _ in handles]
         begun, early = 0.0, 0
         while engine.step():
-            for handle, own in zip(handles, tokens, strict=True):
-                own += [event.chosen.token for event in handle.ready() if event.chosen]
-            if not begun and all(len(own) >= _WARM_UP for own in tokens):
+            for handle, sequence in zip(handles, tokens, strict=True):
+                sequence += [event.chosen.token for event in handle.ready() if event.chosen]
+            if not begun and all(len(sequence) >= _WARM_UP for sequence in tokens):
                 begun, early = time.perf_counter(), sum(map(len, tokens))
         seconds = time.perf_counter() - begun
         return (sum(map(len, tokens)) - early) / seconds, tokens

@@ -60,13 +60,13 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """Return the medians of all turns, and the tokens that differ between both ways."""
-        plain, guessed = (median(map(_speed, each)) for each in (self.plain, self.guessed))
-        tokens = sum(len(each[0]) - 1 for each in self.guessed)
+        plain, guessed = (median(map(_speed, runs)) for runs in (self.plain, self.guessed))
+        tokens = sum(len(run[0]) - 1 for run in self.guessed)
         return {
             "plain_tokens_per_s": round(plain, 2),
             "guessed_tokens_per_s": round(guessed, 2),
             "ratio": round(guessed / plain, 3),
-            "tokens_per_step": round(tokens / sum(each[2] for each in self.guessed), 2),
+            "tokens_per_step": round(tokens / sum(run[2] for run in self.guessed), 2),
             "tokens": tokens + len(self.guessed),
             "differ": sum(map(_differing, self.plain, self.guessed)),
         }
@@ -79,7 +79,7 @@ def _speed(guessed: Guessed) -> float:
 
 
 def _differing(plain: Guessed, guessed: Guessed) -> int:
-    return sum(one != other for one, other in zip(plain[0], guessed[0], strict=True))
+    return sum(token != other for token, other in zip(plain[0], guessed[0], strict=True))
 
 
 @dataclass
@@ -95,19 +95,19 @@ class Case:
     @property
     def problems(self) -> list[str]:
         """The sides that failed, wrong tokens, and targets that are missed."""
-        found = [f"{name} failed: {why}" for name, why in self.failed.items()]
-        rows = {name: each.to_json() for name, each in self.figures.items()}
+        problems = [f"{name} failed: {why}" for name, why in self.failed.items()]
+        rows = {name: figures.to_json() for name, figures in self.figures.items()}
         if OURS in rows and rows[OURS]["differ"]:
-            found.append(f"{rows[OURS]['differ']} tokens of {OURS} differ with guesses")
+            problems.append(f"{rows[OURS]['differ']} tokens of {OURS} differ with guesses")
         if self.expected is None:
-            return found
-        for name, each in self.figures.items():
-            wanted = self.expected * (len(each.plain) // len(self.expected))
-            if [tokens for tokens, *_ in each.plain] != wanted:
-                found.append(f"{name} does not write the text of the checkpoint")
+            return problems
+        for name, figures in self.figures.items():
+            wanted = self.expected * (len(figures.plain) // len(self.expected))
+            if [tokens for tokens, *_ in figures.plain] != wanted:
+                problems.append(f"{name} does not write the text of the checkpoint")
         speeds = {name: row["guessed_tokens_per_s"] for name, row in rows.items()}
         ahead = [name for name, speed in speeds.items() if speed > speeds.get(OURS, speed)]
-        return [*found, *(f"{name} is ahead of {OURS}" for name in ahead)]
+        return [*problems, *(f"{name} is ahead of {OURS}" for name in ahead)]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -141,12 +141,12 @@ def _measured(name: str, directory: Path, options: argparse.Namespace, progress:
                 for spec_name, side in list(sides.items()):
                     with _losing(spec_name, sides, case):
                         side.resume()
-                        both = [side.guess(prompt, options.new, n) for n in (0, options.guesses)]
+                        runs = [side.guess(prompt, options.new, n) for n in (0, options.guesses)]
                         side.pause()
                         if turn:
                             figures = case.figures.setdefault(spec_name, Figures())
-                            figures.plain.append(both[0])
-                            figures.guessed.append(both[1])
+                            figures.plain.append(runs[0])
+                            figures.guessed.append(runs[1])
     return case
 
 
@@ -178,9 +178,9 @@ def _prompts(
 
 
 @contextmanager
-def _directory(kept: Path | None) -> Iterator[Path]:
+def _directory(directory: Path | None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tpcompile-benchmark-") as temporary:
-        yield kept or Path(temporary)
+        yield directory or Path(temporary)
 
 
 def _report(cases: Mapping[str, Case], as_json: bool) -> None:
@@ -188,7 +188,7 @@ def _report(cases: Mapping[str, Case], as_json: bool) -> None:
         write_json(
             {
                 name: {
-                    "sides": {side: each.to_json() for side, each in case.figures.items()},
+                    "sides": {side: figures.to_json() for side, figures in case.figures.items()},
                     "missing": case.missing,
                     "problems": case.problems,
                 }
@@ -201,8 +201,8 @@ def _report(cases: Mapping[str, Case], as_json: bool) -> None:
         for side, figures in case.figures.items():
             row = figures.to_json()
             speeds = (f"{row[key]:.1f}" for key in ("plain_tokens_per_s", "guessed_tokens_per_s"))
-            rest = (f"{row['ratio']:.2f}", f"{row['tokens_per_step']:.2f}")
-            table.add_row(name, side, *speeds, *rest, f"{row['differ']} of {row['tokens']}")
+            ratios = (f"{row['ratio']:.2f}", f"{row['tokens_per_step']:.2f}")
+            table.add_row(name, side, *speeds, *ratios, f"{row['differ']} of {row['tokens']}")
     console = Console()
     console.print(table)
     for name, case in cases.items():

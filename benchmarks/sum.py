@@ -68,8 +68,8 @@ class Measured:
     same_bits: bool = True
 
     def ratio(self, target: Target) -> float:
-        own, peer = (self.seconds[target.size][side] for side in (SHARED, target.peer))
-        return median(peer) / median(own)
+        shared, peer = (self.seconds[target.size][side] for side in (SHARED, target.peer))
+        return median(peer) / median(shared)
 
     def targets(self) -> list[tuple[Target, float]]:
         """Return the targets of the measured sizes, each with the ratio reached."""
@@ -103,20 +103,20 @@ def measure(ranks: int, sizes: Sequence[int], turns: int) -> Measured:
             sockets[rank].append(end)
     memory = allocated_file("tpcompile-benchmark", exchange_bytes(ranks))
     LIBRARY.built()
-    here, there = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)
     processes = []
     for rank in range(ranks):
-        arguments = (plan, rank, sockets[rank], _File(memory), there)
+        arguments = (plan, rank, sockets[rank], _File(memory), sender)
         processes.append(context.Process(target=_run_rank, args=arguments, daemon=True))
     try:
         for process in processes:
             process.start()
-        there.close()  # so that the ranks' end shows on this one
+        sender.close()  # so that the ranks' end shows on this one
         for end in chain.from_iterable(sockets):
             end.close()
-        if not here.poll(LIMIT_S):
+        if not receiver.poll(LIMIT_S):
             raise TimeoutError(f"the ranks did not finish within {LIMIT_S:g} s")
-        measured: Measured = here.recv()
+        measured: Measured = receiver.recv()
         return measured
     finally:
         os.close(memory)
@@ -141,7 +141,7 @@ def _opened(file: Any) -> _File:
 
 
 def _run_rank(
-    plan: Plan, rank: int, others: list[socket.socket], memory: _File, report: Connection
+    plan: Plan, rank: int, sockets: list[socket.socket], memory: _File, report: Connection
 ) -> None:
     torch.set_num_threads(1)
     store = TCPStore(HOST, plan.port)
@@ -160,7 +160,7 @@ def _run_rank(
     )
     sides = {
         GLOO: ProcessGroupRank(group),
-        SOCKETS: ProcessGroupRank(group, Neighbours(rank, others, eager)),
+        SOCKETS: ProcessGroupRank(group, Neighbours(rank, sockets, eager)),
         SHARED: ProcessGroupRank(group, shared),
     }
     measured = Measured(plan.ranks)
@@ -174,7 +174,7 @@ def _run_rank(
 def _measure_size(
     measured: Measured, sides: dict[str, ProcessGroupRank], size: int, rank: int, turns: int
 ) -> None:
-    found = measured.seconds.setdefault(size, {side: [] for side in sides})
+    seconds = measured.seconds.setdefault(size, {side: [] for side in sides})
     times = min(MOST_A_TURN, max(LEAST_A_TURN, BYTES_A_TURN // size))
     x = torch.randn(size // 4, generator=torch.Generator().manual_seed(rank))
     for _ in range(turns):
@@ -185,7 +185,7 @@ def _measure_size(
             for _ in range(times):
                 start = time.perf_counter()
                 total = side.all_reduce(x)
-                found[name].append(time.perf_counter() - start)
+                seconds[name].append(time.perf_counter() - start)
             totals.append(total)
         measured.same_bits &= all(torch.equal(total, totals[0]) for total in totals)
 

@@ -149,10 +149,13 @@ def _decode() -> list[str]:
     from tpcompile.passes.pipeline import decode_pipeline, pipeline_text
 
     passes = decode_pipeline(spans=2)
-    own = passes[[current.name for current in passes].index("cache-kv") + 1 :]
-    said = [f"- `{current.name}`: {(current.__doc__ or '').split(chr(10))[0]}" for current in own]
+    decode_passes = passes[[current.name for current in passes].index("cache-kv") + 1 :]
+    lines = [
+        f"- `{current.name}`: {(current.__doc__ or '').split(chr(10))[0]}"
+        for current in decode_passes
+    ]
     text = _output("dump", *MODEL, "-p", pipeline_text(passes).replace("{tp=1}", ""))
-    return [DECODE.format(passes="\n".join(said), text=text)]
+    return [DECODE.format(passes="\n".join(lines), text=text)]
 
 
 def _stages() -> list[tuple[str, str]]:
@@ -160,17 +163,17 @@ def _stages() -> list[tuple[str, str]]:
 
     A header that is the same as that of the stage before is left out, and so is a whole text.
     """
-    found = []
+    stages = []
     last = whole = ""
     with tempfile.TemporaryDirectory() as directory:
         _output("dump", *MODEL, "--dump-dir", directory)
         for file in sorted(Path(directory).iterdir()):
             text = file.read_text(encoding="utf-8")
-            header, inputs, rest = text.partition("\ninputs\n")
-            shown = f"…{inputs}{rest}" if header == last else header + inputs + rest
-            found.append((file.stem.partition("-")[2], "" if text == whole else shown))
+            header, inputs, body = text.partition("\ninputs\n")
+            shown = f"…{inputs}{body}" if header == last else header + inputs + body
+            stages.append((file.stem.partition("-")[2], "" if text == whole else shown))
             last, whole = header, text
-    return found
+    return stages
 
 
 def _output(*command: str) -> str:

@@ -255,7 +255,8 @@ def page() -> str:
         operands="\n".join(map(_operands, INSTRUCTIONS.values())),
         columns="\n".join(map(_column, abi.COLUMNS)),
         enumerations="\n".join(
-            f"| `{name}` | {_members(one)} |" for name, one in abi.enumerations().items()
+            f"| `{name}` | {_members(enumeration)} |"
+            for name, enumeration in abi.enumerations().items()
         ),
     )
 
@@ -264,28 +265,30 @@ def _row(kind: type[StepInstruction], programs: Sequence[Program]) -> str:
     reads: dict[str, None] = {}
     writes: dict[str, None] = {}
     for program in programs:
-        for one in program.instructions:
-            if isinstance(one, kind):
-                joined = [join.region for join in one.joins]
-                reads |= dict.fromkeys(_names(program, one.reads))
-                writes |= dict.fromkeys(_names(program, one.writes))
+        for instruction in program.instructions:
+            if isinstance(instruction, kind):
+                joined = [join.region for join in instruction.joins]
+                reads |= dict.fromkeys(_names(program, instruction.reads))
+                writes |= dict.fromkeys(_names(program, instruction.writes))
                 writes |= dict.fromkeys(f"{name} (joined)" for name in _names(program, joined))
-    does = (kind.__doc__ or "").split("\n")[0]
-    cells = [str(kind.opcode), f"`{kind.name}`", does, ", ".join(reads), ", ".join(writes)]
+    summary = (kind.__doc__ or "").split("\n")[0]
+    cells = [str(kind.opcode), f"`{kind.name}`", summary, ", ".join(reads), ", ".join(writes)]
     return f"| {' | '.join(cells)} |"
 
 
 def _names(program: Program, regions: Iterable[Region]) -> list[str]:
-    found = (program.buffers[region.buffer].name for region in regions)
-    return [re.sub("^l[0-9]+_", "", name) for name in found]
+    names = (program.buffers[region.buffer].name for region in regions)
+    return [re.sub("^l[0-9]+_", "", name) for name in names]
 
 
 def _some_blocks(layer: str) -> str:
     """Return the blocks of the first head and the first sum across ranks."""
     _, _, text = layer.partition("\ninstructions\n")
-    each = re.split("\n(?=  i)", text.rstrip("\n"))
-    shown = [one for one in each if " norm_qkv_rows " in one][:2]
-    return "\n".join([*shown, next(one for one in each if " all_reduce " in one)])
+    instructions = re.split("\n(?=  i)", text.rstrip("\n"))
+    shown = [instruction for instruction in instructions if " norm_qkv_rows " in instruction][:2]
+    return "\n".join(
+        [*shown, next(instruction for instruction in instructions if " all_reduce " in instruction)]
+    )
 
 
 def _operands(kind: type[StepInstruction]) -> str:
@@ -304,8 +307,8 @@ def _column(name: str) -> str:
     return f"| `{name}` | {place} | {COLUMNS[name]} |"
 
 
-def _members(one: type[IntEnum]) -> str:
-    return ", ".join(f"{int(member)} `{member.name.lower()}`" for member in one)
+def _members(enumeration: type[IntEnum]) -> str:
+    return ", ".join(f"{int(member)} `{member.name.lower()}`" for member in enumeration)
 
 
 def _program(*arguments: str) -> Program:

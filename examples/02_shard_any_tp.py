@@ -38,10 +38,10 @@ def main() -> None:
     print("tp  query heads      KV heads         error     same tokens")
     for tp in range(1, 9):
         with tpcompile.compile(eager, tp=tp, simulate=True) as model:
-            found = model(prompts, attention_mask=mask).logits[mask.bool()]
+            logits = model(prompts, attention_mask=mask).logits[mask.bool()]
             ranks = model.plan.ranks
-        error = float((found - expected).abs().max() / expected.abs().max())
-        same = bool((found.argmax(-1) == expected.argmax(-1)).all())
+        error = float((logits - expected).abs().max() / expected.abs().max())
+        same = bool((logits.argmax(-1) == expected.argmax(-1)).all())
         queries = " ".join(str(rank.q_heads) for rank in ranks)
         keys = " ".join(str(rank.kv_heads) for rank in ranks)
         print(f"{tp:2}  {queries:15}  {keys:15}  {error:.1e}  {'yes' if same else 'NO'}")

@@ -31,13 +31,13 @@ batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
 inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
 
 with tpcompile.compile(directory, tp=2) as model:
-    found = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+    tokens = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
 
-for text in tokenizer.batch_decode(found, skip_special_tokens=True):
+for text in tokenizer.batch_decode(tokens, skip_special_tokens=True):
     print(f"  {text}")
 
 eager = AutoModelForCausalLM.from_pretrained(directory).eval()
 expected = eager.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
-if not torch.equal(found, expected):
+if not torch.equal(tokens, expected):
     raise SystemExit("The tokens differ from those of Hugging Face eager.")
-print(f"all {found[:, -NEW_TOKENS:].numel()} tokens are equal to those of Hugging Face eager")
+print(f"all {tokens[:, -NEW_TOKENS:].numel()} tokens are equal to those of Hugging Face eager")

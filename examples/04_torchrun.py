@@ -19,6 +19,6 @@ directory = sys.argv[1] if len(sys.argv) > 1 else "build/demo"
 with tpcompile.compile(directory) as model:
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     ids = tokenizer("Anna is", return_tensors="pt")["input_ids"]
-    found = model.generate(ids, max_new_tokens=32, do_sample=False)
+    tokens = model.generate(ids, max_new_tokens=32, do_sample=False)
     if not dist.is_initialized() or dist.get_rank() == 0:
-        print(f"{model.tp} ranks: {tokenizer.decode(found[0], skip_special_tokens=True)}")
+        print(f"{model.tp} ranks: {tokenizer.decode(tokens[0], skip_special_tokens=True)}")

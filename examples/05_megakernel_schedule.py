@@ -34,10 +34,10 @@ def schedules(directory: Path) -> None:
     for target in ("cpu", "h200"):
         for policy in ("zigzag", "dynamic", "critical-path"):
             step = tpcompile.schedule(MODEL, target=target, policy=policy)
-            found = step.report.to_json()
+            report = step.report.to_json()
             print(
-                f"{target:6}  {found['workers']:7}  {policy:13}  {found['instructions']:12,}  "
-                f"{found['counters']:8}  {found['makespan_us']:6,.0f}  {found['idle']:4.0%}  "
+                f"{target:6}  {report['workers']:7}  {policy:13}  {report['instructions']:12,}  "
+                f"{report['counters']:8}  {report['makespan_us']:6,.0f}  {report['idle']:4.0%}  "
                 f"{'yes' if step.verified else 'no'}"
             )
     picture, trace = directory / "step.svg", directory / "step.json"
@@ -68,8 +68,8 @@ def first_instructions(text: str, count: int) -> str:
 
 def counterexample(program: tpcompile.vm.Program) -> str:
     """Return the verifier's message after a wait between two instructions is removed."""
-    for number, own in enumerate(program.waits):
-        waits = (*program.waits[:number], own[1:], *program.waits[number + 1 :])
+    for number, old in enumerate(program.waits):
+        waits = (*program.waits[:number], old[1:], *program.waits[number + 1 :])
         for fault in tpcompile.vm.check_program(replace(program, waits=waits)):
             if fault.rule == "order":
                 return fault.said
@@ -80,16 +80,16 @@ def run(eager: torch.nn.Module) -> None:
     """Generate 24 tokens with the reference machine, in one launch, and compare with eager."""
     prompt, new = torch.tensor([[5, 9, 2]]), 24
     with tpcompile.compile(eager, tp=2, backend="reference", lowering="rows") as model:
-        found = model.generate(prompt, max_new_tokens=new, do_sample=False)[0, 3:].tolist()
+        tokens = model.generate(prompt, max_new_tokens=new, do_sample=False)[0, 3:].tolist()
         steps = model.steps
     expected = eager.generate(prompt, max_new_tokens=new, do_sample=False)[0, 3:].tolist()
-    same = sum(a == b for a, b in zip(found, expected, strict=True))
+    same = sum(a == b for a, b in zip(tokens, expected, strict=True))
     print(
         f"\n2 ranks, {steps.program} steps by the program: "
         f"{same} of {new} tokens are equal to those of eager"
     )
     if same < new:
-        raise SystemExit(f"The tokens must be {expected}, got {found}")
+        raise SystemExit(f"The tokens must be {expected}, got {tokens}")
 
 
 if __name__ == "__main__":

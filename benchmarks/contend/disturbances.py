@@ -69,12 +69,12 @@ def restricted(processes: Iterable[int], cores: Sequence[int]) -> Iterator[None]
     Afterwards they may use the same cores as before. A program may widen its own set of cores
     again, and would be measured as if it had more, so that is an error.
     """
-    found: dict[int, set[int]] = {}
+    previous: dict[int, set[int]] = {}
     families = list(processes)
     try:
         for _ in range(_PASSES):
-            for thread, own in _outside(families, cores).items():
-                found.setdefault(thread, own)
+            for thread, allowed in _outside(families, cores).items():
+                previous.setdefault(thread, allowed)
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(thread, cores)
         yield
@@ -84,29 +84,29 @@ def restricted(processes: Iterable[int], cores: Sequence[int]) -> Iterator[None]
                 f"{sorted(set().union(*outside.values()))}"
             )
     finally:
-        for thread, own in found.items():
+        for thread, allowed in previous.items():
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, own)
+                os.sched_setaffinity(thread, allowed)
 
 
 def _outside(processes: Sequence[int], cores: Sequence[int]) -> dict[int, set[int]]:
     """Return the threads that may use other cores than these, with the cores that they may use."""
-    found = {}
+    outside = {}
     for process in (member for first in processes for member in family(first)):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for thread in os.listdir(f"/proc/{process}/task"):
-                own = os.sched_getaffinity(int(thread))
-                if not own <= set(cores):
-                    found[int(thread)] = own
-    return found
+                allowed = os.sched_getaffinity(int(thread))
+                if not allowed <= set(cores):
+                    outside[int(thread)] = allowed
+    return outside
 
 
 class Quota(Closing):
     """A cgroup, of version 1 or 2, whose processes together get the time of some cores."""
 
-    def __init__(self, cores: float, mounts: Path = _MOUNTS, own: Path = _OWN) -> None:
+    def __init__(self, cores: float, mounts: Path = _MOUNTS, cgroup: Path = _OWN) -> None:
         """Make the cgroup. Raise QuotaError if that is impossible."""
-        self._parent, version = _parent(mounts.read_text(), own.read_text())
+        self._parent, version = _parent(mounts.read_text(), cgroup.read_text())
         self.directory = self._parent / f"tpcompile-benchmark-{os.getpid()}"
         quota = str(round(cores * _PERIOD_US))
         limits = {"cpu.max": f"{quota} {_PERIOD_US}"}
@@ -126,13 +126,13 @@ class Quota(Closing):
     @contextmanager
     def around(self, process: int) -> Iterator[None]:
         """Move a process and its descendants into the cgroup, and back afterwards."""
-        moved = family(process)
+        processes = family(process)
         before = _own_directory(process)
-        _move(moved, self.directory)
+        _move(processes, self.directory)
         try:
             yield
         finally:
-            _move(moved, before)
+            _move(processes, before)
 
     def close(self) -> None:
         """Remove the cgroup. Its processes must have ended."""
@@ -158,9 +158,9 @@ def _own_directory(process: int) -> Path:
     return directory
 
 
-def _parent(mounts: str, own: str) -> tuple[Path, int]:
+def _parent(mounts: str, cgroup: str) -> tuple[Path, int]:
     """Return the directory in which a cgroup with a quota can be made, and its version."""
-    directory, mount, version = _hierarchy(mounts, own)
+    directory, mount, version = _hierarchy(mounts, cgroup)
     if version == 1:
         return directory, 1
     for place in (directory, *directory.parents):
@@ -172,12 +172,12 @@ def _parent(mounts: str, own: str) -> tuple[Path, int]:
     raise QuotaError(f"no cgroup from {directory} to {mount} gives its children the controller cpu")
 
 
-def _hierarchy(mounts: str, own: str) -> tuple[Path, Path, int]:
+def _hierarchy(mounts: str, cgroup: str) -> tuple[Path, Path, int]:
     """Return the directory of a process's cgroup, the mount of its hierarchy, and its version."""
     fields = [line.split() for line in mounts.splitlines()]
     first = [Path(f[1]) for f in fields if f[2] == "cgroup" and "cpu" in f[3].split(",")]
     second = [Path(f[1]) for f in fields if f[2] == "cgroup2"]
-    for number, controllers, path in (line.split(":", 2) for line in own.splitlines()):
+    for number, controllers, path in (line.split(":", 2) for line in cgroup.splitlines()):
         is_first = "cpu" in controllers.split(",")
         if mounted := first if is_first else second if number == "0" and not first else []:
             directory = mounted[0] / path.lstrip("/")

@@ -130,16 +130,16 @@ class Measured:
         """Return the limits of the measured series. Other models and machines have none."""
         if self.model != MODEL or self.cores != CORES:
             return []
-        found = []
-        for one in self.series:
-            if (factor := OURS.get(one.side)) is None:
+        targets = []
+        for series in self.series:
+            if (factor := OURS.get(series.side)) is None:
                 continue
-            most = round(one.of.most * factor, 3)
-            found.append(Target(one.side, one.condition, "ratio", most, one.ratio))
-            if one.of.busy:
+            most = round(series.of.most * factor, 3)
+            targets.append(Target(series.side, series.condition, "ratio", most, series.ratio))
+            if series.of.busy:
                 most = round(LATE * factor, 3)
-                found.append(Target(one.side, one.condition, "late", most, one.late))
-        return found
+                targets.append(Target(series.side, series.condition, "late", most, series.late))
+        return targets
 
     def right(self, side: str) -> bool:
         """Return whether the tokens of a side are those of the model, but for rounding."""
@@ -149,7 +149,7 @@ class Measured:
     @property
     def bandwidths(self) -> list[float]:
         """Return all readings of the read loop."""
-        pairs = [pair for one in self.series for pair in one.pairs]
+        pairs = [pair for series in self.series for pair in series.pairs]
         return [reading for pair in pairs for reading in (pair.before, pair.after)]
 
     @property
@@ -165,29 +165,29 @@ def to_json(measured: Measured) -> dict[str, Any]:
     """Return everything measured, and for readers the figures of the table and the targets."""
     figures = [
         {
-            "condition": one.condition,
-            "side": one.side,
-            "alone_ms": one.milliseconds(alone=True),
-            "loaded_ms": one.milliseconds(alone=False),
-            "ratio": one.ratio,
-            "late": one.late,
-            "pairs": len(one.counted),
-            "dropped": one.dropped,
+            "condition": series.condition,
+            "side": series.side,
+            "alone_ms": series.milliseconds(alone=True),
+            "loaded_ms": series.milliseconds(alone=False),
+            "ratio": series.ratio,
+            "late": series.late,
+            "pairs": len(series.counted),
+            "dropped": series.dropped,
         }
-        for one in measured.series
+        for series in measured.series
     ]
     targets = [{**asdict(target), "ok": target.ok} for target in measured.targets()]
     return {"ok": measured.ok, "figures": figures, "targets": targets, **asdict(measured)}
 
 
-def from_json(found: Mapping[str, Any]) -> Measured:
+def from_json(written: Mapping[str, Any]) -> Measured:
     """Return the measurements that `to_json` has written."""
     series = [
-        Series(one["condition"], one["side"], [Pair(**pair) for pair in one["pairs"]])
-        for one in found["series"]
+        Series(item["condition"], item["side"], [Pair(**pair) for pair in item["pairs"]])
+        for item in written["series"]
     ]
     names = ("model", "cores", "cpu", "impossible", "missing", "not_installed", "gaps")
-    return Measured(**{name: found[name] for name in names}, series=series)
+    return Measured(**{name: written[name] for name in names}, series=series)
 
 
 def merged(runs: Sequence[Measured]) -> Measured:
@@ -195,17 +195,20 @@ def merged(runs: Sequence[Measured]) -> Measured:
     kinds = {(run.model, run.cores, run.cpu) for run in runs}
     if len(kinds) > 1:
         raise ValueError(f"results must be of one model and machine, got {sorted(kinds)}")
-    result = Measured(runs[0].model, runs[0].cores, runs[0].cpu)
+    combined = Measured(runs[0].model, runs[0].cores, runs[0].cpu)
     series: dict[tuple[str, str], Series] = {}
     for run in runs:
-        for one in run.series:
-            own = series.setdefault((one.condition, one.side), Series(one.condition, one.side))
-            own.pairs += one.pairs
-        result.impossible |= run.impossible
-        result.missing |= run.missing
-        result.not_installed |= run.not_installed
+        for run_series in run.series:
+            merged_series = series.setdefault(
+                (run_series.condition, run_series.side),
+                Series(run_series.condition, run_series.side),
+            )
+            merged_series.pairs += run_series.pairs
+        combined.impossible |= run.impossible
+        combined.missing |= run.missing
+        combined.not_installed |= run.not_installed
         for side, gap in run.gaps.items():
-            worst = [*(result.gaps[side] for _ in range(side in result.gaps)), gap]
-            result.gaps[side] = max(worst, key=lambda one: one[0] - one[1])
-    result.series = list(series.values())
-    return result
+            worst = [*(combined.gaps[side] for _ in range(side in combined.gaps)), gap]
+            combined.gaps[side] = max(worst, key=lambda pair: pair[0] - pair[1])
+    combined.series = list(series.values())
+    return combined

@@ -92,14 +92,16 @@ class Contention:
 
     def judge(self) -> None:
         """Compare all continuations with those of the model in fp32."""
-        texts = {side: list(found.values()) for side, found in self.texts.items()}
+        texts = {side: list(continuations.values()) for side, continuations in self.texts.items()}
         if not texts:
             return
         most = max(map(len, texts.values()))
-        results = {name: (own * most)[:most] for name, own in texts.items()}
+        results = {name: (continuations * most)[:most] for name, continuations in texts.items()}
         prompts = [self.prompt] * most
-        found, allowed = gaps(self.checkpoint.directory, prompts, results, self.measured.cores)
-        self.measured.gaps = {name: [gap, allowed] for name, gap in found.items()}
+        largest_gaps, allowed = gaps(
+            self.checkpoint.directory, prompts, results, self.measured.cores
+        )
+        self.measured.gaps = {name: [gap, allowed] for name, gap in largest_gaps.items()}
 
     def _load(self, spec: SideSpec, stack: ExitStack) -> Side | None:
         self.progress.print(f"loading {spec.name}")
@@ -122,7 +124,7 @@ class Contention:
         self, names: Sequence[str], condition: Condition, quota: Quota | None, stack: ExitStack
     ) -> dict[str, Started]:
         """Return the sides, with second processes if the condition needs them."""
-        found = {}
+        chosen = {}
         for name in names:
             started = Started(self.sides[name])
             if condition.second:
@@ -130,8 +132,8 @@ class Contention:
                 started.second = self._load(spec, stack)
                 if started.second is None:
                     continue
-            found[name] = started
-        return found
+            chosen[name] = started
+        return chosen
 
     def _pairs(self, chosen: dict[str, Started], condition: Condition, quota: Quota | None) -> None:
         series = {name: Series(condition.name, name) for name in chosen}

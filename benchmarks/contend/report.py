@@ -27,9 +27,12 @@ def show(measured: Measured, console: Console) -> None:
     _show_read(measured, console)
     for name, why in measured.impossible.items():
         console.print(f"{BY_NAME[name].title}: not possible here: {why}", markup=False)
-    for names, what in ((measured.missing, "failed"), (measured.not_installed, "is not installed")):
+    for names, problem in (
+        (measured.missing, "failed"),
+        (measured.not_installed, "is not installed"),
+    ):
         for name, why in names.items():
-            console.print(f"{name} {what}: {why}", markup=False)
+            console.print(f"{name} {problem}: {why}", markup=False)
     for side, (gap, allowed) in measured.gaps.items():
         verdict = "right" if measured.right(side) else "WRONG"
         console.print(f"{side}: tokens {verdict}; largest gap {gap:.4f}, allowed {allowed:.4f}")
@@ -39,8 +42,8 @@ def show(measured: Measured, console: Console) -> None:
 
 
 def _show_read(measured: Measured, console: Console) -> None:
-    dropped = sum(one.dropped for one in measured.series)
-    every = sum(len(one.pairs) for one in measured.series)
+    dropped = sum(series.dropped for series in measured.series)
+    every = sum(len(series.pairs) for series in measured.series)
     console.print(
         f"{dropped} of {every} pairs dropped: the read loop before and after them differed by more "
         f"than {AGREEMENT - 1:.0%}"
@@ -61,29 +64,31 @@ def _table(measured: Measured) -> Table:
     targets = {(t.side, t.condition, t.what): t for t in measured.targets()}
     conditions = list(BY_NAME)
     series = sorted(
-        measured.series, key=lambda one: (conditions.index(one.condition), SIDES.index(one.side))
+        measured.series, key=lambda item: (conditions.index(item.condition), SIDES.index(item.side))
     )
-    for name, group in groupby(series, key=lambda one: one.condition):
+    for name, group in groupby(series, key=lambda item: item.condition):
         table.add_row(f"[bold]{BY_NAME[name].title}[/bold]")
-        for one in group:
-            own = [targets.get((one.side, name, what)) for what in ("ratio", "late")]
-            table.add_row(one.side, *_cells(one, *own))
+        for item in group:
+            row_targets = [
+                targets.get((item.side, name, quantity)) for quantity in ("ratio", "late")
+            ]
+            table.add_row(item.side, *_cells(item, *row_targets))
         table.add_section()
     return table
 
 
-def _cells(one: Series, ratio: Target | None, late: Target | None) -> list[str]:
-    own = [target for target in (ratio, late) if target is not None]
-    verdict = "" if not own else "met" if all(target.ok for target in own) else "MISSED"
-    pairs = f"{len(one.counted)} of {len(one.pairs)}"
-    if not one.counted:
+def _cells(series: Series, ratio: Target | None, late: Target | None) -> list[str]:
+    targets = [target for target in (ratio, late) if target is not None]
+    verdict = "" if not targets else "met" if all(target.ok for target in targets) else "MISSED"
+    pairs = f"{len(series.counted)} of {len(series.pairs)}"
+    if not series.counted:
         return ["", "not measured", "", _limit(ratio), "", _limit(late), pairs, verdict]
     return [
-        f"{one.milliseconds(alone=True):.1f}",
-        f"{one.milliseconds(alone=False):.1f}",
-        f"{one.ratio:.2f}",
+        f"{series.milliseconds(alone=True):.1f}",
+        f"{series.milliseconds(alone=False):.1f}",
+        f"{series.ratio:.2f}",
         _limit(ratio),
-        f"{one.late:.2f}",
+        f"{series.late:.2f}",
         _limit(late),
         pairs,
         verdict,

@@ -52,19 +52,19 @@ def check_error(name: str, eager: Any) -> Check:
     with tpcompile.compile(
         eager, backend="triton", device=eager.device, max_seq_len=longest
     ) as model:
-        own = _error(model, runs)
+        ours = _error(model, runs)
         assert model.steps.program == _PROMPTS * _STEPS, "modules must run prompts only"
-    found = f"{own:.2e}, Hugging Face {theirs:.2e}"
+    errors = f"{ours:.2e}, Hugging Face {theirs:.2e}"
     says = f"{name}: error of bf16 against fp32 is not above Hugging Face's"
-    return Check(says, own <= theirs, found)
+    return Check(says, ours <= theirs, errors)
 
 
 def _error(model: Any, runs: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> float:
     """Return the mean relative error of logits, given the tokens of runs and the exact logits."""
     errors = [
-        float((found - wanted).norm() / wanted.norm())
+        float((logits - wanted).norm() / wanted.norm())
         for tokens, exact in runs
-        for found, wanted in zip(_steps(model, list(tokens)), exact, strict=True)
+        for logits, wanted in zip(_steps(model, list(tokens)), exact, strict=True)
     ]
     return mean(errors)
 
@@ -74,29 +74,31 @@ def _steps(model: Any, tokens: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     grows, cache = len(tokens) == 1, None
     with torch.inference_mode():
         for step in range(_STEPS + 1):
-            found = model(
+            output = model(
                 input_ids=tokens[step], use_cache=True, logits_to_keep=1, **{CACHE: cache}
             )
-            cache = found[CACHE]
+            cache = output[CACHE]
             if step:
-                yield found.logits[0, -1].float()
+                yield output.logits[0, -1].float()
             if grows:
-                tokens.append(found.logits[:, -1].argmax(-1, keepdim=True))
+                tokens.append(output.logits[:, -1].argmax(-1, keepdim=True))
 
 
 def check_bits(shape: Shape, random: RandomMemory, repeats: int) -> Iterator[Check]:
     """Check that the bits of logits depend neither on the run nor on the schedule or the batch."""
     program = shape.program(random.device)
     first = Megakernel(shape, program, random)
-    (kept,) = first.executor.memory.values(Role.CACHE)
+    (first_cache,) = first.executor.memory.values(Role.CACHE)
     wanted = _logits(first, shape)
-    same = sum(torch.equal(_logits(first, shape), wanted) for _ in range(repeats))
-    yield Check(f"{shape.model}: the same bits in every run", same == repeats, f"{same}/{repeats}")
+    equal = sum(torch.equal(_logits(first, shape), wanted) for _ in range(repeats))
+    yield Check(
+        f"{shape.model}: the same bits in every run", equal == repeats, f"{equal}/{repeats}"
+    )
     workers = len(program.queues)
-    others = [replace(shape, policy=policy) for policy in POLICIES]
-    others += [replace(shape, workers=count) for count in {1, workers // 2, workers - 1} if count]
-    others += [replace(shape, batch=batch) for batch in (2, 4)]
-    for other in others:
+    shapes = [replace(shape, policy=policy) for policy in POLICIES]
+    shapes += [replace(shape, workers=count) for count in {1, workers // 2, workers - 1} if count]
+    shapes += [replace(shape, batch=batch) for batch in (2, 4)]
+    for other in shapes:
         changed = [
             f"{name} {value}"
             for name, value in asdict(other).items()
@@ -104,11 +106,13 @@ def check_bits(shape: Shape, random: RandomMemory, repeats: int) -> Iterator[Che
         ]
         side = Megakernel(other, other.program(random.device), random)
         (cache,) = side.executor.memory.values(Role.CACHE)
-        cache[:, :, : kept.shape[2]] = kept  # the first sequence has the first blocks
+        cache[:, :, : first_cache.shape[2]] = first_cache  # the first sequence has the first blocks
         ok = torch.equal(_logits(side, other)[:1], wanted)
         side.close()
-        what = ", ".join(changed) or "the default policy"
-        yield Check(f"{shape.model}: the same bits with {what}", ok, "same" if ok else "different")
+        changes = ", ".join(changed) or "the default policy"
+        yield Check(
+            f"{shape.model}: the same bits with {changes}", ok, "same" if ok else "different"
+        )
 
 
 def _logits(side: Megakernel, shape: Shape) -> torch.Tensor:

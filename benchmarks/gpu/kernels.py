@@ -31,7 +31,7 @@ class Shape:
 
     def program(self, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Program:
         """Return the verified program for a device."""
-        found = schedule(
+        scheduled = schedule(
             f"preset:{self.model}",
             target=machine_of(device),
             workers=self.workers,
@@ -41,12 +41,16 @@ class Shape:
             context=self.context,
             max_seq_len=self.context + self.steps,
         )
-        return found.program
+        return scheduled.program
 
 
 def bytes_of(program: Program, context: int, batch: int = 1) -> int:
     """Return the bytes of weights and of a batch's cache that a step must read."""
-    weights = sum(one.traffic for one in program.instructions if isinstance(one, WeightInstruction))
+    weights = sum(
+        instruction.traffic
+        for instruction in program.instructions
+        if isinstance(instruction, WeightInstruction)
+    )
     cache = next(b for b in program.buffers if b.role.kind == "cache")
     assert cache.storage is not None
     layers, two, _, heads, width = cache.storage
@@ -123,7 +127,7 @@ class TileGraph:
 
 def levels_of(program: Program) -> list[Sequence[int]]:
     """Return the instructions by the length of the longest chain of dependencies before them."""
-    found: dict[int, list[int]] = {}
+    levels: dict[int, list[int]] = {}
     for number, depth in enumerate(depths(dependencies(program.instructions))):
-        found.setdefault(depth, []).append(number)
-    return [found[depth] for depth in sorted(found)]
+        levels.setdefault(depth, []).append(number)
+    return [levels[depth] for depth in sorted(levels)]

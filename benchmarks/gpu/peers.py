@@ -28,9 +28,9 @@ class Eager:
 
     def burst(self) -> float:
         """Run the steps; return the milliseconds per step."""
-        found = elapsed_ms(self._model.device, self._run) / self._shape.steps
+        milliseconds = elapsed_ms(self._model.device, self._run) / self._shape.steps
         self._cache.crop(-self._shape.steps)
-        return found
+        return milliseconds
 
     def close(self) -> None:
         """Release the cache."""
@@ -43,8 +43,8 @@ class Eager:
                 token = self._step(self._model, token)
 
     def _step(self, model: Any, token: torch.Tensor) -> torch.Tensor:
-        found = model(input_ids=token, use_cache=True, logits_to_keep=1, **{CACHE: self._cache})
-        return found.logits[:, -1].argmax(-1, keepdim=True)
+        output = model(input_ids=token, use_cache=True, logits_to_keep=1, **{CACHE: self._cache})
+        return output.logits[:, -1].argmax(-1, keepdim=True)
 
 
 class Compiled(Eager):

@@ -116,8 +116,8 @@ class Report:
             return "failed", "", "", ""
         typical, wanted = median(row.ms), _WANTED_MS.get((row.model, row.context))
         ours = row.side == "tpcompile" and row.batch == 1
-        asked = "" if wanted is None or not ours else f"{wanted:.2f}"
-        return f"{typical:.3f}", f"{min(row.ms):.3f}", f"{self._share(row):.0%}", asked
+        target = "" if wanted is None or not ours else f"{wanted:.2f}"
+        return f"{typical:.3f}", f"{min(row.ms):.3f}", f"{self._share(row):.0%}", target
 
 
 def _version(name: str) -> str:

@@ -55,7 +55,7 @@ def llguidance_side(tokenizer: Any, size: int) -> Compile:
     def compiled(schema: str) -> Any:
         grammars.forget()
         matcher = grammars.grammar(Structure(JSON_SCHEMA, schema)).matcher(ends)
-        return matcher, lambda own: own.forbidden(), accept
+        return matcher, lambda current: current.forbidden(), accept
 
     return compiled
 
@@ -72,8 +72,8 @@ def xgrammar_side(tokenizer: Any, size: int) -> Compile:
         matcher = xgrammar.GrammarMatcher(compiler.compile_json_schema(schema))
         return (
             matcher,
-            lambda own: own.fill_next_token_bitmask(mask),
-            lambda own, token: own.accept_token(token),
+            lambda current: current.fill_next_token_bitmask(mask),
+            lambda current, token: current.accept_token(token),
         )
 
     return compiled
@@ -85,16 +85,16 @@ SIDES = {"llguidance": llguidance_side, "xgrammar": xgrammar_side}
 def timed(compiled: Compile, tokenizer: Any, size: int, turns: int) -> Timed:
     """Compile a record of a size several times, and compute the masks of its instance."""
     schema, instance = record(size)
-    result = Timed(len(schema))
+    timing = Timed(len(schema))
     for _ in range(turns):
         gc.collect()
         begun = time.perf_counter()
         matcher, fill, accept = compiled(schema)
-        result.compile_ms.append(1e3 * (time.perf_counter() - begun))
+        timing.compile_ms.append(1e3 * (time.perf_counter() - begun))
     for token in tokenizer.encode(instance):
         begun = time.perf_counter()
         fill(matcher)
-        result.mask_ms.append(1e3 * (time.perf_counter() - begun))
+        timing.mask_ms.append(1e3 * (time.perf_counter() - begun))
         if not accept(matcher, token):
             raise ValueError(f"Token {token} of an instance is refused")
-    return result
+    return timing

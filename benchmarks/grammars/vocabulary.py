@@ -30,8 +30,8 @@ _READ = 24 << 20
 def tokenizer_in(directory: Path) -> Any:
     """Return the tokenizer in a directory; make it there if it is missing."""
     if not (directory / "tokenizer.json").is_file():
-        made = PreTrainedTokenizerFast(tokenizer_object=_trained(), eos_token=_END)
-        made.save_pretrained(directory)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=_trained(), eos_token=_END)
+        tokenizer.save_pretrained(directory)
     return AutoTokenizer.from_pretrained(directory)
 
 

@@ -63,13 +63,13 @@ def _taken(draft: Draft, *, one_layer: bool) -> str:
         for a, b in combinations(_biased(draft), 2)
         if (layer_of(a) == layer_of(b)) == one_layer and type_of(_bias(a)) == type_of(_bias(b))
     ]
-    one, other = draft.pick(pairs, "two equal types of bias")
-    first, second = _bias(one), _bias(other)
+    node, other = draft.pick(pairs, "two equal types of bias")
+    first, second = _bias(node), _bias(other)
     other.update_arg(2, first)
     if draft.dice.random() < 0.5:
-        one.prepend(second)
-        one.update_arg(2, second)
-        return f"%{one.name} and %{other.name} with each other's bias"
+        node.prepend(second)
+        node.update_arg(2, second)
+        return f"%{node.name} and %{other.name} with each other's bias"
     return f"%{other.name} with %{first.name}"
 
 
@@ -109,9 +109,9 @@ def added_twice(draft: Draft) -> str:
     added = _added(draft)
     node = draft.pick([*_biased(draft), *added], "bias")
     bias = operand(node, 1) if node in added else _bias(node)
-    again = insert_after(node, aten.add.Tensor, node, bias)
-    again.meta["type"] = type_of(node)
-    node.replace_all_uses_with(again, delete_user_cb=lambda user: user is not again)
+    second_sum = insert_after(node, aten.add.Tensor, node, bias)
+    second_sum.meta["type"] = type_of(node)
+    node.replace_all_uses_with(second_sum, delete_user_cb=lambda user: user is not second_sum)
     return f"%{bias.name} added twice"
 
 
@@ -123,12 +123,12 @@ def added_elsewhere(draft: Draft) -> str:
         for a, b in combinations(added, 2)
         if type_of(operand(a, 1)) == type_of(operand(b, 1))
     ]
-    one, other = draft.pick(pairs, "two biases after sums")
-    first, second = operand(one, 1), operand(other, 1)
-    one.prepend(second)
-    one.update_arg(1, second)
+    node, other = draft.pick(pairs, "two biases after sums")
+    first, second = operand(node, 1), operand(other, 1)
+    node.prepend(second)
+    node.update_arg(1, second)
     other.update_arg(1, first)
-    return f"%{one.name} and %{other.name} with each other's bias"
+    return f"%{node.name} and %{other.name} with each other's bias"
 
 
 def _added(draft: Draft) -> list[fx.Node]:

@@ -55,8 +55,8 @@ def block_of_reader(draft: Draft) -> str:
 def block_of_layer(draft: Draft) -> str:
     """Change the block size in all of a layer's ops with the cache."""
     nodes = draft.calls(*CACHE_OPS)
-    one = draft.pick(nodes, "op with a cache")
-    layer = one.args[place_of(one, "layer")]
+    node = draft.pick(nodes, "op with a cache")
+    layer = node.args[place_of(node, "layer")]
     return _other_block(draft, [n for n in nodes if n.args[place_of(n, "layer")] == layer])
 
 
@@ -71,8 +71,8 @@ def _other_block(draft: Draft, nodes: list[fx.Node]) -> str:
 
 def queries_of_layer(draft: Draft) -> str:
     """Make a later layer attend with the queries of the first layer."""
-    first, *others = draft.calls(PARTIAL_ATTENTION)
-    node = draft.pick(others, "second reader of a cache")
+    first, *later = draft.calls(PARTIAL_ATTENTION)
+    node = draft.pick(later, "second reader of a cache")
     node.update_arg(0, operand(first))
     return f"%{node.name} attends with %{operand(first).name}"
 
@@ -91,8 +91,8 @@ def both_of_another(draft: Draft) -> str:
 
 
 def _of_another(draft: Draft, *places: int) -> str:
-    first, *others = draft.calls(ATTENTION_REDUCE)
-    node = draft.pick(others, "second reduction")
+    first, *later = draft.calls(ATTENTION_REDUCE)
+    node = draft.pick(later, "second reduction")
     for place in places:
         node.update_arg(place, operand(first, place))
     return f"%{node.name} takes operands {list(places)} of %{first.name}"
@@ -104,9 +104,9 @@ def spans_left_out(draft: Draft) -> str:
     for place in (0, 1):
         source = operand(node, place)
         with draft.graph.inserting_before(node):
-            some = insert(node, aten.slice.Tensor, source, 2, 0, 1, 1)
-        some.meta["type"] = type_of(source)
-        node.update_arg(place, some)
+            first_span = insert(node, aten.slice.Tensor, source, 2, 0, 1, 1)
+        first_span.meta["type"] = type_of(source)
+        node.update_arg(place, first_span)
     return f"%{node.name} merges only the first span"
 
 
@@ -115,10 +115,10 @@ def lse_of_other_spans(draft: Draft) -> str:
     node = draft.pick(draft.calls(ATTENTION_REDUCE), "reduction")
     partial = operand(operand(node))
     with draft.graph.inserting_before(node):
-        again = draft.graph.node_copy(partial)
-        lse = insert_item(node, again, 1, "lse")
+        attention = draft.graph.node_copy(partial)
+        lse = insert_item(node, attention, 1, "lse")
     lse.meta["type"] = type_of(operand(node, 1))
     name, value = draft.pick([("window", 2), ("spans", 3), ("scale", 3.0)], "option")
-    again.update_arg(place_of(partial, name), value)
+    attention.update_arg(place_of(partial, name), value)
     node.update_arg(1, lse)
     return f"%{node.name} takes the lse with {name}={value}"

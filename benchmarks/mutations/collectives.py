@@ -71,14 +71,14 @@ def past_residual(draft: Draft) -> str:
 def mistaken(draft: Draft) -> str:
     """Replace a sum by a gather, or a gather by a sum."""
     node = draft.pick(draft.calls(*COLLECTIVES), "collective")
-    rest = () if node.target is ALL_GATHER else (draft.dice.randrange(2),)
+    arguments = () if node.target is ALL_GATHER else (draft.dice.randrange(2),)
     with draft.graph.inserting_before(node):
         target = ALL_REDUCE if node.target is ALL_GATHER else ALL_GATHER
-        new = insert(node, target, node.args[0], *rest)
+        new = insert(node, target, node.args[0], *arguments)
     new.meta["type"] = node.meta["type"]
     node.replace_all_uses_with(new)
     draft.graph.erase_node(node)
-    return f"{op_name(node)} %{node.name} became {op_name(new)}{list(rest)}"
+    return f"{op_name(node)} %{node.name} became {op_name(new)}{list(arguments)}"
 
 
 def gather_dim(draft: Draft) -> str:

@@ -49,11 +49,11 @@ class Draft:
     def tp(self) -> int:
         return info_of(self.gm).tp
 
-    def pick(self, options: Iterable[T], what: str) -> T:
-        found = list(options)
-        if not found:
-            raise UnfitError(f"there is no {what}")
-        return self.dice.choice(found)
+    def pick(self, options: Iterable[T], description: str) -> T:
+        choices = list(options)
+        if not choices:
+            raise UnfitError(f"there is no {description}")
+        return self.dice.choice(choices)
 
     def calls(self, *targets: Any) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.target in targets]
@@ -72,10 +72,10 @@ class Draft:
             and (not axis or any(part.axis == axis for part in segments(kind.layout)))
         ]
 
-    def new_parameter(self, like: fx.Node, name: str, parameter: Parameter) -> fx.Node:
-        """Insert a parameter right before `like`."""
-        with self.graph.inserting_before(like):
-            return new_parameter(self.graph, name, parameter, origin_of(like), self.gm)
+    def new_parameter(self, anchor: fx.Node, name: str, parameter: Parameter) -> fx.Node:
+        """Insert a parameter right before `anchor`."""
+        with self.graph.inserting_before(anchor):
+            return new_parameter(self.graph, name, parameter, origin_of(anchor), self.gm)
 
 
 def segments(layout: AnyLayout) -> tuple[Layout, ...]:
@@ -136,12 +136,12 @@ def set_shard(node: fx.Node, rank: int, recipe: Recipe) -> None:
 
 def slices(node: fx.Node, rank: int) -> list[tuple[Layout, Interval]]:
     """Return the runs of a rank along the split dimension, each with its layout."""
-    found = []
+    runs = []
     offset = 0
     for part in segments_of(node):
-        found += [(part, (offset + a, offset + b)) for a, b in part.intervals(rank)]
+        runs += [(part, (offset + a, offset + b)) for a, b in part.intervals(rank)]
         offset += part.size
-    return found
+    return runs
 
 
 def slice_anew(node: fx.Node, rank: int, intervals: Iterable[Interval]) -> None:

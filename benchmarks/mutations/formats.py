@@ -37,15 +37,15 @@ def other_groups(draft: Draft) -> str:
     """Let other numbers of columns share a scale."""
     node, old = _few_bits(draft, lambda old: True)
     columns = old.components[1].columns
-    others = [columns // 2, 2 * columns, 0] if columns else [16, 32]
-    return _reformatted(draft, node, _changed(old, columns=draft.pick(others, "size of groups")))
+    sizes = [columns // 2, 2 * columns, 0] if columns else [16, 32]
+    return _reformatted(draft, node, _changed(old, columns=draft.pick(sizes, "size of groups")))
 
 
 def other_bits(draft: Draft) -> str:
     """Take 4 bits for 8, or 8 for 4, or values for integers."""
     node, old = _few_bits(draft, lambda old: True)
-    others = [_changed(old, kind=kind) for kind in (Kind.INT4, Kind.INT8) if kind != old.kind]
-    return _reformatted(draft, node, draft.pick([*others, None], "format"))
+    formats = [_changed(old, kind=kind) for kind in (Kind.INT4, Kind.INT8) if kind != old.kind]
+    return _reformatted(draft, node, draft.pick([*formats, None], "format"))
 
 
 def other_scales(draft: Draft) -> str:
@@ -66,8 +66,8 @@ def cut_elsewhere(draft: Draft) -> str:
     edges[rank + 1] += columns
     units = [edge // _FINE for edge in edges]
     cut = tuple(((start, stop),) for start, stop in pairwise(units))
-    for one in alike(draft, "ffn", node):
-        relayout(one, "ffn", Layout("ffn", old.size // _FINE, _FINE, cut))
+    for member in alike(draft, "ffn", node):
+        relayout(member, "ffn", Layout("ffn", old.size // _FINE, _FINE, cut))
     return f"the layer of %{node.name} cut {columns} columns further after rank {rank}"
 
 
@@ -82,7 +82,7 @@ def _few_bits(draft: Draft, fits: Callable[[Format], bool]) -> tuple[fx.Node, Fo
     """Pick a weight of few bits."""
     stored = {node: value_type(node).format for node in parameters(draft.graph)}
     return draft.pick(
-        [(node, one) for node, one in stored.items() if one is not None and fits(one)],
+        [(node, old) for node, old in stored.items() if old is not None and fits(old)],
         "weight in such a format",
     )
 
@@ -92,8 +92,10 @@ def _reformatted(draft: Draft, node: fx.Node, new: Format | None) -> str:
     old, rank = parameter_of(node), draft.dice.randrange(draft.tp)
     where = draft.pick(("type", "recipes", "type and recipes", f"recipe of rank {rank}"), "place")
     shards = [
-        one if where == "type" or (where.endswith(str(rank)) and at != rank) else _with(one, new)
-        for at, one in enumerate(old.shards)
+        shard
+        if where == "type" or (where.endswith(str(rank)) and shard_rank != rank)
+        else _with(shard, new)
+        for shard_rank, shard in enumerate(old.shards)
     ]
     whole = _with(old.whole, new) if "recipes" in where else old.whole
     kind = replace(old.type, format=new) if "type" in where else old.type
@@ -106,6 +108,6 @@ def _with(recipe: Recipe, new: Format | None) -> Recipe:
         case Tensor():
             return replace(recipe, format=new)
         case Concat(sources=sources):
-            return replace(recipe, sources=tuple(_with(one, new) for one in sources))
+            return replace(recipe, sources=tuple(_with(source, new) for source in sources))
         case _:
             return replace(recipe, source=_with(recipe.source, new))

@@ -120,12 +120,12 @@ def norms_swapped(draft: Draft) -> str:
         for a in norms
         for b in norms
         if (other := operand(b, place_of(b, "weight"))) < a
-        and (own := operand(a, place_of(a, "weight"))) is not other
-        and type_of(own) == type_of(other)
+        and (weight := operand(a, place_of(a, "weight"))) is not other
+        and type_of(weight) == type_of(other)
     ]
-    one, other = draft.pick(pairs, "two norms of one type")
-    one.update_arg(place_of(one, "weight"), operand(other, place_of(other, "weight")))
-    return f"%{one.name} with the scale of %{other.name}"
+    node, other = draft.pick(pairs, "two norms of one type")
+    node.update_arg(place_of(node, "weight"), operand(other, place_of(other, "weight")))
+    return f"%{node.name} with the scale of %{other.name}"
 
 
 def residual(draft: Draft) -> str:

@@ -76,14 +76,14 @@ def judge_numbers(gm: fx.GraphModule, original: Graph) -> str:
     """Describe how the ranks' logits differ from the correct ones; return "" if they do not."""
     expected = _expected(original)
     try:
-        found = _logits(gm, original)
+        rank_logits = _logits(gm, original)
     except Exception as error:  # an exception shows that the graph is wrong
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    if any(logits.shape != expected.shape for logits in found):
+    if any(logits.shape != expected.shape for logits in rank_logits):
         return "logits of another shape"
-    if not all(torch.equal(logits, found[0]) for logits in found):
+    if not all(torch.equal(logits, rank_logits[0]) for logits in rank_logits):
         return "ranks disagree"
-    relative = float((found[0] - expected).abs().max() / expected.abs().max())
+    relative = float((rank_logits[0] - expected).abs().max() / expected.abs().max())
     return "" if relative <= TOLERANCE else f"off by {relative:.1e}"
 
 
@@ -98,7 +98,9 @@ def _logits(gm: fx.GraphModule, original: Graph) -> list[torch.Tensor]:
     steps = steps_of(original)
     caches = caches_for(gm, steps, original)
     if decodes(original.gm):
-        caches = [{n: kept.clone() for n, kept in own.items()} for own in _filled(original)]
+        caches = [
+            {n: tensor.clone() for n, tensor in inputs.items()} for inputs in _filled(original)
+        ]
         return _run(gm, original, steps[1:], caches)
     return _run(gm, original, steps, caches)
 
@@ -133,8 +135,10 @@ def _run(
         )
         for rank, source in enumerate(emit_sources(gm))
     ]
-    found = [run_simulated(modules, group, [{**step, **own} for own in caches]) for step in steps]
-    return [torch.cat(logits) for logits in zip(*found, strict=True)]
+    step_logits = [
+        run_simulated(modules, group, [{**step, **inputs} for inputs in caches]) for step in steps
+    ]
+    return [torch.cat(logits) for logits in zip(*step_logits, strict=True)]
 
 
 def _interpret(
@@ -145,8 +149,8 @@ def _interpret(
     gm = clone(gm)
     for node in kept_inputs(gm):
         node.op = "get_attr"  # each rank has its own cache, like its weights
-        weights[str(node.target)] = [own[node.name] for own in caches]
+        weights[str(node.target)] = [inputs[node.name] for inputs in caches]
     tables = original.subject.captured.rotary.fresh()
     with torch.inference_mode():
-        found = [logits_of(run_ranks(gm, step, weights, tables)) for step in steps]
-    return [torch.cat(logits) for logits in zip(*found, strict=True)]
+        step_logits = [logits_of(run_ranks(gm, step, weights, tables)) for step in steps]
+    return [torch.cat(logits) for logits in zip(*step_logits, strict=True)]

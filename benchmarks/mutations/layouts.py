@@ -64,8 +64,8 @@ def parts_differ(draft: Draft) -> str:
     node = draft.pick(_with_twins(draft), "fused parameter with two equal parts")
     parts = list(segments_of(node))
     place = draft.pick([i for i, part in enumerate(parts) if parts.count(part) > 1], "part")
-    made = [new for make in _OTHERS.values() for new in _valid(parts[place], make(parts[place]))]
-    parts[place] = draft.pick(made, "other layout")
+    layouts = [new for make in _OTHERS.values() for new in _valid(parts[place], make(parts[place]))]
+    parts[place] = draft.pick(layouts, "other layout")
     set_parameter(node, parameter_of(node).sharded(0, FusedLayout(tuple(parts))))
     return f"part {place} of %{node.name}: {parts[place].parts} of {parts[place].grain}"
 
@@ -115,16 +115,16 @@ _OTHERS: dict[str, Callable[[Layout], Iterator[Layout]]] = {
 }
 
 
-def _valid(old: Layout, found: Iterator[Layout]) -> list[Layout]:
+def _valid(old: Layout, layouts: Iterator[Layout]) -> list[Layout]:
     """Return the layouts that are valid by themselves, but differ from the other side's."""
     ranks = range(old.ranks)
-    mine = [merged(old.intervals(rank)) for rank in ranks]
+    intervals = [merged(old.intervals(rank)) for rank in ranks]
     return [
         new
-        for new in found
+        for new in layouts
         if not new.refusal()
         and not new.overlap()
-        and [merged(new.intervals(rank)) for rank in ranks] != mine
+        and [merged(new.intervals(rank)) for rank in ranks] != intervals
     ]
 
 
@@ -161,7 +161,7 @@ def with_run(layout: Layout, rank: int, run: Interval) -> list[tuple[Interval, .
     return [(run,) if r == rank else part for r, part in enumerate(layout.parts)]
 
 
-def _resplit(draft: Draft, change: Callable[[Layout], Layout], what: str) -> str:
+def _resplit(draft: Draft, change: Callable[[Layout], Layout], description: str) -> str:
     """Change the split of one parameter, or of all parameters of a layer with the axis."""
     axis = draft.pick(_ANY, "axis")
     node = draft.pick(draft.split_parameters(axis=axis), f"parameter split by {axis}")
@@ -171,7 +171,7 @@ def _resplit(draft: Draft, change: Callable[[Layout], Layout], what: str) -> str
     for member in nodes:
         relayout(member, axis, layout)
     names = "all of its layer" if together else f"%{node.name}"
-    return f"{axis} of {names} ({node.name}) with {what}: {layout.parts}"
+    return f"{axis} of {names} ({node.name}) with {description}: {layout.parts}"
 
 
 def too_many_ranks(draft: Draft) -> str:
@@ -182,8 +182,8 @@ def too_many_ranks(draft: Draft) -> str:
         raise UnfitError("there is nothing for one rank more")
     new = with_parts(old, even_runs(old.units, draft.tp + 1))
     for member in alike(draft, axis, node):
-        others = {part.axis for part in segments_of(member)} - {axis}
-        if others:
+        other_axes = {part.axis for part in segments_of(member)} - {axis}
+        if other_axes:
             raise UnfitError("other axes are fused with it")
         relayout(member, axis, new)
         parameter = parameter_of(member)
@@ -194,10 +194,12 @@ def too_many_ranks(draft: Draft) -> str:
 def scatter_for_more(draft: Draft) -> str:
     """Scatter sums to one rank more than there are."""
     nodes = draft.calls(REDUCE_SCATTER)
-    some = nodes if draft.dice.random() < 0.5 else [draft.pick(nodes, "scatter")]
-    for node in some:
+    chosen = nodes if draft.dice.random() < 0.5 else [draft.pick(nodes, "scatter")]
+    for node in chosen:
         node.update_arg(1, draft.tp + 1)
-    return f"%{draft.pick(some, 'scatter').name} and {len(some) - 1} more for {draft.tp + 1} ranks"
+    return (
+        f"%{draft.pick(chosen, 'scatter').name} and {len(chosen) - 1} more for {draft.tp + 1} ranks"
+    )
 
 
 def alike(draft: Draft, axis: str, node: fx.Node) -> list[fx.Node]:

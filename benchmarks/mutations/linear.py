@@ -91,7 +91,7 @@ def channels_as_one(draft: Draft) -> str:
 def channels_swapped(draft: Draft) -> str:
     """Swap the channels of two parts on all ranks, in the projection and in the taps."""
     conv = draft.pick(draft.calls(*_CONVS), "convolution")
-    one, other = draft.pick(((0, 1), (0, 2), (1, 2)), "two parts")
+    part, other = draft.pick(((0, 1), (0, 2), (1, 2)), "two parts")
     linear = operand(conv)
     if linear.target is not LINEAR:
         raise UnfitError("the channels share a linear with gates")
@@ -100,8 +100,8 @@ def channels_swapped(draft: Draft) -> str:
         chosen = [draft.pick(chosen, "parameter")]
     for node in chosen:
         for rank in range(draft.tp):
-            set_shard(node, rank, swap_parts(parameter_of(node).shards[rank], one, other))
-    return f"parts {one} and {other} of {len(chosen)} parameters of %{conv.name} swapped"
+            set_shard(node, rank, swap_parts(parameter_of(node).shards[rank], part, other))
+    return f"parts {part} and {other} of {len(chosen)} parameters of %{conv.name} swapped"
 
 
 def key_heads_by_habit(draft: Draft) -> str:
@@ -176,12 +176,14 @@ def numbers_of_states(draft: Draft) -> str:
     """Read the state that is written, or write the one that is read, or count other tokens."""
     nodes = draft.calls(*STATE_OPS)
     node = draft.pick(nodes, "op with states")
-    given = {name: operand(node, place_of(node, name)) for name in ("lengths", "read", "write")}
-    one, other = draft.pick([("read", "write"), ("write", "read"), ("lengths", "read")], "number")
+    inputs = {name: operand(node, place_of(node, name)) for name in ("lengths", "read", "write")}
+    number, other = draft.pick(
+        [("read", "write"), ("write", "read"), ("lengths", "read")], "number"
+    )
     chosen = nodes if draft.dice.random() < 0.5 else [node]
-    for each in chosen:
-        each.update_arg(place_of(each, one), given[other])
-    return f"{len(chosen)} ops like %{node.name} take %{given[other].name} as {one}"
+    for reader in chosen:
+        reader.update_arg(place_of(reader, number), inputs[other])
+    return f"{len(chosen)} ops like %{node.name} take %{inputs[other].name} as {number}"
 
 
 def states_shifted(draft: Draft) -> str:
@@ -191,7 +193,7 @@ def states_shifted(draft: Draft) -> str:
         for node in draft.calls(*STATE_OPS)
         for name in STATE_OPS[node.target]
     }
-    node = draft.pick(sorted(inputs, key=lambda one: one.name), "input with states")
+    node = draft.pick(sorted(inputs, key=lambda item: item.name), "input with states")
     kind = value_type(node)
     parts = segments_of(node)
     new = draft.pick(moved_boundary(parts[-1]), "boundary")

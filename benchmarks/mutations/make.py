@@ -34,17 +34,17 @@ class Mutant:
 def mutants_of(kind: Kind, graphs: Sequence[Graph], count: int, seed: int) -> Iterator[Mutant]:
     """Yield up to `count` different mutants of one kind."""
     dice = random.Random(f"{seed} {kind.name}")
-    seen: set[str] = set()
+    names: set[str] = set()
     graphs = [graph for graph in graphs if graph.pipeline in kind.pipelines]
     for _ in range(_ROUNDS):
         for graph in dice.sample(graphs, len(graphs)):
-            if len(seen) == count:
+            if len(names) == count:
                 return
-            turn = len(seen) % len(kind.ways)
+            turn = len(names) % len(kind.ways)
             ways = (*kind.ways[turn:], *kind.ways[:turn])
             mutant = _first_fit(kind, ways, graph, dice)
-            if mutant is not None and mutant.name not in seen:
-                seen.add(mutant.name)
+            if mutant is not None and mutant.name not in names:
+                names.add(mutant.name)
                 yield mutant
 
 

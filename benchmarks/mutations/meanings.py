@@ -56,9 +56,9 @@ def doubled(draft: Draft) -> str:
     node, place = draft.pick(options, "op to double")
     args = list(node.args)
     args[place] = node
-    again = insert_after(node, node.target, *args)
-    again.meta["type"] = type_of(node)
-    node.replace_all_uses_with(again, delete_user_cb=lambda user: user is not again)
+    second = insert_after(node, node.target, *args)
+    second.meta["type"] = type_of(node)
+    node.replace_all_uses_with(second, delete_user_cb=lambda user: user is not second)
     return f"%{node.name} applied twice"
 
 
@@ -104,9 +104,9 @@ def operands_swapped(draft: Draft) -> str:
         and node.args[first] is not node.args[second]
     ]
     node, first, second = draft.pick(options, "op with operands of one type")
-    one, other = node.args[first], node.args[second]
+    value, other = node.args[first], node.args[second]
     node.update_arg(first, other)
-    node.update_arg(second, one)
+    node.update_arg(second, value)
     return f"operands {first} and {second} of %{node.name} swapped"
 
 
@@ -116,17 +116,17 @@ def items_swapped(draft: Draft) -> str:
     for item in draft.calls(operator.getitem):
         groups.setdefault(operand(item), []).append(item)
     pairs = [
-        (one, other)
+        (result, other)
         for items in groups.values()
-        for one in items
+        for result in items
         for other in items
-        if one < other and type_of(one) == type_of(other)
+        if result < other and type_of(result) == type_of(other)
     ]
-    one, other = draft.pick(pairs, "two results of one type")
-    first, second = one.args[1], other.args[1]
-    one.update_arg(1, second)
+    result, other = draft.pick(pairs, "two results of one type")
+    first, second = result.args[1], other.args[1]
+    result.update_arg(1, second)
     other.update_arg(1, first)
-    return f"results {first} and {second} of %{operand(one).name} swapped"
+    return f"results {first} and {second} of %{operand(result).name} swapped"
 
 
 def number(draft: Draft) -> str:
@@ -158,12 +158,12 @@ def other_op(draft: Draft) -> str:
 def other_collective(draft: Draft) -> str:
     """Read the collective of another layer."""
     order = {node: place for place, node in enumerate(draft.graph.nodes)}
-    found = draft.calls(*COLLECTIVES)
+    collectives = draft.calls(*COLLECTIVES)
     pairs = [
         (reader, node, other)
-        for node in found
+        for node in collectives
         for reader in node.users
-        for other in found
+        for other in collectives
         if other is not node and order[other] < order[reader] and type_of(other) == type_of(node)
     ]
     reader, node, other = draft.pick(pairs, "other collective")
@@ -175,16 +175,16 @@ def other_parameter(draft: Draft) -> str:
     """Read a parameter of the same type from another place, swapped with it."""
     nodes = [n for n in parameters(draft.graph) if len(n.users) == 1]
     pairs = [
-        (one, other)
-        for one in nodes
+        (node, other)
+        for node in nodes
         for other in nodes
-        if one < other and type_of(one) == type_of(other) and layer_of(one) != layer_of(other)
+        if node < other and type_of(node) == type_of(other) and layer_of(node) != layer_of(other)
     ]
-    one, other = draft.pick(pairs, "two parameters of one type")
-    (reads_one,), (reads_other,) = one.users, other.users
-    if reads_one is reads_other:
+    node, other = draft.pick(pairs, "two parameters of one type")
+    (reader,), (other_reader,) = node.users, other.users
+    if reader is other_reader:
         raise UnfitError("one op reads both")
-    one.prepend(other)
-    reads_one.replace_input_with(one, other)
-    reads_other.replace_input_with(other, one)
-    return f"%{one.name} and %{other.name} swapped"
+    node.prepend(other)
+    reader.replace_input_with(node, other)
+    other_reader.replace_input_with(other, node)
+    return f"%{node.name} and %{other.name} swapped"

@@ -73,9 +73,9 @@ def norm_over_heads(draft: Draft) -> str:
 def norm_of_split(draft: Draft) -> str:
     """Insert a norm over the split values between two linears of a layer."""
     node = draft.pick(draft.calls(SWIGLU, aten.flatten.using_ints), "split value")
-    like = parameter_of(operand(draft.pick(draft.calls(RMS_NORM), "norm"), 1))
+    scale = parameter_of(operand(draft.pick(draft.calls(RMS_NORM), "norm"), 1))
     (reader,) = node.users
-    weight = _tiled_weight(draft, reader, like, node)
+    weight = _tiled_weight(draft, reader, scale, node)
     norm = insert_after(node, RMS_NORM, node, weight, 1e-6)
     norm.prepend(weight)
     norm.meta["type"] = value_type(node)
@@ -83,13 +83,13 @@ def norm_of_split(draft: Draft) -> str:
     return f"norm of %{node.name}, which is split"
 
 
-def _tiled_weight(draft: Draft, place: fx.Node, like: Parameter, value: fx.Node) -> fx.Node:
+def _tiled_weight(draft: Draft, place: fx.Node, scale: Parameter, value: fx.Node) -> fx.Node:
     """Insert a norm's scale with the width and the layout of a split value."""
     width = value_type(value).shape[-1]
     assert isinstance(width, int)
     layout = value_type(value).layout_of(-1)
     assert isinstance(layout, Layout)
-    whole = Parameter.replicated(tiled(like.whole, width), like.type.dtype, draft.tp)
+    whole = Parameter.replicated(tiled(scale.whole, width), scale.type.dtype, draft.tp)
     return draft.new_parameter(place, "tiled_norm_weight", whole.sharded(0, layout))
 
 

@@ -19,17 +19,17 @@ from tpcompile.ir.types import Shard
 def rows_repeated(draft: Draft) -> str:
     """Repeat a row, which moves the later rows down by one and drops the last."""
     node, whole, rows = _matrix(draft)
-    at = draft.dice.randrange(rows - 1)
-    one = Concat((Slice(whole, 0, 0, at + 1), Slice(whole, 0, at, rows - 1)), 0)
-    return _rewritten(node, one, f"row {at} twice, for the last")
+    row = draft.dice.randrange(rows - 1)
+    recipe = Concat((Slice(whole, 0, 0, row + 1), Slice(whole, 0, row, rows - 1)), 0)
+    return _rewritten(node, recipe, f"row {row} twice, for the last")
 
 
 def rows_skipped(draft: Draft) -> str:
     """Leave out a row and pad the end with zeros."""
     node, whole, rows = _matrix(draft)
-    at = draft.dice.randrange(rows)
-    kept = [Slice(whole, 0, a, b) for a, b in ((0, at), (at + 1, rows)) if a < b]
-    return _rewritten(node, Pad(Concat(tuple(kept), 0), 0, 1), f"row {at} left out")
+    row = draft.dice.randrange(rows)
+    slices = [Slice(whole, 0, a, b) for a, b in ((0, row), (row + 1, rows)) if a < b]
+    return _rewritten(node, Pad(Concat(tuple(slices), 0), 0, 1), f"row {row} left out")
 
 
 def rows_permuted(draft: Draft) -> str:
@@ -44,8 +44,8 @@ def rows_permuted(draft: Draft) -> str:
             (Slice(whole, 0, 1, 2), Slice(whole, 0, 0, 1), Slice(whole, 0, 2, rows)), 0
         ),
     }
-    how = draft.pick([name for name in ways if rows % 2 == 0 or "first" in name], "order")
-    return _rewritten(node, ways[how](), how)
+    order = draft.pick([name for name in ways if rows % 2 == 0 or "first" in name], "order")
+    return _rewritten(node, ways[order](), order)
 
 
 def columns_permuted(draft: Draft) -> str:
@@ -81,11 +81,11 @@ def one_order_dropped(draft: Draft) -> str:
     parameter = parameter_of(node)
     assert isinstance(parameter.whole, Permute)
     kind = parameter.type.in_role(None)
-    told = draft.dice.random() < 0.5
-    plain = replace(parameter, type=kind if told else parameter.type)
+    dropped = draft.dice.random() < 0.5
+    plain = replace(parameter, type=kind if dropped else parameter.type)
     set_parameter(node, plain)
     return _rewritten(
-        node, parameter.whole.source, f"as captured, role {'dropped' if told else 'kept'}"
+        node, parameter.whole.source, f"as captured, role {'dropped' if dropped else 'kept'}"
     )
 
 
@@ -113,8 +113,8 @@ def rotation_of_halves(draft: Draft) -> str:
 
 
 def _interleaved(draft: Draft) -> fx.Node:
-    found = [n for n in parameters(draft.graph) if parameter_of(n).type.role is not None]
-    return draft.pick(found, "interleaved parameter")
+    nodes = [n for n in parameters(draft.graph) if parameter_of(n).type.role is not None]
+    return draft.pick(nodes, "interleaved parameter")
 
 
 def _matrix(draft: Draft) -> tuple[fx.Node, Recipe, int]:
@@ -125,7 +125,7 @@ def _matrix(draft: Draft) -> tuple[fx.Node, Recipe, int]:
     return node, whole, shape_of(whole)[0]
 
 
-def _rewritten(node: fx.Node, whole: Recipe, what: str) -> str:
+def _rewritten(node: fx.Node, whole: Recipe, description: str) -> str:
     """Set the recipe of the whole and, with the same layout, the recipes of all ranks."""
     old = parameter_of(node)
     new = Parameter(old.type, whole, ()).on_ranks(len(old.shards))
@@ -135,4 +135,4 @@ def _rewritten(node: fx.Node, whole: Recipe, what: str) -> str:
             raise UnfitError("it is split by tokens")
         new = new.sharded(placement.dim, placement.layout)
     set_parameter(node, new)
-    return f"%{node.name} {what}"
+    return f"%{node.name} {description}"

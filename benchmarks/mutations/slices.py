@@ -28,10 +28,10 @@ def swapped(draft: Draft) -> str:
     node = draft.pick(draft.split_parameters(), "split parameter")
     shards = parameter_of(node).shards
     pairs = [(a, b) for a, b in combinations(range(draft.tp), 2) if shards[a] != shards[b]]
-    one, other = draft.pick(pairs, "two ranks with different parts")
-    set_shard(node, one, shards[other])
-    set_shard(node, other, shards[one])
-    return f"ranks {one} and {other} swapped in %{node.name}"
+    rank, other = draft.pick(pairs, "two ranks with different parts")
+    set_shard(node, rank, shards[other])
+    set_shard(node, other, shards[rank])
+    return f"ranks {rank} and {other} swapped in %{node.name}"
 
 
 def swapped_heads(draft: Draft) -> str:
@@ -41,16 +41,16 @@ def swapped_heads(draft: Draft) -> str:
     )
     rank = draft.dice.randrange(draft.tp)
     runs = [
-        (at, at + part.grain)
+        (first, first + part.grain)
         for part, (start, stop) in slices(node, rank)
-        for at in range(start, stop, part.grain)
+        for first in range(start, stop, part.grain)
     ]
     widths = [(part.axis, number) for number, part in _units(node, rank)]
     pairs = [(i, j) for i, j in combinations(range(len(runs)), 2) if widths[i] == widths[j]]
-    one, other = draft.pick(pairs, "rank with two heads of one kind")
-    runs[one], runs[other] = runs[other], runs[one]
+    head, other = draft.pick(pairs, "rank with two heads of one kind")
+    runs[head], runs[other] = runs[other], runs[head]
     slice_anew(node, rank, runs)
-    return f"slices {one} and {other} of rank {rank} swapped in %{node.name}"
+    return f"slices {head} and {other} of rank {rank} swapped in %{node.name}"
 
 
 def _units(node: fx.Node, rank: int) -> list[tuple[int, Layout]]:
@@ -110,18 +110,18 @@ def parts_swapped(draft: Draft) -> str:
     """Concatenate the parts of a fused weight on some ranks in another order than the layout's."""
     node = _fused(draft)
     count = len(segments_of(node))
-    one, other = draft.pick(combinations(range(count), 2), "two parts")
+    part, other = draft.pick(combinations(range(count), 2), "two parts")
     ranks = range(draft.tp) if draft.dice.random() < 0.5 else [draft.dice.randrange(draft.tp)]
     for rank in ranks:
-        set_shard(node, rank, swap_parts(parameter_of(node).shards[rank], one, other))
-    return f"parts {one} and {other} of %{node.name} swapped on ranks {list(ranks)}"
+        set_shard(node, rank, swap_parts(parameter_of(node).shards[rank], part, other))
+    return f"parts {part} and {other} of %{node.name} swapped on ranks {list(ranks)}"
 
 
-def swap_parts(recipe: Recipe, one: int, other: int) -> Recipe:
+def swap_parts(recipe: Recipe, part: int, other: int) -> Recipe:
     if not isinstance(recipe, Concat) or other >= len(recipe.sources):
         raise UnfitError("the parts are next to each other in one tensor")
     sources = list(recipe.sources)
-    sources[one], sources[other] = sources[other], sources[one]
+    sources[part], sources[other] = sources[other], sources[part]
     return replace(recipe, sources=tuple(sources))
 
 

@@ -170,8 +170,8 @@ class Graph:
         """The graph with a KV cache that takes any number of tokens."""
         passes = for_ranks(parse_pipeline(PIPELINES[self.pipeline]), self.tp)
         names = [current.name for current in passes]
-        kept = passes[: names.index("cache-kv") + 1]
-        return run_passes(self.subject.captured.graph, kept)[0]
+        prefix = passes[: names.index("cache-kv") + 1]
+        return run_passes(self.subject.captured.graph, prefix)[0]
 
 
 SUBJECTS = (

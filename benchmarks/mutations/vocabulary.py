@@ -85,13 +85,13 @@ def padded_each(draft: Draft) -> str:
     weight, size, padded = _head_weight(draft)
     layout = Layout("vocab", padded, 1, even_runs(padded, draft.tp))
     rows = padded // draft.tp
-    own = parameter_of(weight).shards
+    unpadded = parameter_of(weight).shards
     _set_padded(weight, size, padded, layout)
     shards = tuple(
         Pad(recipe, 0, rows - shape_of(recipe)[0]) if shape_of(recipe)[0] < rows else recipe
-        for recipe in own
+        for recipe in unpadded
     )
-    if shards[:-1] == own[:-1]:
+    if shards[:-1] == unpadded[:-1]:
         raise UnfitError("only the last rank needs padding, which is correct")
     set_parameter(weight, replace(parameter_of(weight), shards=shards))
     output = next(node for node in draft.graph.nodes if node.op == "output")
@@ -130,12 +130,12 @@ def tied_twice(draft: Draft) -> str:
         "with the shorter runs first": _shorter_first(size, draft.tp),
         "in even elements": Layout("vocab_rows", size, 1, even_runs(size, draft.tp)),
     }
-    how = draft.pick(layouts, "layout")
-    layout = layouts[how]
+    description = draft.pick(layouts, "layout")
+    layout = layouts[description]
     assert isinstance(layout, Layout)
     second = draft.new_parameter(head, "head_weight", parameter.sharded(0, layout))
     head.update_arg(1, second)
-    return f"the tied tensor split again for the head, {how}"
+    return f"the tied tensor split again for the head, {description}"
 
 
 def tied_other_dim(draft: Draft) -> str:

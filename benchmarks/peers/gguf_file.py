@@ -80,8 +80,8 @@ def write_gguf(directory: Path, file: Path) -> None:
         for name, (dtype, array) in _tensors(path):
             if name == "lm_head.weight" and config["tie_word_embeddings"]:
                 continue
-            own = _linear(name, dtype, array) if is_linear else (dtype, array)
-            _add(writer, _name(name, LINEAR_NAMES if is_linear else LAYER_NAMES), *own)
+            converted = _linear(name, dtype, array) if is_linear else (dtype, array)
+            _add(writer, _name(name, LINEAR_NAMES if is_linear else LAYER_NAMES), *converted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -152,9 +152,9 @@ def _add(writer: Any, name: str, dtype: str, array: Any) -> None:
 def _name(name: str, names: Mapping[str, str]) -> str:
     if name in NAMES:
         return NAMES[name]
-    layer, _, rest = name.removeprefix("model.layers.").partition(".")
-    stem = rest.removesuffix(".weight")
-    return f"blk.{layer}.{names[stem]}{rest[len(stem) :]}"
+    layer, _, parameter = name.removeprefix("model.layers.").partition(".")
+    stem = parameter.removesuffix(".weight")
+    return f"blk.{layer}.{names[stem]}{parameter[len(stem) :]}"
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, tuple[str, Any]]]:

@@ -39,10 +39,14 @@ def parallel(settings: Settings) -> Loaded:
 
 def sizes_of(model: Any) -> Sizes:
     """Return the bytes of the parameters, of all ranks, of the cache and of states."""
-    tensors = {id(one): one.numel() * one.element_size() for one in model.parameters()}
+    tensors = {
+        id(parameter): parameter.numel() * parameter.element_size()
+        for parameter in model.parameters()
+    }
     held = sum(tensors.values())
     table, head = (
-        id(each().weight) for each in (model.get_input_embeddings, model.get_output_embeddings)
+        id(get_embeddings().weight)
+        for get_embeddings in (model.get_input_embeddings, model.get_output_embeddings)
     )
     config, itemsize = model.config, model.dtype.itemsize
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers

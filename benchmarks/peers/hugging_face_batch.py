@@ -51,17 +51,17 @@ class ManagerService:
             )
             for prompt in prompts
         ]
-        found: dict[str, Continued] = {name: ([], []) for name in names}
+        continuations: dict[str, Continued] = {name: ([], []) for name in names}
         left = len(names)
         while left:
-            result = self._manager.get_result(timeout=1)
-            if result is None:
+            output = self._manager.get_result(timeout=1)
+            if output is None:
                 error = self._manager.background_thread_status.fatal_error
                 if error is not None:
                     raise RuntimeError(f"the manager failed: {error}")
                 continue
-            tokens, times = found[result.request_id]
-            times += [time.perf_counter() - begun] * (len(result.generated_tokens) - len(tokens))
-            tokens[:] = result.generated_tokens
-            left -= result.is_finished()
-        return list(found.values())
+            tokens, times = continuations[output.request_id]
+            times += [time.perf_counter() - begun] * (len(output.generated_tokens) - len(tokens))
+            tokens[:] = output.generated_tokens
+            left -= output.is_finished()
+        return list(continuations.values())

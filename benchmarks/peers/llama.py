@@ -81,17 +81,18 @@ class LlamaDecoder:
     def sizes(self, path: Path) -> Sizes:
         """Return the bytes of the tensors of the model's file, of its cache and of states."""
         reader = gguf.GGUFReader(path)
-        held = {tensor.name: int(tensor.n_bytes) for tensor in reader.tensors}
-        total = sum(held.values())
-        tied = "output.weight" not in held
+        sizes = {tensor.name: int(tensor.n_bytes) for tensor in reader.tensors}
+        total = sum(sizes.values())
+        tied = "output.weight" not in sizes
         layers, heads = (
             ask(self._model)
             for ask in (llama_cpp.llama_model_n_layer, llama_cpp.llama_model_n_head_kv)
         )
-        read = total if tied else total - held["token_embd.weight"]
-        every = self._told(reader, "full_attention_interval") or 1  # others have linear attention
-        values = 2 * (layers // every) * heads * self._width(reader)
-        states = (layers - layers // every) * self._state_bytes(reader) if every > 1 else 0
+        read = total if tied else total - sizes["token_embd.weight"]
+        # the layers between have linear attention
+        interval = self._told(reader, "full_attention_interval") or 1
+        values = 2 * (layers // interval) * heads * self._width(reader)
+        states = (layers - layers // interval) * self._state_bytes(reader) if interval > 1 else 0
         return Sizes(total, read, values * (4 if self._exact else 2), states)
 
     def _state_bytes(self, reader: Any) -> int:
@@ -103,13 +104,13 @@ class LlamaDecoder:
     def _told(self, reader: Any, name: str) -> int:
         """Return a number of the file; 0 if it has none of this name."""
         architecture = reader.fields["general.architecture"].contents()
-        told = reader.fields.get(f"{architecture}.{name}")
-        return 0 if told is None else int(told.contents())
+        field = reader.fields.get(f"{architecture}.{name}")
+        return 0 if field is None else int(field.contents())
 
     def _width(self, reader: Any) -> int:
         """Return the width of a head. Files need not tell it."""
-        if told := self._told(reader, "attention.key_length"):
-            return told
+        if width := self._told(reader, "attention.key_length"):
+            return width
         hidden = llama_cpp.llama_model_n_embd(self._model)
         return int(hidden // llama_cpp.llama_model_n_head(self._model))
 
@@ -164,8 +165,8 @@ class LlamaDecoder:
             llama_cpp.llama_batch_free(batch)
 
     def _logits(self, places: Sequence[int]) -> Any:
-        found = np.empty((len(places), self._vocabulary), np.float32)
+        logits = np.empty((len(places), self._vocabulary), np.float32)
         for row, place in enumerate(places):
             pointer = llama_cpp.llama_get_logits_ith(self._context, place)
-            found[row] = np.ctypeslib.as_array(pointer, (self._vocabulary,))
-        return found
+            logits[row] = np.ctypeslib.as_array(pointer, (self._vocabulary,))
+        return logits

@@ -18,8 +18,8 @@ FORMATS = {
 
 if __name__ == "__main__":
     source, out, *integers = sys.argv[1:]
-    how = {"load_in_8bit": False}
+    options = {"load_in_8bit": False}
     if integers:
-        how = {"quantization_config": OVWeightQuantizationConfig(**FORMATS[integers[0]])}
-    exported = OVModelForCausalLM.from_pretrained(source, export=True, compile=False, **how)
+        options = {"quantization_config": OVWeightQuantizationConfig(**FORMATS[integers[0]])}
+    exported = OVModelForCausalLM.from_pretrained(source, export=True, compile=False, **options)
     exported.save_pretrained(out)

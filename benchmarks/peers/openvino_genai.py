@@ -53,13 +53,13 @@ class PipelineService:
             ids = openvino.Tensor(np.array([list(prompt)], np.int64))
             handles.append(self._pipeline.add_request(self._number, ids, config))
             self._number += 1
-        found: list[Continued] = [([], []) for _ in handles]
+        continuations: list[Continued] = [([], []) for _ in handles]
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
             now = time.perf_counter() - begun
-            for handle, (tokens, times) in zip(handles, found, strict=True):
+            for handle, (tokens, times) in zip(handles, continuations, strict=True):
                 while handle.can_read():
                     for output in handle.read().values():
                         tokens += output.generated_ids
                         times += [now] * len(output.generated_ids)
-        return found
+        return continuations

@@ -37,9 +37,9 @@ class PipelineGuesser:
         """Continue a prompt greedily by `new` tokens, with up to `most` guesses per step."""
         looks_up = most > 0
         if looks_up not in self._pipelines:
-            more = {"prompt_lookup": True} if looks_up else {}
+            options = {"prompt_lookup": True} if looks_up else {}
             self._pipelines[looks_up] = openvino_genai.LLMPipeline(
-                self._directory, "CPU", scheduler_config=_scheduler(), **more, **self._properties
+                self._directory, "CPU", scheduler_config=_scheduler(), **options, **self._properties
             )
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = new, True, False
@@ -52,10 +52,10 @@ class PipelineGuesser:
 
 
 def _scheduler() -> Any:
-    made = openvino_genai.SchedulerConfig()
-    made.max_num_seqs, made.cache_size = 1, 2
-    made.enable_prefix_caching = False
-    return made
+    config = openvino_genai.SchedulerConfig()
+    config.max_num_seqs, config.cache_size = 1, 2
+    config.enable_prefix_caching = False
+    return config
 
 
 class _Clock(openvino_genai.StreamerBase):  # type: ignore[misc]

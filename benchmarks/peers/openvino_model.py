@@ -60,8 +60,8 @@ def precision_of(settings: Settings) -> str:
     config = settings.path / "config.json"
     dtype = "bfloat16" if settings.is_file else json.loads(config.read_text())["dtype"]
     wanted = PRECISIONS[dtype]
-    can = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return wanted if wanted.upper() in can else "f32"
+    capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return wanted if wanted.upper() in capabilities else "f32"
 
 
 @contextmanager
@@ -116,8 +116,8 @@ def sizes_of(model: Any, cached: int) -> Sizes:
             read += node.get_byte_size() * (_users(node) != {"Gather"})
         elif node.get_type_name() == "ReadValue":  # keys or values: batch, heads, tokens, width
             _, *shape = node.get_output_partial_shape(0)
-            known = math.prod(one.get_length() for one in shape if one.is_static)
-            if all(one.is_static for one in shape):
+            known = math.prod(dimension.get_length() for dimension in shape if dimension.is_static)
+            if all(dimension.is_static for dimension in shape):
                 states += known * node.get_output_element_type(0).size
             else:
                 values += known
@@ -126,11 +126,11 @@ def sizes_of(model: Any, cached: int) -> Sizes:
 
 def _users(node: Any) -> set[str]:
     """Return the types of the nodes that use a constant, after it has been decoded."""
-    found = set()
-    for place in (one.get_node() for one in node.output(0).get_target_inputs()):
+    kinds = set()
+    for place in (target.get_node() for target in node.output(0).get_target_inputs()):
         kind = place.get_type_name()
-        found |= _users(place) if kind in SAME_VALUES else {kind}
-    return found
+        kinds |= _users(place) if kind in SAME_VALUES else {kind}
+    return kinds
 
 
 def keep_last_logits(model: Any) -> None:
@@ -161,8 +161,8 @@ class OpenVinoDecoder:
     def step(self, rows: Sequence[Sequence[int]]) -> Any:
         """Append tokens to each sequence."""
         ids = np.array([list(row) for row in rows], np.int64)
-        batch, more = ids.shape
-        end = self._past + more
+        batch, new_tokens = ids.shape
+        end = self._past + new_tokens
         positions = np.tile(np.arange(self._past, end, dtype=np.int64), (batch, 1))
         self._request.infer(
             {

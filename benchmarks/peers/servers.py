@@ -124,9 +124,9 @@ class Streams:
         for row in answer:
             data = row.strip().removeprefix(b"data: ")
             if data and data != b"[DONE]":
-                found = self._tokens(json.loads(data))
-                tokens += found
-                times += [time.perf_counter() - begun] * len(found)
+                new_tokens = self._tokens(json.loads(data))
+                tokens += new_tokens
+                times += [time.perf_counter() - begun] * len(new_tokens)
         line.close()
         return tokens, times
 
@@ -187,7 +187,7 @@ def _healthy(port: int) -> bool:
 
 def _beside(program: str) -> str:
     """Return a program in the directory of this interpreter."""
-    found = Path(sys.executable).with_name(program)
-    if not found.exists():
+    path = Path(sys.executable).with_name(program)
+    if not path.exists():
         raise ModuleNotFoundError(f"{program} is neither on the path nor beside {sys.executable}")
-    return str(found)
+    return str(path)

@@ -77,12 +77,12 @@ class SideSpec:
             self.head,
             self.activations,
         )
-        own = ["-m", "benchmarks.peers.worker", self.kind, str(address), settings.to_json()]
+        arguments = ["-m", "benchmarks.peers.worker", self.kind, str(address), settings.to_json()]
         if self.kind != "hugging-face-tp":
-            return own
+            return arguments
         torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={self.tp}"]
         torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-        return [*torchrun, "--local-addr=127.0.0.1", *own]
+        return [*torchrun, "--local-addr=127.0.0.1", *arguments]
 
 
 def start_process(python: str, arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
@@ -151,8 +151,8 @@ class Side(Closing):
 
     def serve(self, prompts: Sequence[Sequence[int]], new: int) -> list[Continued]:
         """Continue all prompts at the same time by `new` tokens each."""
-        found: list[Continued] = self._call("serve", prompts, new)
-        return found
+        continued: list[Continued] = self._call("serve", prompts, new)
+        return continued
 
     def write(self, prompt: Sequence[int], new: int) -> Written:
         """Continue a prompt greedily by `new` tokens."""
@@ -207,9 +207,9 @@ class Side(Closing):
             reason = "was killed, probably because memory ran out: measure fewer sides at a time"
         return SideError(f"{self.spec.name} {reason}\n{self._last_lines()}".rstrip())
 
-    def _check_time(self, what: str, deadline: float) -> None:
+    def _check_time(self, action: str, deadline: float) -> None:
         if time.monotonic() > deadline:
-            raise SideError(f"{self.spec.name} did not {what} within {LIMIT_SECONDS:.0f} s")
+            raise SideError(f"{self.spec.name} did not {action} within {LIMIT_SECONDS:.0f} s")
 
     def _last_lines(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])

@@ -33,7 +33,7 @@ class TorchDecoder:
     def _call(self, model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
         ids = torch.tensor([list(row) for row in rows])
         with torch.inference_mode():
-            result = model(input_ids=ids, use_cache=True, logits_to_keep=1, **{CACHE: self._cache})
-        self._cache = result[CACHE]
-        logits: torch.Tensor = result.logits
+            output = model(input_ids=ids, use_cache=True, logits_to_keep=1, **{CACHE: self._cache})
+        self._cache = output[CACHE]
+        logits: torch.Tensor = output.logits
         return logits

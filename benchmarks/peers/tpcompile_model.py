@@ -52,14 +52,14 @@ def engine(settings: Settings) -> Loaded:
         max_batch=settings.largest_batch,
         max_seq_len=settings.longest,
     )
-    made = tpcompile.Engine(model).start()
+    running = tpcompile.Engine(model).start()
     processes = list(model.processes) if settings.tp > 1 else [os.getpid()]
 
     def close() -> None:
-        made.close()
+        running.close()
         model.close()
 
-    return Loaded(EngineService(made), processes, close=close)
+    return Loaded(EngineService(running), processes, close=close)
 
 
 class EngineService:

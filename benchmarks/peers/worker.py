@@ -102,9 +102,9 @@ def serve(loaded: Loaded, parent: Connection | None) -> None:
         if request is None:
             return
         name, *arguments = request
-        result = getattr(runner, name)(*arguments)
+        value = getattr(runner, name)(*arguments)
         if parent is not None:
-            parent.send(("done", result))
+            parent.send(("done", value))
 
 
 def main(arguments: Sequence[str]) -> int:

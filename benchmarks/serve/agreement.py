@@ -29,23 +29,27 @@ def gaps(
     """
     torch.set_num_threads(threads)
     sides = {
-        name: [(*prompt, *new) for prompt, (new, _) in zip(prompts, own, strict=True)]
-        for name, own in results.items()
+        name: [(*prompt, *new) for prompt, (new, _) in zip(prompts, continuations, strict=True)]
+        for name, continuations in results.items()
     }
     lengths = [len(prompt) for prompt in prompts]
-    texts = {text: size for own in sides.values() for text, size in zip(own, lengths, strict=True)}
+    texts = {
+        text: size
+        for side_texts in sides.values()
+        for text, size in zip(side_texts, lengths, strict=True)
+    }
     first_texts = dict(zip(next(iter(sides.values())), lengths, strict=True))
     exact = _logits(directory, torch.float32, texts)
     rounded = _logits(directory, "auto", first_texts)
-    found = {
+    largest_gaps = {
         name: max(
             _largest(exact[text], _column(text[size:]))
-            for text, size in zip(own, lengths, strict=True)
+            for text, size in zip(side_texts, lengths, strict=True)
         )
-        for name, own in sides.items()
+        for name, side_texts in sides.items()
     }
     eager = (_largest(exact[text], rounded[text].argmax(-1, keepdim=True)) for text in first_texts)
-    return found, _ROUNDING * max(eager)
+    return largest_gaps, _ROUNDING * max(eager)
 
 
 def _column(tokens: Sequence[int]) -> torch.Tensor:
@@ -65,9 +69,9 @@ def _logits(
     model: Any = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, trust_remote_code=False
     ).train(False)
-    found = {}
+    text_logits = {}
     for text, size in texts.items():
         ids = torch.tensor([text[:-1]])
         logits = model(ids, use_cache=False, logits_to_keep=len(text) - size).logits[0]
-        found[text] = logits.float()
-    return found
+        text_logits[text] = logits.float()
+    return text_logits

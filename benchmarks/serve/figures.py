@@ -90,17 +90,19 @@ class Measured:
 
     def per_s(self, side: str) -> float:
         """Return the median of new tokens per second."""
-        return median(one.per_s(side) for one in self.rounds)
+        return median(round_.per_s(side) for round_ in self.rounds)
 
     def first(self, side: str, percent: int) -> float:
         """Return a percentile of the seconds to the first token."""
-        every = [times[0] for one in self.rounds for _, times in one.results[side]]
+        every = [times[0] for round_ in self.rounds for _, times in round_.results[side]]
         return part(every, percent)
 
     def whole(self, side: str) -> bool:
         """Return whether all requests have got all tokens."""
         return all(
-            len(tokens) == self.case.new for one in self.rounds for tokens, _ in one.results[side]
+            len(tokens) == self.case.new
+            for round_ in self.rounds
+            for tokens, _ in round_.results[side]
         )
 
     def right(self, side: str) -> bool:
@@ -114,27 +116,27 @@ class Measured:
 
     def targets(self) -> list[Reached]:
         """Return the targets of the sides that were measured: medians of the rounds' ratios."""
-        found = []
-        for peer, (own, least) in TARGETS.items():
-            if {peer, own} <= set(self.sides):
-                ratios = tuple(one.per_s(own) / one.per_s(peer) for one in self.rounds)
-                name = f"{own} over {peer}, at least {least}"
-                found.append(Reached(name, ratios, median(ratios) >= least))
-                ratios = tuple(one.first(own) / one.first(peer) for one in self.rounds)
-                name = f"first token of {own} over {peer}, 95 %, at most 1"
-                found.append(Reached(name, ratios, median(ratios) <= 1))
+        reached = []
+        for peer, (side, least) in TARGETS.items():
+            if {peer, side} <= set(self.sides):
+                ratios = tuple(round_.per_s(side) / round_.per_s(peer) for round_ in self.rounds)
+                name = f"{side} over {peer}, at least {least}"
+                reached.append(Reached(name, ratios, median(ratios) >= least))
+                ratios = tuple(round_.first(side) / round_.first(peer) for round_ in self.rounds)
+                name = f"first token of {side} over {peer}, 95 %, at most 1"
+                reached.append(Reached(name, ratios, median(ratios) <= 1))
         if ENGINE in self.prefixes:
             cold, warm = self.prefixes[ENGINE]
             ratios = tuple(a / b for a, b in zip(cold, warm, strict=True))
             name = f"first token without over with the shared prefix, at least {PREFIX_GAIN:g}"
-            found.append(Reached(name, ratios, median(ratios) >= PREFIX_GAIN))
-        return found
+            reached.append(Reached(name, ratios, median(ratios) >= PREFIX_GAIN))
+        return reached
 
     @property
     def ok(self) -> bool:
         """Whether all sides agree, none has failed, and all targets are met."""
         right = all(self.right(side) for side in self.sides)
-        return right and not self.failed and all(one.ok for one in self.targets())
+        return right and not self.failed and all(target.ok for target in self.targets())
 
     def to_json(self) -> dict[str, Any]:
         sides = {
@@ -147,40 +149,42 @@ class Measured:
             }
             for side in self.sides
         }
-        targets = [asdict(one) | {"reached": one.ratio} for one in self.targets()]
+        targets = [asdict(target) | {"reached": target.ratio} for target in self.targets()]
         return {"ok": self.ok, "sides": sides, "targets": targets, **asdict(self)}
 
 
-def show(found: Measured) -> None:
+def show(measured: Measured) -> None:
     """Print the table."""
-    case = found.case
+    case = measured.case
     title = (
-        f"{found.model}, {found.threads} threads: {case.requests} requests at once, prompts of "
-        f"{case.prompt:,} tokens, {case.new} new tokens"
+        f"{measured.model}, {measured.threads} threads: {case.requests} requests at once, "
+        f"prompts of {case.prompt:,} tokens, {case.new} new tokens"
     )
     table = Table(title=title, title_justify="left")
     table.add_column("side")
     for name in ("tokens/s", "first token s, 50 %", "95 %", "prefix hit ×", "gap"):
         table.add_column(name, justify="right")
-    for side in found.sides:
-        gain = found.prefix_gain(side)
+    for side in measured.sides:
+        gain = measured.prefix_gain(side)
         table.add_row(
             side,
-            f"{found.per_s(side):.1f}",
-            f"{found.first(side, 50):.2f}",
-            f"{found.first(side, 95):.2f}",
+            f"{measured.per_s(side):.1f}",
+            f"{measured.first(side, 50):.2f}",
+            f"{measured.first(side, 95):.2f}",
             "" if gain is None else f"{gain:.1f}",
-            f"{found.gaps[side]:.4f}{'' if found.right(side) else ' WRONG'}",
+            f"{measured.gaps[side]:.4f}{'' if measured.right(side) else ' WRONG'}",
         )
     text = table_text(table)
-    speeds = ", ".join(f"{one.bandwidth / 1e9:.0f}" for one in found.rounds)
+    speeds = ", ".join(f"{round_.bandwidth / 1e9:.0f}" for round_ in measured.rounds)
     text += f"Read bandwidth in each round, GB/s: {speeds}\n"
-    text += f"Gap: largest distance from the best logit; allowed: {found.allowed:.4f}\n"
-    for one in found.targets():
-        each = ", ".join(f"{ratio:.2f}" for ratio in one.ratios)
-        text += f"{'met' if one.ok else 'MISSED'}: {one.target}: {one.ratio:.3f} ({each})\n"
-    for side, why in found.not_installed.items():
+    text += f"Gap: largest distance from the best logit; allowed: {measured.allowed:.4f}\n"
+    for target in measured.targets():
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in target.ratios)
+        text += (
+            f"{'met' if target.ok else 'MISSED'}: {target.target}: {target.ratio:.3f} ({ratios})\n"
+        )
+    for side, why in measured.not_installed.items():
         text += f"Not installed: {side}: {why}\n"
-    for side, why in found.failed.items():
+    for side, why in measured.failed.items():
         text += f"FAILED: {side}: {why}\n"
     sys.stdout.write(text)

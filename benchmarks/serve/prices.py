@@ -40,12 +40,12 @@ class Prices:
     def of(self, plan: Plan) -> float:
         """Return the seconds of a step."""
         run, token, pair = self.chunk
-        found = sum(piece.count * (token + piece.first * pair) for piece in plan.chunks)
-        found += run * sum(1 for _ in groups(plan.chunks, lambda piece: piece.count < ROWS))
+        seconds = sum(piece.count * (token + piece.first * pair) for piece in plan.chunks)
+        seconds += run * sum(1 for _ in groups(plan.chunks, lambda piece: piece.count < ROWS))
         if plan.decodes:
             context = sum(piece.first for piece in plan.decodes) / len(plan.decodes)
-            found += self._decode(len(plan.decodes), context)
-        return found
+            seconds += self._decode(len(plan.decodes), context)
+        return seconds
 
     def _decode(self, sequences: int, context: float) -> float:
         sizes = sorted(self.decode)
@@ -67,13 +67,13 @@ def from_schedules(
     decode: dict[int, list[tuple[float, float]]] = {}
     graph = None
     weights = 0
-    for one in _sizes(batch):
-        say(f"scheduling a step of {one} sequences")
-        choices = choose(target=target, batch=one, context=longest, max_seq_len=longest)
+    for size in _sizes(batch):
+        say(f"scheduling a step of {size} sequences")
+        choices = choose(target=target, batch=size, context=longest, max_seq_len=longest)
         if graph is None:
             graph, _ = run_passes(capture(model).graph, choices.passes)
         program = scheduled(graph, target, choices.plan).proved
-        decode[one] = [(float(c), timing_at(program, target, c).makespan / 1e6) for c in contexts]
+        decode[size] = [(float(c), timing_at(program, target, c).makespan / 1e6) for c in contexts]
         weights = sum(i.traffic for i in program.instructions if isinstance(i, WeightInstruction))
         cache = next(b for b in program.buffers if b.role.kind == "cache")
     assert cache.storage is not None
@@ -98,7 +98,7 @@ class Recorder:
 
     def __call__(self, step: Any) -> torch.Tensor:
         started = time.perf_counter()
-        found: torch.Tensor = self._run(step)
+        output: torch.Tensor = self._run(step)
         seconds = time.perf_counter() - started
         lengths, tokens = step.inputs["lengths"], len(step.inputs["input_ids"])
         if len(lengths) == tokens:
@@ -106,7 +106,7 @@ class Recorder:
         else:
             counts = step.inputs["starts"].diff()
             self.chunks.append((tokens, int((counts * (lengths - counts)).sum()), seconds))
-        return found
+        return output
 
     def prices(self) -> Prices:
         """Return prices that fit these steps: by batch of a program, and linear for chunks."""
@@ -115,15 +115,15 @@ class Recorder:
             by_batch.setdefault(size_for(sequences), []).append((context, seconds))
         ends = (0.0, max(context for _, context, _ in self.decodes))
         decode = {
-            batch: [(end, sum(s for _, s in own) / len(own)) for end in ends]
-            for batch, own in by_batch.items()
+            batch: [(end, sum(s for _, s in steps) / len(steps)) for end in ends]
+            for batch, steps in by_batch.items()
         }
         rows = torch.tensor([[1.0, c, pairs] for c, pairs, _ in self.chunks]).double()
         times = torch.tensor([[s] for _, _, s in self.chunks]).double()
         scale = rows.abs().amax(0).clamp(min=1.0)
         solved = torch.linalg.lstsq(rows / scale, times, driver="gelsd").solution[:, 0] / scale
-        each, token, pair = solved.tolist()
-        return Prices(decode, (each, token, pair))
+        run, token, pair = solved.tolist()
+        return Prices(decode, (run, token, pair))
 
 
 def from_model(engine: Any, contexts: Sequence[int]) -> Prices:
@@ -133,10 +133,10 @@ def from_model(engine: Any, contexts: Sequence[int]) -> Prices:
 
     def run(sequences: int, first: int, count: int, output: str) -> float:
         pieces = []
-        each = -(-(first + count) // block)
-        reserved = model.reserve(sequences * each, 2 * sequences if limits.states else 0)
+        block_count = -(-(first + count) // block)
+        reserved = model.reserve(sequences * block_count, 2 * sequences if limits.states else 0)
         for number in range(sequences):
-            blocks = list(range(number * each, (number + 1) * each))
+            blocks = list(range(number * block_count, (number + 1) * block_count))
             sequence = Sequence_((number, number), [1] * (first + count), blocks=blocks)
             sequence.state, sequence.next_state = 2 * number, 2 * number + 1
             pieces.append(Piece(sequence, first, count))

@@ -35,9 +35,9 @@ class Outcome:
     work: float = 0.0
     """The time of the steps."""
 
-    def ended(self, at: float, first: float, last: float, new: int) -> None:
+    def ended(self, arrived: float, first: float, last: float, new: int) -> None:
         """Record a request that has ended."""
-        self.firsts.append(first - at)
+        self.firsts.append(first - arrived)
         self.tokens += new
         if new > 1:
             self.nexts.append((last - first) / (new - 1))
@@ -81,7 +81,7 @@ def simulate(
     progress: Callable[[int], None] = lambda done: None,
 ) -> Outcome:
     """Run a trace by the scheduler; each step takes its price."""
-    scheduler, found = Scheduler(limits), Outcome()
+    scheduler, outcome = Scheduler(limits), Outcome()
     running: dict[Sequence, _Running] = {}
     coming, now = iter(trace), 0.0
     head = next(coming, None)
@@ -97,32 +97,32 @@ def simulate(
             continue
         spent = prices.of(plan)
         now += spent
-        found.work += spent
-        found.steps += 1
-        found.preempted += len(plan.preempted)
-        found.blocks = max(found.blocks, scheduler.blocks.held)
+        outcome.work += spent
+        outcome.steps += 1
+        outcome.preempted += len(plan.preempted)
+        outcome.blocks = max(outcome.blocks, scheduler.blocks.held)
         scheduler.done(plan.pieces)
         for sequence in plan.complete:
-            own = running[sequence]
-            arrival = own.arrival
+            request = running[sequence]
+            arrival = request.arrival
             if len(sequence.tokens) == len(arrival.tokens):
-                own.first = now
-                found.shared += sequence.shared
-                found.prompts += len(arrival.tokens)
+                request.first = now
+                outcome.shared += sequence.shared
+                outcome.prompts += len(arrival.tokens)
             scheduler.append(sequence, 0)
             new = len(sequence.tokens) - len(arrival.tokens)
             if new == arrival.new:
                 scheduler.end(sequence)
                 del running[sequence]
-                found.ended(arrival.at_s, own.first, now, new)
-                progress(len(found.firsts))
-    found.seconds = now
-    return found
+                outcome.ended(arrival.at_s, request.first, now, new)
+                progress(len(outcome.firsts))
+    outcome.seconds = now
+    return outcome
 
 
 def measure(trace: Iterable[Arrival], engine: Any) -> Outcome:
     """Run a trace by an engine, as fast as the requests arrive."""
-    found = Outcome()
+    outcome = Outcome()
     handles: list[Any] = []
     coming = iter(trace)
     head = next(coming, None)
@@ -142,24 +142,24 @@ def measure(trace: Iterable[Arrival], engine: Any) -> Outcome:
                 time.sleep(max(0.0, head.at_s - (time.perf_counter() - begun)))
             continue
         now = time.perf_counter() - begun
-        found.work += time.perf_counter() - started
-        found.steps += 1
-        found.blocks = max(found.blocks, engine.scheduler.blocks.held)
-        for own in list(open_):
-            _take(own, now, found, open_)
-    found.seconds = time.perf_counter() - begun
-    found.shared = sum(handle.shared for handle in handles)
-    return found
+        outcome.work += time.perf_counter() - started
+        outcome.steps += 1
+        outcome.blocks = max(outcome.blocks, engine.scheduler.blocks.held)
+        for request in list(open_):
+            _take(request, now, outcome, open_)
+    outcome.seconds = time.perf_counter() - begun
+    outcome.shared = sum(handle.shared for handle in handles)
+    return outcome
 
 
-def _take(own: list[Any], now: float, found: Outcome, open_: list[list[Any]]) -> None:
+def _take(request: list[Any], now: float, outcome: Outcome, open_: list[list[Any]]) -> None:
     """Take the events of a request."""
-    handle, arrival, first, new = own
+    handle, arrival, first, new = request
     for event in handle.ready():
         new += 1
         first = first or now
         if event.finish:
-            found.ended(arrival.at_s, first, now, new)
-            found.prompts += len(arrival.tokens)
-            open_.remove(own)
-    own[2:] = [first, new]
+            outcome.ended(arrival.at_s, first, now, new)
+            outcome.prompts += len(arrival.tokens)
+            open_.remove(request)
+    request[2:] = [first, new]

@@ -39,7 +39,9 @@ _HELD = {Role.WEIGHT: "weights", Role.CACHE: "a KV cache"}
 
 def refuse_formats(program: Program, role: Role, backend: str) -> None:
     """Raise if weights or the KV cache are in a format, for a backend without formats."""
-    held = (one for one in program.buffers if one.role == role and one.format is not None)
+    held = (
+        buffer for buffer in program.buffers if buffer.role == role and buffer.format is not None
+    )
     first = next(held, None)
     if first is not None:
         raise UnsupportedError(
@@ -161,7 +163,7 @@ class Executor(ABC):
             hint='Compare with the "reference" backend',
         )
 
-    def observe(self, turns: Iterable[int], seen: Seen) -> torch.Tensor:
+    def observe(self, turns: Iterable[int], probe_of: Seen) -> torch.Tensor:
         """Run the instructions of a step one by one, report all values, and return the tokens."""
         self.memory.begin(1)
         self.memory.forget()
@@ -169,7 +171,7 @@ class Executor(ABC):
         with torch.inference_mode():
             for number in turns:
                 instruction: Any = self.memory.program.instructions[number]
-                probe = seen(instruction)
+                probe = probe_of(instruction)
                 self.execute(number, probe)
                 instruction.report(self.memory.tensors, probe)
         self.memory.download()

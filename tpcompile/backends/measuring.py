@@ -47,13 +47,15 @@ class RandomMemory:
             extents = buffer.extents if buffer.format is None else buffer.extents_of(part)
             return self._weight((rank, name, extents), part.dtype.torch)
 
-        found = StepMemory(program, parameter, _rotation(program), poison=False, device=self.device)
+        memory = StepMemory(
+            program, parameter, _rotation(program), poison=False, device=self.device
+        )
         for number in program.one_per_rank(Role.CACHE):
             storage = program.buffers[number].storage
             assert storage is not None
-            cache = found.tensors[number]
+            cache = memory.tensors[number]
             self._fill(cache, self._rows(cache, storage[-1]) if is_rounded(cache) else None)
-        return found
+        return memory
 
     def _rows(self, cache: torch.Tensor, width: int) -> torch.Tensor:
         """Return rows of a cache with values of the pattern, one after the other."""
@@ -70,8 +72,8 @@ class RandomMemory:
         """Write every element, so that the system provides the pages."""
         flat = tensor.as_strided((tensor.numel(),), (1,))
         if pattern is None:
-            own = self._pattern
-            pattern = own if tensor.is_floating_point() else own.view(tensor.dtype)[:_PATTERN]
+            floats = self._pattern
+            pattern = floats if tensor.is_floating_point() else floats.view(tensor.dtype)[:_PATTERN]
         for start in range(0, len(flat), len(pattern)):
             part = flat[start : start + len(pattern)]
             part.copy_(pattern[: len(part)])

@@ -115,19 +115,19 @@ class StepMemory:
             return self._copies.device[number]
         if buffer.role == Role.WEIGHT:
             if buffer.format is None:
-                found = _matrix(parameter(buffer.rank, buffer.name), buffer)
-                return _checked(found, buffer, buffer.extents)
+                tensor = _matrix(parameter(buffer.rank, buffer.name), buffer)
+                return _checked(tensor, buffer, buffer.extents)
             return _weight(buffer, buffer.format, parameter)
         if buffer.role in STORED_DIMS and not self._own_caches:
             return torch.empty(0, dtype=buffer.dtype)
         extents = buffer.extents
         strides = buffer.strides(extents)
-        found = torch.empty_strided(
+        tensor = torch.empty_strided(
             extents, strides, dtype=buffer.dtype, device=self.device
         ).zero_()
         if buffer.role in STORED_DIMS and self._poisons:
-            return found.fill_(nan_element(found))
-        return found if buffer.role.kind in ("state", "input") else self._poison(found)
+            return tensor.fill_(nan_element(tensor))
+        return tensor if buffer.role.kind in ("state", "input") else self._poison(tensor)
 
     @property
     def _shared(self) -> Mapping[int, torch.Tensor]:
@@ -135,8 +135,8 @@ class StepMemory:
 
     def _numbers(self, role: Role) -> Sequence[int]:
         """Return the buffers of this role on the ranks that are here."""
-        each = self.program.one_per_rank(role)
-        return each if self.share is None else (each[self.share.rank],)
+        numbers = self.program.one_per_rank(role)
+        return numbers if self.share is None else (numbers[self.share.rank],)
 
     def use_caches(
         self, caches: Sequence[torch.Tensor], states: Sequence[Mapping[str, torch.Tensor]] = ()
@@ -146,10 +146,10 @@ class StepMemory:
         The caches may have any number of slots, and the tensors any number of states.
         """
         for role in self.program.roles.intersection(LINEAR_STATES):
-            for number, own in zip(self._numbers(role), states, strict=True):
-                kept, buffer = own[role.word], self.program.buffers[number]
-                extents = (buffer.extents[0], kept.shape[1], *buffer.extents[2:])
-                self.tensors[number] = _checked(kept, buffer, extents)
+            for number, rank_states in zip(self._numbers(role), states, strict=True):
+                tensor, buffer = rank_states[role.word], self.program.buffers[number]
+                extents = (buffer.extents[0], tensor.shape[1], *buffer.extents[2:])
+                self.tensors[number] = _checked(tensor, buffer, extents)
         for number, cache in zip(self._numbers(Role.CACHE), caches, strict=True):
             if cache is self.tensors[number]:
                 continue
@@ -167,8 +167,8 @@ class StepMemory:
 
     def table(self) -> torch.Tensor:
         """Return the table of buffers for executors outside of Python: see `abi.COLUMNS`."""
-        each = zip(self.program.buffers, self.tensors, strict=True)
-        return torch.tensor([buffer_row(buffer, own, self.block) for buffer, own in each])
+        pairs = zip(self.program.buffers, self.tensors, strict=True)
+        return torch.tensor([buffer_row(buffer, tensor, self.block) for buffer, tensor in pairs])
 
     @cached_property
     def batch(self) -> int:
@@ -196,12 +196,12 @@ class StepMemory:
 
         If one buffer here holds all of them, no value is copied: the buffer gets a new tensor.
         """
-        number, *others = self._numbers(Role.LOGITS)
-        if others or number in self._shared:
+        number, *remaining = self._numbers(Role.LOGITS)
+        if remaining or number in self._shared:
             return self.logits
-        found: torch.Tensor = self.tensors[number]
-        self.tensors[number] = torch.empty_like(found)
-        return found
+        logits: torch.Tensor = self.tensors[number]
+        self.tensors[number] = torch.empty_like(logits)
+        return logits
 
     def place(
         self,
@@ -228,15 +228,15 @@ class StepMemory:
         positions = lengths - 1 if positions is None else positions
         self.starts = range(len(tokens) + 1) if starts is None else starts
         check_step(self, tokens, lengths, tables, positions, self.starts, stops)
-        given = {Role.TOKENS: tokens, Role.LENGTHS: lengths, Role.POSITIONS: positions}
-        for role, value in given.items():
+        inputs = {Role.TOKENS: tokens, Role.LENGTHS: lengths, Role.POSITIONS: positions}
+        for role, value in inputs.items():
             self._set(role, value, NONE if role == Role.TOKENS else 0)
         self._set(Role.TABLES, tables, NONE)
         self._set(Role.STOPS, torch.tensor(stops) if stops else None, NONE)
         self._set(Role.FINISHED, ended, 0)
         if not self.program.roles.isdisjoint(LINEAR_STATES):
-            own = torch.arange(len(tokens))
-            read, write = (own if states is None else states for states in (read, write))
+            default_states = torch.arange(len(tokens))
+            read, write = (default_states if states is None else states for states in (read, write))
             check_states(self, self.starts, lengths, read, write)
             self._set(Role.READ, read, 0)
             self._set(Role.WRITE, write, 0)
@@ -301,13 +301,13 @@ class StepMemory:
         """Return rank 0's buffer of a role."""
         return self.program.buffers[self.program.one_per_rank(role)[0]]
 
-    def _set(self, role: Role, value: torch.Tensor | None, rest: int) -> None:
-        """Write `value` at the start of a buffer on every rank, and `rest` after it."""
-        for held in self.values(role):
-            if value is None or value.shape != held.shape:
-                held.fill_(rest)
+    def _set(self, role: Role, value: torch.Tensor | None, padding: int) -> None:
+        """Write `value` at the start of a buffer on every rank, and `padding` after it."""
+        for tensor in self.values(role):
+            if value is None or value.shape != tensor.shape:
+                tensor.fill_(padding)
             if value is not None:
-                held[tuple(slice(extent) for extent in value.shape)].copy_(value)
+                tensor[tuple(slice(extent) for extent in value.shape)].copy_(value)
 
     @cached_property
     def block(self) -> int:
@@ -326,8 +326,8 @@ class StepMemory:
                 for place in range(length - 1):
                     free[table[place // block] * block + place % block] = False
             for length, table in zip(lengths.tolist(), tables.tolist(), strict=True):
-                held, place = divmod(length - 1, block)
-                free[table[held] * block + place] = True
+                number, place = divmod(length - 1, block)
+                free[table[number] * block + place] = True
             cache[:, :, free.to(cache.device)] = nan_element(cache)
 
     def _poison(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -343,8 +343,10 @@ def _weight(buffer: Buffer, stored: Format, parameter: Callable[[int, str], torc
     parts = {}
     for part in stored.components:
         shape, name = buffer.extents_of(part), buffer.name + part.suffix
-        own = Buffer(name, shape, part.dtype.torch, buffer.rank)
-        parts[part.suffix] = _checked(_matrix(parameter(buffer.rank, name), own), own, shape)
+        component = Buffer(name, shape, part.dtype.torch, buffer.rank)
+        parts[part.suffix] = _checked(
+            _matrix(parameter(buffer.rank, name), component), component, shape
+        )
     return Weight(stored, parts, buffer.columns)
 
 
@@ -370,5 +372,5 @@ def _checked(value: torch.Tensor, buffer: Buffer, extents: tuple[int, ...]) -> t
 
 
 def _what(buffer: Buffer) -> str:
-    named = "KV cache" if buffer.role == Role.CACHE else f"parameter {buffer.name}"
-    return f"{named} of rank {buffer.rank}"
+    subject = "KV cache" if buffer.role == Role.CACHE else f"parameter {buffer.name}"
+    return f"{subject} of rank {buffer.rank}"

@@ -30,9 +30,9 @@ def rotation_of(
     for first in range(0, longest, _POSITIONS_AT_ONCE):
         places = torch.arange(first, min(first + _POSITIONS_AT_ONCE, longest))
         # Some rope types choose frequencies by the longest position, so it is in each call.
-        given = torch.cat([places, torch.tensor([longest - 1])]).to(device)
-        own = rotary(given, width, buffer.dtype)
-        for table, part in zip((cos, sin), own, strict=True):
+        positions = torch.cat([places, torch.tensor([longest - 1])]).to(device)
+        parts = rotary(positions, width, buffer.dtype)
+        for table, part in zip((cos, sin), parts, strict=True):
             table[first : first + len(places)] = part[:-1]
     alone = rotary(torch.zeros(1, dtype=torch.long, device=device), width, buffer.dtype)
     if not all(map(torch.equal, alone, (cos[:1], sin[:1]))):

@@ -151,13 +151,13 @@ class RankShare:
 
 def _shared_buffers(program: Program) -> list[int]:
     """Return the buffers that an instruction of another rank touches."""
-    found = {
+    numbers = {
         region.buffer
-        for one in program.instructions
-        for region in touched(one)
-        if program.buffers[region.buffer].rank != one.rank
+        for instruction in program.instructions
+        for region in touched(instruction)
+        if program.buffers[region.buffer].rank != instruction.rank
     }
-    return sorted(found)
+    return sorted(numbers)
 
 
 def board_size(program: Program) -> int:

@@ -24,17 +24,17 @@ def check_clocks(program: Program) -> None:
     """
     clocks = set(program.one_per_rank(Role.CLOCK))
     ends: dict[int, str] = {}
-    for one in program.instructions:
-        for region in one.writes:
+    for instruction in program.instructions:
+        for region in instruction.writes:
             if region.buffer not in clocks:
                 continue
             if region.buffer in ends:
                 raise UsageError(
                     "One instruction of a rank must end a step",
-                    where=one.label,
+                    where=instruction.label,
                     got=f"a second one after {ends[region.buffer]}",
                 )
-            ends[region.buffer] = one.label
+            ends[region.buffer] = instruction.label
 
 
 def check_step(
@@ -48,12 +48,12 @@ def check_step(
 ) -> None:
     """Raise unless the inputs of a step fit the program and its caches."""
     ids, ends, places = tokens.tolist(), lengths.tolist(), positions.tolist()
-    held = tables.tolist()
-    if not len(ids) == len(ends) == len(places) == len(held) >= 1:
+    block_tables = tables.tolist()
+    if not len(ids) == len(ends) == len(places) == len(block_tables) >= 1:
         raise UsageError(
             "A step must have one token, position, length and table per row",
             got=f"{len(ids)} tokens, {len(places)} positions, {len(ends)} lengths, "
-            f"{len(held)} tables",
+            f"{len(block_tables)} tables",
         )
     _at_most("number of rows", len(ids), memory.batch, "batch")
     _at_most("length of a sequence", max(ends), memory.longest, "max_seq_len")
@@ -76,14 +76,18 @@ def check_step(
             got=str(ids),
             expected=f"tokens from 0 to {memory.vocabulary - 1}",
         )
-    check_rows(memory, starts, ends, held)
-    _check_blocks(memory, sequences_of(starts), ends, ends, held)
+    check_rows(memory, starts, ends, block_tables)
+    _check_blocks(memory, sequences_of(starts), ends, ends, block_tables)
 
 
 def sequence_rows_of(program: Program) -> int:
     """Return the number of rows, from each of its multiples on, that may belong to a sequence."""
-    steps = (one for one in program.instructions if isinstance(one, StepInstruction))
-    limits = (getattr(one.at, "sequence_rows", None) for one in steps)
+    steps = (
+        instruction
+        for instruction in program.instructions
+        if isinstance(instruction, StepInstruction)
+    )
+    limits = (getattr(step.at, "sequence_rows", None) for step in steps)
     return min((limit for limit in limits if limit is not None), default=1)
 
 
@@ -103,7 +107,7 @@ def check_states(
     held = min(memory.values(role)[0].shape[1] for role in LINEAR_STATES)
     reads, writes = read.tolist(), write.tolist()
     for name, states in (("read", reads), ("write", writes)):
-        if len(states) != sequences or not all(0 <= one < held for one in states):
+        if len(states) != sequences or not all(0 <= state < held for state in states):
             raise UsageError(
                 f"Each sequence must {name} one state",
                 got=f"states {states} for {sequences} sequences",
@@ -156,18 +160,18 @@ def check_launch(memory: StepMemory, starts: Sequence[int], steps: int) -> None:
     _at_most("number of steps in one launch", steps, memory.extent(Role.HISTORY, 0), "steps")
     roles = (Role.FINISHED, Role.LENGTHS, Role.POSITIONS)
     finished, lengths, positions = (memory.values(role)[0].tolist() for role in roles)
-    more = [
+    extra_tokens = [
         steps - 1 if length and not ended else 0
         for length, ended in zip(lengths, finished, strict=True)
     ]
-    last = [length + added for length, added in zip(lengths, more, strict=True)]
+    last = [length + added for length, added in zip(lengths, extra_tokens, strict=True)]
     _at_most("final length of a sequence", max(last), memory.longest, "max_seq_len")
-    places = [place + added for place, added in zip(positions, more, strict=True)]
+    places = [place + added for place, added in zip(positions, extra_tokens, strict=True)]
     _at_most("final position", max(places), memory.longest - 1, "max_seq_len - 1")
-    used = -(-max(last) // memory.block)
+    used_blocks = -(-max(last) // memory.block)
     empty = len(lengths) - starts[-1]
     sequences = [*sequences_of(starts), *range(len(starts) - 1, len(starts) - 1 + empty)]
-    tables = memory.values(Role.TABLES)[0][:, :used].tolist()
+    tables = memory.values(Role.TABLES)[0][:, :used_blocks].tolist()
     _check_blocks(memory, sequences, lengths, last, tables)
 
 
@@ -189,7 +193,7 @@ def _check_blocks(
     written: dict[int, dict[int, int]] = {}
     for row, (first, length, table) in enumerate(zip(firsts, lengths, tables, strict=True)):
         held.append(table[: -(-length // block)])
-        if len(held[row]) * block < length or not all(0 <= one < blocks for one in held[row]):
+        if len(held[row]) * block < length or not all(0 <= number < blocks for number in held[row]):
             raise UsageError(
                 f"Sequence {sequences[row]} lacks blocks for its {length} tokens",
                 got=f"blocks {held[row]} of {block} tokens each",
@@ -237,8 +241,8 @@ def check_rows(
                 else f"rows between multiples of {together}",
             )
         for row in range(first + 1, end):
-            held = -(-lengths[row - 1] // block)
-            if lengths[row] != lengths[row - 1] + 1 or tables[row][:held] != tables[row - 1][:held]:
+            past = -(-lengths[row - 1] // block)
+            if lengths[row] != lengths[row - 1] + 1 or tables[row][:past] != tables[row - 1][:past]:
                 raise UsageError(
                     "A row must continue the sequence of the row before it",
                     where=f"row {row}",
@@ -248,10 +252,10 @@ def check_rows(
                 )
 
 
-def _at_most(what: str, found: int, most: int, name: str) -> None:
-    if found > most:
+def _at_most(subject: str, count: int, most: int, name: str) -> None:
+    if count > most:
         raise UsageError(
-            f"The {what} must be at most {most}, the program's {name}",
-            got=str(found),
+            f"The {subject} must be at most {most}, the program's {name}",
+            got=str(count),
             hint="Make a program with a larger limit",
         )

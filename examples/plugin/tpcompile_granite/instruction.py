@@ -39,12 +39,12 @@ class ScaledEmbed(Embed):
 
     def meaning(self, values: Values) -> Iterator[Made]:
         """Yield the rows, times the number: the op, of which the instruction makes columns."""
-        at = self.at
-        found = SCALED_EMBEDDING(values["table"], values["tokens"], at.scale, at.first)
-        yield Made("out", found, (Range(0, at.batch),))
+        operands = self.at
+        rows = SCALED_EMBEDDING(values["table"], values["tokens"], operands.scale, operands.first)
+        yield Made("out", rows, (Range(0, operands.batch),))
 
 
 @lowers(SCALED_EMBEDDING, terms=True)
-def scaled_embedding(to: Building, node: fx.Node) -> None:
+def scaled_embedding(builder: Building, node: fx.Node) -> None:
     """Lower the node like an embedding. If ranks have parts of the table, a sum follows."""
-    embedding(to, node, ScaledEmbed, scale=to_fp32(to.bound(node)["scale"]))
+    embedding(builder, node, ScaledEmbed, scale=to_fp32(builder.bound(node)["scale"]))

@@ -33,8 +33,8 @@ class DropUnitScales:
         return Report(sum(report.matches for report in reports))
 
 
-def _operand(node: fx.Node, found: Bindings) -> fx.Node:
-    x: fx.Node = found["x"]
+def _operand(node: fx.Node, bindings: Bindings) -> fx.Node:
+    x: fx.Node = bindings["x"]
     return x
 
 
@@ -60,10 +60,10 @@ def _fuse(graph: fx.Graph, node: fx.Node) -> None:
     rows = operand(total) if total.target is ALL_REDUCE else total
     check(isinstance(scale, float), node, "the other factor is not a number")
     check(rows.target in (EMBEDDING, VOCAB_EMBEDDING), node, "the product is not of an embedding")
-    found = insert(rows, SCALED_EMBEDDING, *rows.args[:2], scale)
+    scaled = insert(rows, SCALED_EMBEDDING, *rows.args[:2], scale)
     if rows is not total:
-        found = insert(total, ALL_REDUCE, found, *total.args[1:])
-    replace(node, found)
+        scaled = insert(total, ALL_REDUCE, scaled, *total.args[1:])
+    replace(node, scaled)
 
 
 @pipeline
@@ -75,8 +75,8 @@ class Granite(Pipeline):
 
     def passes(self) -> list[Pass]:
         """Return the passes in order."""
-        first, *rest, last = Standard().passes()
-        return [first, DropUnitScales(), *rest, FuseScaledEmbedding(), last]
+        first, *middle, last = Standard().passes()
+        return [first, DropUnitScales(), *middle, FuseScaledEmbedding(), last]
 
 
 @pipeline

@@ -7,7 +7,7 @@ from tpcompile.vm.schedule.policies import Queues, Work, policy
 def mirrored(work: Work) -> Queues:
     """Deal the instructions of each rank out to its workers, from the last worker to the first."""
     return tuple(
-        tuple(own[work.workers - 1 - worker :: work.workers])
-        for own in work.by_rank()
+        tuple(numbers[work.workers - 1 - worker :: work.workers])
+        for numbers in work.by_rank()
         for worker in range(work.workers)
     )

@@ -18,14 +18,14 @@ def asleep(wait: Callable[[], T]) -> T:
 
     They would spin for some milliseconds after the last operation, on the cores of the workers.
     """
-    found: list[T] = []
+    results: list[T] = []
     errors: list[BaseException] = []
 
     def call() -> Iterator[None]:
         """Pause inside `try`: Python may raise KeyboardInterrupt as soon as a function starts."""
         try:
             yield
-            found.append(wait())
+            results.append(wait())
         except BaseException as error:
             errors.append(error)
 
@@ -34,4 +34,4 @@ def asleep(wait: Callable[[], T]) -> T:
     library().tpc_asleep(_WAIT(partial(next, calls, None)))
     if errors:
         raise errors[0]
-    return found[0]
+    return results[0]

@@ -62,24 +62,24 @@ _COMMON: Mapping[str, tuple[str, ...]] = dict.fromkeys(
 @functools.cache
 def library() -> ctypes.CDLL:
     """Return the library without kernels. It is built if the cache has none for this machine."""
-    found = sources().load()
-    found.tpc_path.restype = ctypes.c_char_p
-    found.tpc_open.restype = ctypes.c_void_p
-    found.tpc_refusal.restype = ctypes.c_char_p
-    found.tpc_end.restype = ctypes.c_int64
-    found.tpc_steps_done.restype = ctypes.c_int64
-    found.tpc_read.restype = ctypes.c_double
-    abi.check_version(found.tpc_abi_version(), "native")
-    return found
+    loaded = sources().load()
+    loaded.tpc_path.restype = ctypes.c_char_p
+    loaded.tpc_open.restype = ctypes.c_void_p
+    loaded.tpc_refusal.restype = ctypes.c_char_p
+    loaded.tpc_end.restype = ctypes.c_int64
+    loaded.tpc_steps_done.restype = ctypes.c_int64
+    loaded.tpc_read.restype = ctypes.c_double
+    abi.check_version(loaded.tpc_abi_version(), "native")
+    return loaded
 
 
 def paths() -> list[str]:
     """Return the vector paths that this CPU has, fastest first. No kernels are built."""
-    names = iter(lambda: library().tpc_path(len(found)), None)
-    found: list[str] = []
+    names = iter(lambda: library().tpc_path(len(decoded)), None)
+    decoded: list[str] = []
     for name in names:
-        found.append(name.decode())
-    return found
+        decoded.append(name.decode())
+    return decoded
 
 
 @functools.cache
@@ -98,9 +98,9 @@ def prompts(path: str) -> ctypes.c_void_p:
 
 
 def _found(path: str, dtype: torch.dtype, symbol: str) -> ctypes.c_void_p:
-    found = getattr(sources(path, dtype).load(), symbol)
-    found.restype = ctypes.c_void_p
-    return ctypes.c_void_p(found())
+    function = getattr(sources(path, dtype).load(), symbol)
+    function.restype = ctypes.c_void_p
+    return ctypes.c_void_p(function())
 
 
 @functools.cache
@@ -112,7 +112,7 @@ def has_kernel(path: str, dtype: torch.dtype, opcode: int, *formats: Format | No
     """
     if dtype not in _DTYPES:
         return False
-    numbers = [0 if one is None else int(one) for one in formats or (None,) * 4]
+    numbers = [0 if stored is None else int(stored) for stored in formats or (None,) * 4]
     return bool(library().tpc_has_kernel(kernels(path, dtype), opcode, *numbers))
 
 

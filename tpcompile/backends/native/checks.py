@@ -36,10 +36,10 @@ class Dtypes(NamedTuple):
     def __str__(self) -> str:
         names = ("values", "weights", "norms and biases", "cache")
         pairs = zip(self, names, strict=True)
-        first, *others = [f"{stored} {name}" for stored, name in pairs if stored]
+        first, *remaining = [f"{stored} {name}" for stored, name in pairs if stored]
         if self.weights is not None and self.weights.rounds:
             first += " that are rounded to int8"
-        return f"{first} with {', '.join(others)}" if others else first
+        return f"{first} with {', '.join(remaining)}" if remaining else first
 
 
 def dtype_of(program: Program) -> torch.dtype:
@@ -54,26 +54,28 @@ def check_kernels(program: Program, path: str) -> None:
     """
     shared: dict[tuple[int, type], Holders] = {}
     typed: list[tuple[StepInstruction, Dtypes]] = []
-    for one in program.instructions:
-        if not isinstance(one, StepInstruction):
-            _refuse_kernel(one, one.name)
-        key = id(one.at), type(one)
+    for instruction in program.instructions:
+        if not isinstance(instruction, StepInstruction):
+            _refuse_kernel(instruction, instruction.name)
+        key = id(instruction.at), type(instruction)
         if key not in shared:
-            shared[key] = _holders(one, program, shared=True)
-        typed.append((one, _dtypes(shared[key], _holders(one, program, shared=False))))
+            shared[key] = _holders(instruction, program, shared=True)
+        typed.append(
+            (instruction, _dtypes(shared[key], _holders(instruction, program, shared=False)))
+        )
     dtype = dtype_of(program)
-    for one, dtypes in typed:
-        if not has_kernel(path, dtype, one.opcode):
-            _refuse_kernel(one, one.name)
-        if not has_kernel(path, dtype, one.opcode, *dtypes):
+    for instruction, dtypes in typed:
+        if not has_kernel(path, dtype, instruction.opcode):
+            _refuse_kernel(instruction, instruction.name)
+        if not has_kernel(path, dtype, instruction.opcode, *dtypes):
             values = dtypes.values or Format.of(dtype)
-            _refuse_kernel(one, str(dtypes._replace(values=values)))
+            _refuse_kernel(instruction, str(dtypes._replace(values=values)))
 
 
-def _refuse_kernel(one: Any, subject: str) -> NoReturn:
+def _refuse_kernel(instruction: Any, subject: str) -> NoReturn:
     raise UnsupportedError(
         f"The native backend has no kernel for {subject}",
-        where=one.label,
+        where=instruction.label,
         hint='Compile with backend="reference" or backend="torch"',
     )
 
@@ -82,21 +84,21 @@ Holders = tuple[tuple[str, Format, str], ...]
 """Buffers: the field of `Dtypes` that each belongs to, its format and its name."""
 
 
-def _holders(one: Any, program: Program, shared: bool) -> Holders:
+def _holders(instruction: Any, program: Program, shared: bool) -> Holders:
     """Describe the buffers of own or of shared operands whose rule leaves the dtype open."""
-    found: list[tuple[str, Format, str]] = []
-    kind: Any = type(one)
+    holders: list[tuple[str, Format, str]] = []
+    kind: Any = type(instruction)
     for path, _, rule in rules_of(kind):
         if path.startswith("at.") != shared:
             continue
         if isinstance(rule, rules.Chosen):
-            rule = rule.rules[getattr(one.at, rule.operand)]
+            rule = rule.rules[getattr(instruction.at, rule.operand)]
         if isinstance(rule, rules.Held) and isinstance(rule.dtype, str):
-            number = attrgetter(path)(one)
+            number = attrgetter(path)(instruction)
             if number != NONE:
                 buffer = program.buffers[number]
-                found.append((_held_in(rule), buffer.stored, buffer.name))
-    return tuple(found)
+                holders.append((_held_in(rule), buffer.stored, buffer.name))
+    return tuple(holders)
 
 
 def _held_in(rule: rules.Held) -> str:
@@ -109,12 +111,12 @@ def _held_in(rule: rules.Held) -> str:
 
 
 @cache
-def _dtypes(shared: Holders, own: Holders) -> Dtypes:
+def _dtypes(shared: Holders, unshared: Holders) -> Dtypes:
     """Return the dtypes of an instruction; raise if operands of one kind have two."""
-    found: dict[str, dict[Format, str]] = {name: {} for name in Dtypes._fields}
-    for field, stored, name in (*shared, *own):
-        found[field].setdefault(stored, name)
-    for field, dtypes in found.items():
+    buffer_names: dict[str, dict[Format, str]] = {name: {} for name in Dtypes._fields}
+    for field, stored, name in (*shared, *unshared):
+        buffer_names[field].setdefault(stored, name)
+    for field, dtypes in buffer_names.items():
         if len(dtypes) > 1:
             subject = "norms and biases" if field == "vectors" else field
             raise UnsupportedError(
@@ -122,7 +124,7 @@ def _dtypes(shared: Holders, own: Holders) -> Dtypes:
                 got=", ".join(f"{stored} in {name}" for stored, name in dtypes.items()),
                 hint='Compile with one dtype, or with backend="torch"',
             )
-    return Dtypes(*(next(iter(dtypes), None) for dtypes in found.values()))
+    return Dtypes(*(next(iter(dtypes), None) for dtypes in buffer_names.values()))
 
 
 def check_table(table: torch.Tensor, memory: StepMemory) -> None:
@@ -133,10 +135,14 @@ def check_table(table: torch.Tensor, memory: StepMemory) -> None:
     buffers = memory.program.buffers
     if len(table) != len(buffers):
         _refuse_table("", f"{len(table)} rows", f"{len(buffers)} rows, one per buffer")
-    for row, buffer, own in zip(table.tolist(), buffers, memory.tensors, strict=True):
-        if isinstance(own, torch.Tensor) and not own.numel() and buffer.rank not in memory.ranks:
+    for row, buffer, tensor in zip(table.tolist(), buffers, memory.tensors, strict=True):
+        if (
+            isinstance(tensor, torch.Tensor)
+            and not tensor.numel()
+            and buffer.rank not in memory.ranks
+        ):
             continue
-        wanted = columns_of(_row(buffer, own, memory.block))
+        wanted = columns_of(_row(buffer, tensor, memory.block))
         for name, got in columns_of(row).items():
             if name == "strides":  # never used in an empty tensor or a dimension of one element
                 used = 0 not in wanted["shape"][: wanted["dims"][0]]
@@ -151,23 +157,23 @@ def check_table(table: torch.Tensor, memory: StepMemory) -> None:
                 _refuse_table(where, str(got), str(wanted[name]))
 
 
-def _row(buffer: Buffer, own: torch.Tensor | Weight, block: int) -> list[int]:
+def _row(buffer: Buffer, tensor: torch.Tensor | Weight, block: int) -> list[int]:
     """Return the row of a buffer by its declaration.
 
     A cache may have any number of slots, and there may be any number of states.
     """
-    if isinstance(own, Weight):  # whose tensors the memory has checked
-        return buffer_row(buffer, own, block)
+    if isinstance(tensor, Weight):  # whose tensors the memory has checked
+        return buffer_row(buffer, tensor, block)
     extents = list(buffer.extents)
     if buffer.role == Role.CACHE:
-        extents[2] = own.shape[2]
+        extents[2] = tensor.shape[2]
     elif buffer.storage is not None:
-        extents[1] = own.shape[1]
-    if own.dtype != buffer.dtype or own.numel() != math.prod(extents):
+        extents[1] = tensor.shape[1]
+    if tensor.dtype != buffer.dtype or tensor.numel() != math.prod(extents):
         where = f"the buffer {buffer.name} of rank {buffer.rank}"
-        got = f"{list(own.shape)} in {own.dtype}"
+        got = f"{list(tensor.shape)} in {tensor.dtype}"
         _refuse_table(where, got, f"a tensor {extents} in {buffer.dtype}")
-    address = {"address": own.data_ptr()}
+    address = {"address": tensor.data_ptr()}
     return row_of(buffer, address, extents, buffer.strides(extents), block)
 
 

@@ -39,11 +39,11 @@ class Sequences(NamedTuple):
 
     def of(self, states: torch.Tensor) -> Any:
         """Return the argument for these sequences. Raise if `states` lacks one of their states."""
-        own = _Sequences(*(one.data_ptr() for one in self), len(self.lengths))
-        if not library().tpc_has_states(ctypes.byref(own), ctypes.c_int64(len(states))):
+        sequences = _Sequences(*(tensor.data_ptr() for tensor in self), len(self.lengths))
+        if not library().tpc_has_states(ctypes.byref(sequences), ctypes.c_int64(len(states))):
             read, write = self.read.tolist(), self.write.tolist()
             raise IndexError(f"{len(states)} states do not contain those of {read} and {write}")
-        return own
+        return sequences
 
     @property
     def mean_tokens(self) -> int:
@@ -84,14 +84,19 @@ def convolution(
 ) -> torch.Tensor:
     """Compute `resumed_conv` of one layer's `tails[states, taps - 1, channels]`."""
     out = torch.empty(x.shape, dtype=x.dtype)
-    own = _ConvolutionOf(
+    arguments = _ConvolutionOf(
         *(Heads.of(x), weight.data_ptr(), None if bias is None else bias.data_ptr()),
         *(tails.data_ptr(), out.data_ptr()),
         *(x.shape[1], weight.shape[-1], tails.stride(0), sequences.of(tails)),
     )
     parts = -(-x.shape[1] // _CHANNELS)
     values = min(_CHANNELS, x.shape[1]) * weight.shape[-1]
-    run(Operation.CONVOLUTION, own, len(sequences.lengths) * parts, sequences.mean_tokens * values)
+    run(
+        Operation.CONVOLUTION,
+        arguments,
+        len(sequences.lengths) * parts,
+        sequences.mean_tokens * values,
+    )
     return out
 
 
@@ -113,12 +118,12 @@ def rule(
     out = torch.empty(v.shape, dtype=v.dtype)
     factors, shares = decay.exp().contiguous(), beta.float().contiguous()
     read = torch.tensor(list(heads_read(heads, k.shape[1], k_heads)))
-    own = _DeltaRuleOf(
+    arguments = _DeltaRuleOf(
         *map(Heads.of, (q, k, v)),
-        *(one.data_ptr() for one in (factors, shares, states, out, read)),
+        *(tensor.data_ptr() for tensor in (factors, shares, states, out, read)),
         *(heads, k.shape[-1], width, states.stride(0), sequences.of(states)),
     )
     parts = -(-width // _COLUMNS)
     values = sequences.mean_tokens * k.shape[-1] * min(width, _COLUMNS)
-    run(Operation.DELTA_RULE, own, len(sequences.lengths) * heads * parts, values)
+    run(Operation.DELTA_RULE, arguments, len(sequences.lengths) * heads * parts, values)
     return out

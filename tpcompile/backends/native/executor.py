@@ -104,8 +104,8 @@ class Native(Executor):
         self._table = memory.table()
         self._rows = self._table.numpy()
         check_table(self._table, memory)
-        own = {"weights": self.first_weights, "families": families(program)}
-        self._arrays = encode_program(program).arrays() | own
+        native_arrays = {"weights": self.first_weights, "families": families(program)}
+        self._arrays = encode_program(program).arrays() | native_arrays
         self._kept = [
             (number, buffer)
             for number, buffer in enumerate(program.buffers)
@@ -222,8 +222,8 @@ class Native(Executor):
 
     def _program(self) -> _Program:
         program, share = self.memory.program, self.memory.share
-        each = len(program.queues) // program.ranks
-        found = _Program(
+        queues_per_rank = len(program.queues) // program.ranks
+        structure = _Program(
             **{name: array.data_ptr() for name, array in self._arrays.items()},
             buffers=self._table.data_ptr(),
             counters=self._counters.data_ptr(),
@@ -245,12 +245,12 @@ class Native(Executor):
             delays=self._delays,
         )
         if share is not None:
-            found.counters, found.board = share.counters.data_ptr(), share.board.data_ptr()
-            found.counter_rows, found.counter_stride = share.counters.shape
-            found.own_row = share.rank
-            found.first_queue, found.queues = share.rank * each, each
-            found.first_worker = share.rank * each * program.sharing
-        return found
+            structure.counters, structure.board = share.counters.data_ptr(), share.board.data_ptr()
+            structure.counter_rows, structure.counter_stride = share.counters.shape
+            structure.own_row = share.rank
+            structure.first_queue, structure.queues = share.rank * queues_per_rank, queues_per_rank
+            structure.first_worker = share.rank * queues_per_rank * program.sharing
+        return structure
 
     @property
     def _timeout(self) -> float:
@@ -260,14 +260,14 @@ class Native(Executor):
     def _refresh(self) -> None:
         """Write replaced tensors to the table; those of other roles must not change."""
         for number, buffer in self._kept:
-            kept, known = self.memory.tensors[number], self._known.get(number)
-            if kept is known:
+            tensor, known = self.memory.tensors[number], self._known.get(number)
+            if tensor is known:
                 continue
-            if known is not None and kept.shape == known.shape:
-                self._rows[number, _ADDRESS] = kept.data_ptr()
+            if known is not None and tensor.shape == known.shape:
+                self._rows[number, _ADDRESS] = tensor.data_ptr()
             else:
-                self._rows[number] = buffer_row(buffer, kept, self.memory.block)
-            self._known[number] = kept
+                self._rows[number] = buffer_row(buffer, tensor, self.memory.block)
+            self._known[number] = tensor
 
 
 def _close(machine: ctypes.c_void_p, owner: int) -> None:

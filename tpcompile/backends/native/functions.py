@@ -63,8 +63,8 @@ def experts(
     """See `tpcompile.ir.ops.experts`."""
     if mixtures.takes(x, gate_up, down):
         return mixtures.experts(x, scores, ids, gate_up, down, first)
-    found: torch.Tensor = SPECS[EXPERTS].reference(x, scores, ids, gate_up, down, first, linear)
-    return found
+    output: torch.Tensor = SPECS[EXPERTS].reference(x, scores, ids, gate_up, down, first, linear)
+    return output
 
 
 def rms_norm(

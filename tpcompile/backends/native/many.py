@@ -83,8 +83,8 @@ def available() -> bool:
 def takes(*tensors: torch.Tensor) -> bool:
     """Return whether the kernels take these tensors: bf16 on the CPU, with adjacent values."""
     return available() and all(
-        one.dtype == torch.bfloat16 and one.device.type == "cpu" and one.stride(-1) == 1
-        for one in tensors
+        tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and tensor.stride(-1) == 1
+        for tensor in tensors
     )
 
 

@@ -44,7 +44,7 @@ class DecodedExperts(few_bits.DecodedExperts):
     """Weights of experts in few bits; kernels decode only the rows of chosen experts."""
 
     def __getitem__(self, place: int) -> FewBits:
-        return FewBits(Format.parsed(self.word), [one[place] for one in self.parts], self.columns)
+        return FewBits(Format.parsed(self.word), [part[place] for part in self.parts], self.columns)
 
     @property
     def whole(self) -> FewBits:
@@ -69,10 +69,10 @@ class Groups:
     @cached_property
     def order(self) -> torch.Tensor:
         """The places of these choices among those of all tokens, by expert and then by token."""
-        own = self.ids.flatten() - self.first
-        others = (own < 0) | (own >= self.held)
-        own = own.masked_fill(others, self.held)
-        return own.argsort(stable=True)[: len(own) - int(others.sum())]
+        numbers = self.ids.flatten() - self.first
+        elsewhere = (numbers < 0) | (numbers >= self.held)
+        numbers = numbers.masked_fill(elsewhere, self.held)
+        return numbers.argsort(stable=True)[: len(numbers) - int(elsewhere.sum())]
 
     @cached_property
     def tokens(self) -> torch.Tensor:
@@ -86,9 +86,9 @@ class Groups:
 
     def places(self, order: torch.Tensor) -> torch.Tensor:
         """Return the row of each token's choices in an order, -1 for choices of other ranks."""
-        found = torch.full((self.ids.numel(),), -1)
-        found[self.order] = torch.arange(len(self.order))
-        return found.view_as(self.ids).gather(1, order)
+        rows = torch.full((self.ids.numel(),), -1)
+        rows[self.order] = torch.arange(len(self.order))
+        return rows.view_as(self.ids).gather(1, order)
 
 
 def takes(x: torch.Tensor, gate_up: Weights, down: Weights) -> bool:
@@ -96,7 +96,7 @@ def takes(x: torch.Tensor, gate_up: Weights, down: Weights) -> bool:
     if not len(x) or not len(down):
         return False
     activated = x.new_empty(0, _columns(down))
-    stored = [one.is_contiguous() for one in (*_parts(gate_up), *_parts(down))]
+    stored = [part.is_contiguous() for part in (*_parts(gate_up), *_parts(down))]
     return (
         all(stored)
         and takes_product(x, gate_up[0], None)
@@ -119,10 +119,10 @@ def experts(
     order = ids.argsort(1)
     places, shares = groups.places(order), scores.float().gather(1, order)
     out = x.new_empty(x.shape)
-    own = _MixOf(
-        *(one.data_ptr() for one in (rows, places, shares, out)), *ids.shape[1:], x.shape[1]
+    arguments = _MixOf(
+        *(tensor.data_ptr() for tensor in (rows, places, shares, out)), *ids.shape[1:], x.shape[1]
     )
-    run(Operation.MIX, own, len(x), ids.shape[1] * x.shape[1])
+    run(Operation.MIX, arguments, len(x), ids.shape[1] * x.shape[1])
     return out
 
 

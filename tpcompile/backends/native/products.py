@@ -84,7 +84,7 @@ class FewBits(NamedTuple):
     @property
     def by_suffix(self) -> Mapping[str, torch.Tensor]:
         """The components, by suffix."""
-        names = (one.suffix for one in self.format.components)
+        names = (part.suffix for part in self.format.components)
         return dict(zip(names, self.parts, strict=True))
 
     @property
@@ -114,9 +114,9 @@ def linear(
     The values of a weight of few bits are rounded to bf16, unless its format rounds the tokens.
     """
     product = Product.of(x, weight, -(-len(x) // PACKED) * PACKED)
-    own = product.arguments(bias)
-    run(product.pack, own, -(-len(x) // PACKED), PACKED * x.shape[1])
-    run(product.multiply, own, product.items(len(x)), product.item_values)
+    arguments = product.arguments(bias)
+    run(product.pack, arguments, -(-len(x) // PACKED), PACKED * x.shape[1])
+    run(product.multiply, arguments, product.items(len(x)), product.item_values)
     return product.memory["out"]
 
 
@@ -173,11 +173,11 @@ class Product:
     def arguments(self, bias: torch.Tensor | None = None) -> ctypes.Structure:
         """Return the arguments of both operations for all tokens."""
         parts = parts_of(self.weight)
-        address = {name: one.data_ptr() for name, one in {**parts, **self.memory}.items()}
-        others = [address.get(name) for name in PARTS]
+        address = {name: part.data_ptr() for name, part in {**parts, **self.memory}.items()}
+        optional = [address.get(name) for name in PARTS]
         (tokens, columns), rows = self.x.shape, self.memory["out"].shape[1]
         return LinearOf(
-            *(Heads.of(self.x), address["weight"], *others),
+            *(Heads.of(self.x), address["weight"], *optional),
             *(self.weight.numbers if isinstance(self.weight, FewBits) else (0,) * len(_OF_ROWS)),
             *(None if bias is None else bias.data_ptr(), address["out"], address["packed"]),
             *(address.get("factors"), address.get("sums")),
@@ -190,8 +190,8 @@ def parts_of(weight: torch.Tensor | FewBits) -> dict[str, torch.Tensor]:
     if isinstance(weight, torch.Tensor):
         return {"weight": weight}
     parts = weight.by_suffix
-    others = {name: parts[suffix] for name, suffix in PARTS.items() if suffix in parts}
-    return {"weight": parts[weight.format.values.suffix], **others}
+    optional = {name: parts[suffix] for name, suffix in PARTS.items() if suffix in parts}
+    return {"weight": parts[weight.format.values.suffix], **optional}
 
 
 def _packed(tokens: int, columns: int, weight: torch.Tensor | FewBits) -> list[torch.Tensor]:

@@ -74,8 +74,10 @@ def norm(
 ) -> torch.Tensor:
     """Compute `rms_norm` of `x[tokens, width]` or `x[tokens, heads, width]`."""
     out, heads, width = _result(x)
-    own = _NormOf(Heads.of(x), weight.data_ptr(), out.data_ptr(), heads, width, zero_centered, eps)
-    run(Operation.NORM, own, len(x), heads * width)
+    arguments = _NormOf(
+        Heads.of(x), weight.data_ptr(), out.data_ptr(), heads, width, zero_centered, eps
+    )
+    run(Operation.NORM, arguments, len(x), heads * width)
     return out
 
 
@@ -84,10 +86,10 @@ def gated_norm(
 ) -> torch.Tensor:
     """Compute `gated_rms_norm` of `x[tokens, heads, width]` and a gate of this shape."""
     out, heads, width = _result(x)
-    own = _GatedNormOf(
+    arguments = _GatedNormOf(
         *map(Heads.of, (x, gate)), weight.data_ptr(), out.data_ptr(), heads, width, eps
     )
-    run(Operation.GATED_NORM, own, len(x), heads * width)
+    run(Operation.GATED_NORM, arguments, len(x), heads * width)
     return out
 
 
@@ -105,51 +107,55 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `add_rms_norm` of contiguous `x[tokens, width]` and a residual in bf16 or fp32."""
     normed, total = torch.empty_like(x), torch.empty_like(x)
-    own = _AddNormOf(
+    arguments = _AddNormOf(
         *(x.data_ptr(), residual.data_ptr(), residual.dtype == torch.float32),
         *(weight.data_ptr(), normed.data_ptr(), total.data_ptr(), x.shape[-1]),
         *(zero_centered, eps),
     )
-    run(Operation.ADD_NORM, own, len(x), x.shape[-1])
+    run(Operation.ADD_NORM, arguments, len(x), x.shape[-1])
     return normed, total
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Compute `swiglu` of `gate[tokens, width]` and `up[tokens, width]`."""
     out, _, width = _result(gate)
-    own = _SwigluOf(Heads.of(gate), Heads.of(up), out.data_ptr(), width)
-    run(Operation.SWIGLU, own, len(gate), width)
+    arguments = _SwigluOf(Heads.of(gate), Heads.of(up), out.data_ptr(), width)
+    run(Operation.SWIGLU, arguments, len(gate), width)
     return out
 
 
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """Compute `sigmoid_gate` of tokens or heads of tokens."""
     out, heads, width = _result(x)
-    own = _GateOf(Heads.of(x), Heads.of(gate), out.data_ptr(), heads, width)
-    run(Operation.GATE, own, len(x), heads * width)
+    arguments = _GateOf(Heads.of(x), Heads.of(gate), out.data_ptr(), heads, width)
+    run(Operation.GATE, arguments, len(x), heads * width)
     return out
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Compute `rope` of `x[tokens, heads, width]` with contiguous tables."""
     out, heads, width = _result(x)
-    own = _RopeOf(
+    arguments = _RopeOf(
         *(Heads.of(x), cos.data_ptr(), sin.data_ptr(), out.data_ptr()),
         *(heads, width, cos.shape[-1]),
     )
-    run(Operation.ROPE, own, len(x), heads * width)
+    run(Operation.ROPE, arguments, len(x), heads * width)
     return out
 
 
 def append(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
     """Write keys and values of tokens to their slots of one layer's `cache[2, slots, …]`."""
-    held = cache.shape[1]
-    written = ctypes.c_void_p(slots.data_ptr()), ctypes.c_int64(len(slots)), ctypes.c_int64(held)
+    capacity = cache.shape[1]
+    written = (
+        ctypes.c_void_p(slots.data_ptr()),
+        ctypes.c_int64(len(slots)),
+        ctypes.c_int64(capacity),
+    )
     if not library().tpc_writes_cache(*written):
-        raise ValueError(f"slots must be in the cache of {held}, got {slots.tolist()}")
+        raise ValueError(f"slots must be in the cache of {capacity}, got {slots.tolist()}")
     sides = map(Heads.of, (k, v, *cache))
-    own = _AppendOf(*sides, slots.data_ptr(), *k.shape[1:], is_rounded(cache))
-    run(Operation.APPEND, own, len(k), k[0].numel())
+    arguments = _AppendOf(*sides, slots.data_ptr(), *k.shape[1:], is_rounded(cache))
+    run(Operation.APPEND, arguments, len(k), k[0].numel())
 
 
 def attention(
@@ -171,16 +177,16 @@ def attention(
     read = torch.tensor([(head, first, last + 1 - first) for head, first, last in runs])
     length = int(lengths.sum()) // len(lengths)
     part = _part_tokens(len(q) * len(runs), min(length, window or length))
-    own = _AttentionOf(
+    arguments = _AttentionOf(
         *(*map(Heads.of, (q, *cache)), out.data_ptr(), *q.shape[1:]),
         *(starts.data_ptr(), lengths.data_ptr(), tables.data_ptr()),
         *(*tables.shape, tables.stride(0), cache.shape[1], block, part),
         *(read.data_ptr(), len(read), window or 0, is_rounded(cache), scale),
     )
-    if not library().tpc_reads_cache(ctypes.byref(own)):
+    if not library().tpc_reads_cache(ctypes.byref(arguments)):
         raise _outside(cache.shape[1], starts, tables, lengths, window, block)
     parts = sum(-(-(stop - start) // part) for start, stop in pairwise(starts.tolist()))
-    run(Operation.ATTENTION, own, parts * len(read), GRAIN)
+    run(Operation.ATTENTION, arguments, parts * len(read), GRAIN)
     return out
 
 

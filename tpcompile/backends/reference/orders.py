@@ -28,8 +28,8 @@ def held_back(number: int, seed: int = 0) -> Order:
     dice = random.Random(seed)
 
     def choose(ready: list[int]) -> int:
-        others = [one for one in ready if one != number]
-        return dice.choice(others or ready)
+        alternatives = [candidate for candidate in ready if candidate != number]
+        return dice.choice(alternatives or ready)
 
     return lambda program: _play(program, choose)
 

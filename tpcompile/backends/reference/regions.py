@@ -44,29 +44,29 @@ def _verify(memory: StepMemory, instruction: StepInstruction) -> None:
     try:
         instruction.run(elsewhere)
     except Exception as error:
-        how = f"raises {type(error).__name__} if undeclared reads return nonsense"
-        raise _untrue(instruction, how) from error
+        fault = f"raises {type(error).__name__} if undeclared reads return nonsense"
+        raise _untrue(instruction, fault) from error
     writes = [*instruction.writes, *joined(instruction)]
     for number, (now, spoilt) in enumerate(zip(tensors, elsewhere, strict=True)):
-        named = memory.program.buffers[number].name
+        name = memory.program.buffers[number].name
         touched = ~same(now, before[0][number]) | ~same(spoilt, before[1][number])
         if bool((touched & ~mask(memory, number, writes, Role.WRITE)).any()):
-            raise _untrue(instruction, f"writes {named} outside of its regions")
+            raise _untrue(instruction, f"writes {name} outside of its regions")
         if not bool(same(now, spoilt)[touched].all()):
-            raise _untrue(instruction, f"writes {named} from undeclared reads")
+            raise _untrue(instruction, f"writes {name} from undeclared reads")
 
 
-def _untrue(instruction: StepInstruction, how: str) -> VerifyError:
+def _untrue(instruction: StepInstruction, fault: str) -> VerifyError:
     return VerifyError(
-        f"The regions of {instruction.name} are wrong: it {how}",
+        f"The regions of {instruction.name} are wrong: it {fault}",
         where=instruction.label,
         hint="Declare every region that `run` touches in `reads`, `writes` or `joins`",
     )
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def same(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return which elements are equal; NaN is equal to NaN."""
-    return (one == other) | (one.isnan() & other.isnan())
+    return (tensor == other) | (tensor.isnan() & other.isnan())
 
 
 def mask(memory: StepMemory, number: int, regions: Iterable[Region], states: Role) -> torch.Tensor:
@@ -75,7 +75,7 @@ def mask(memory: StepMemory, number: int, regions: Iterable[Region], states: Rol
     `states` is the input with the numbers of the states: those that sequences read, or write.
     """
     buffer = memory.program.buffers[number]
-    found = torch.zeros(memory.tensors[number].shape, dtype=torch.bool)
+    covered = torch.zeros(memory.tensors[number].shape, dtype=torch.bool)
     for region in regions:
         if region.buffer != number:
             continue
@@ -83,15 +83,15 @@ def mask(memory: StepMemory, number: int, regions: Iterable[Region], states: Rol
         if buffer.role == Role.CACHE:
             layers, sides, sequences, heads, ages = box
             for slot in _slots(memory, sequences, ages):
-                found[layers, sides, slot, heads] = True
+                covered[layers, sides, slot, heads] = True
         elif buffer.role in LINEAR_STATES:
-            layers, sequences, own = box
-            inner = (slice(None), own) if buffer.role == Role.TAILS else (own,)
+            layers, sequences, part = box
+            inner = (slice(None), part) if buffer.role == Role.TAILS else (part,)
             for state in _states(memory, sequences, states):
-                found[(layers, state, *inner)] = True
+                covered[(layers, state, *inner)] = True
         else:
-            found[box] = True
-    return found
+            covered[box] = True
+    return covered
 
 
 def _states(memory: StepMemory, rows: slice, states: Role) -> list[int]:
@@ -119,23 +119,23 @@ def _slots(memory: StepMemory, sequences: slice, ages: slice) -> list[int]:
     for row in range(*sequences.indices(len(lengths))):
         past, new = range(before[row]), range(max(lengths[row] - 1, 0), lengths[row])
         places = chain(*(past, new)[ages])
-        slots += [int(tables[row, at // block]) * block + at % block for at in places]
+        slots += [int(tables[row, place // block]) * block + place % block for place in places]
     return slots
 
 
 def values_of(memory: StepMemory) -> list[torch.Tensor]:
     """Return all memory, with the values of weights that have several components."""
-    return [held[:] if isinstance(held, Weight) else held for held in memory.tensors]
+    return [tensor[:] if isinstance(tensor, Weight) else tensor for tensor in memory.tensors]
 
 
 def spoilt_elsewhere(memory: StepMemory, instruction: StepInstruction) -> list[torch.Tensor]:
     """Return a copy of all memory, with nonsense outside of the instruction's declared reads."""
-    may = list(chain(instruction.reads, joined(instruction)))
-    found = []
+    allowed = list(chain(instruction.reads, joined(instruction)))
+    copies = []
     for number, tensor in enumerate(values_of(memory)):
         wrong = torch.nan if tensor.is_floating_point() else _NONSENSE
         if memory.program.buffers[number].role == Role.CACHE:
             wrong = nan_element(tensor)
-        kept = mask(memory, number, may, Role.READ)
-        found.append(tensor.where(kept, torch.tensor(wrong).to(tensor)))
-    return found
+        readable = mask(memory, number, allowed, Role.READ)
+        copies.append(tensor.where(readable, torch.tensor(wrong).to(tensor)))
+    return copies

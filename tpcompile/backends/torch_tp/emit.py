@@ -82,9 +82,9 @@ def emit_sources(
     sections = sections_of(graph, [node for end in ends for node in end.nodes])
     scope = Scope(info.tp, storages, _outer_names(sections, graph))
     layers = [section.layer for section in sections if section.layer is not None]
-    kept = kept_numbers(graph)
+    state_numbers = kept_numbers(graph)
     codes = [
-        layer_codes(section, info.tp, storages, kept)
+        layer_codes(section, info.tp, storages, state_numbers)
         for section in sections
         if section.layer is not None
     ]
@@ -94,16 +94,16 @@ def emit_sources(
     forward = list(_forward(sections, ends, scope))
     sources = []
     for rank in range(info.tp):
-        own = [code[rank] for code in codes]
-        classes = _classes(layers, own)
-        made = _made(layers, [classes[code][0] for code in own], kept)
+        rank_codes = [code[rank] for code in codes]
+        classes = _classes(layers, rank_codes)
+        layer_lines = _made(layers, [classes[code][0] for code in rank_codes], state_numbers)
         module = _CLASS.format(
             rank=rank,
-            parts="\n".join([*registered, *made]),
+            parts="\n".join([*registered, *layer_lines]),
             inputs=", ".join(inputs),
             body="\n".join(line[rank] for line in forward),
         )
-        layer_classes = (code.source(*whose) for code, whose in classes.items())
+        layer_classes = (code.source(*arguments) for code, arguments in classes.items())
         header = _header(gm, rank, storages, functions)
         sources.append("".join([header, *layer_classes, module]))
     return sources
@@ -125,28 +125,28 @@ def _header(gm: fx.GraphModule, rank: int, storages: Storages, functions: str) -
 
 
 def _ends(graph: fx.Graph) -> list[_End]:
-    (found,) = next(node for node in graph.nodes if node.op == "output").args
-    results = list(found) if isinstance(found, tuple | list) else [found]
+    (output,) = next(node for node in graph.nodes if node.op == "output").args
+    results = list(output) if isinstance(output, tuple | list) else [output]
     if len(results) == 1:
         return [_End(OUTPUTS[0], results[0], [])]
     needed = [_leading_to(result) for result in results]
     ends = []
-    for name, result, own in zip(OUTPUTS, results, needed, strict=True):
-        alone = own.difference(*(other for other in needed if other is not own))
+    for name, result, ancestors in zip(OUTPUTS, results, needed, strict=True):
+        alone = ancestors.difference(*(other for other in needed if other is not ancestors))
         nodes = [node for node in graph.nodes if node in alone and node.op.startswith("call")]
         ends.append(_End(name, result, nodes))
     return ends
 
 
 def _leading_to(result: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
+    visited: set[fx.Node] = set()
     ahead = [result]
     while ahead:
         node = ahead.pop()
-        if node not in found:
-            found.add(node)
+        if node not in visited:
+            visited.add(node)
             ahead += node.all_input_nodes
-    return found
+    return visited
 
 
 def _outer_names(sections: Sequence[Section], graph: fx.Graph) -> dict[fx.Node, str]:
@@ -154,15 +154,15 @@ def _outer_names(sections: Sequence[Section], graph: fx.Graph) -> dict[fx.Node, 
     place = {node: number for number, section in enumerate(sections) for node in section.nodes}
     taken = {node.name for node in graph.nodes if origin_of(node).layer is None}
     last_read: dict[str, int] = {}
-    found: dict[fx.Node, str] = {}
+    names: dict[fx.Node, str] = {}
     for number, section in enumerate(sections):
         for node in section.writes if section.layer is not None else ():
             name = base_name(node)
             if name in taken or last_read.get(name, number) > number:
                 continue
-            found[node] = name
+            names[node] = name
             last_read[name] = max(place.get(user, len(sections)) for user in node.users)
-    return found
+    return names
 
 
 def _classes(
@@ -192,7 +192,9 @@ def _registered(graph: fx.Graph, scope: Scope) -> Iterator[str]:
     yield from reordering(outside, scope)
 
 
-def _made(layers: Sequence[int], classes: Sequence[str], kept: Mapping[int, int]) -> Iterator[str]:
+def _made(
+    layers: Sequence[int], classes: Sequence[str], state_numbers: Mapping[int, int]
+) -> Iterator[str]:
     """Yield the lines that construct the layers."""
     if not layers:
         return
@@ -201,31 +203,31 @@ def _made(layers: Sequence[int], classes: Sequence[str], kept: Mapping[int, int]
     for name, run in groupby(zip(classes, layers, strict=True), key=itemgetter(0)):
         numbers = [layer for _, layer in run]
         if len(numbers) == 1:
-            shown = ", ".join(str(number) for number in _numbers(numbers[0], kept))
+            shown = ", ".join(str(number) for number in _numbers(numbers[0], state_numbers))
             yield f"                {name}({shown}, parameters, group),"
             continue
-        names = "layer, kept" if numbers[0] in kept else "layer"
-        each = f"*({name}({names}, parameters, group) for {names} in {_spelled(numbers, kept)})"
-        yield f"                {each},"
+        names = "layer, kept" if numbers[0] in state_numbers else "layer"
+        arguments = _spelled(numbers, state_numbers)
+        yield f"                *({name}({names}, parameters, group) for {names} in {arguments}),"
     yield "            ]"
     yield "        )"
 
 
-def _numbers(layer: int, kept: Mapping[int, int]) -> tuple[int, ...]:
-    return (layer, kept[layer]) if layer in kept else (layer,)
+def _numbers(layer: int, state_numbers: Mapping[int, int]) -> tuple[int, ...]:
+    return (layer, state_numbers[layer]) if layer in state_numbers else (layer,)
 
 
-def _spelled(layers: Sequence[int], kept: Mapping[int, int]) -> str:
+def _spelled(layers: Sequence[int], state_numbers: Mapping[int, int]) -> str:
     """Return the expression of layers' arguments: their numbers, or pairs of numbers."""
-    if layers[0] in kept:
-        own = _range([kept[layer] for layer in layers])
-        return f"zip({_range(layers)}, {own}, strict=True)"
+    if layers[0] in state_numbers:
+        expression = _range([state_numbers[layer] for layer in layers])
+        return f"zip({_range(layers)}, {expression}, strict=True)"
     return _range(layers)
 
 
 def _range(numbers: Sequence[int]) -> str:
-    whole, *others = runs_of(numbers)
-    return str(list(numbers) if others else whole)
+    whole, *remaining = runs_of(numbers)
+    return str(list(numbers) if remaining else whole)
 
 
 def _forward(sections: Sequence[Section], ends: Sequence[_End], scope: Scope) -> Iterator[Line]:
@@ -242,8 +244,8 @@ def _forward(sections: Sequence[Section], ends: Sequence[_End], scope: Scope) ->
             yield scope.line(f"        {results} = self.layers[{done}]({arguments})")
         else:
             last = done + len(several)
-            which = f"[{done or ''}:{last if last < layers else ''}]".replace("[:]", "")
-            yield scope.line(f"        for layer in self.layers{which}:")
+            bounds = f"[{done or ''}:{last if last < layers else ''}]".replace("[:]", "")
+            yield scope.line(f"        for layer in self.layers{bounds}:")
             yield scope.line(f"            {results} = layer({arguments})")
         done += len(several)
     for end in reversed(ends[1:]):

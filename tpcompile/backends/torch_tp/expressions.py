@@ -118,11 +118,11 @@ def _statement(node: fx.Node, scope: Scope) -> Line:
     local = [_local_args(node, spec, rank) for rank in range(scope.ranks)]
     targets, place = _targets(node, scope), _place(node, scope.layer)
 
-    def text(own: dict[str, Any]) -> str:
-        call = _call_text(node, spec, own, scope)
+    def text(args: dict[str, Any]) -> str:
+        call = _call_text(node, spec, args, scope)
         return f"        {targets} = {call}  # {place}".rstrip(" #")
 
-    if all(own == local[0] for own in local):
+    if all(args == local[0] for args in local):
         return scope.line(text(local[0]))
     return tuple(map(text, local))
 
@@ -189,11 +189,11 @@ _COLUMNS = "_columns"
 
 def _stored_weights(node: fx.Node) -> dict[str, fx.Node]:
     """Return the weights of a node that have several components, by the names of its arguments."""
-    given = arguments_of(node) if node.target in _WEIGHTS else {}
+    arguments = arguments_of(node) if node.target in _WEIGHTS else {}
     return {
-        name: given[name]
+        name: arguments[name]
         for name in _WEIGHTS.get(node.target, ())
-        if value_type(given[name]).format is not None
+        if value_type(arguments[name]).format is not None
     }
 
 
@@ -214,8 +214,10 @@ def _call_text(node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope)
     ]
     if node.op == "call_module":
         return f"self.{node.target}({', '.join(values)})"
-    own = spec.name.startswith("tpc.") and hasattr(functions, spec.name.removeprefix("tpc."))
-    function = spec.name if own else f"torch.ops.{spec.target}"
+    has_function = spec.name.startswith("tpc.") and hasattr(
+        functions, spec.name.removeprefix("tpc.")
+    )
+    function = spec.name if has_function else f"torch.ops.{spec.target}"
     return f"{function}({', '.join(values)})"
 
 
@@ -248,10 +250,10 @@ def _write_experts(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
     texts = [args[name] for name in ("x", "scores", "ids")]
     for name in _WEIGHTS[EXPERTS]:
         stored = name in _stored_weights(node)
-        own = (
+        text = (
             f"tpc.DecodedExperts({_stored_text(node, args, scope, name)})" if stored else args[name]
         )
-        texts.append(own)
+        texts.append(text)
     texts += [] if args["first"] == "0" else [args["first"]]
     return f"tpc.experts({', '.join(texts)})"
 

@@ -52,15 +52,15 @@ class Section:
 def sections_of(graph: fx.Graph, apart: Collection[fx.Node]) -> list[Section]:
     """Split the computation into sections; nodes in `apart` belong to none."""
     nodes = [n for n in graph.nodes if n.op.startswith("call") and n not in apart]
-    found = []
+    sections = []
     for layer, run in groupby(nodes, key=lambda node: origin_of(_maker(node)).layer):
-        own = list(run)
-        inside = set(own)
-        values = (n for node in own for n in node.all_input_nodes if n.op != "get_attr")
+        members = list(run)
+        inside = set(members)
+        values = (n for node in members for n in node.all_input_nodes if n.op != "get_attr")
         reads = dict.fromkeys(n for n in values if n not in inside)
-        writes = [node for node in own if any(user not in inside for user in node.users)]
-        found.append(Section(layer, own, list(reads), writes))
-    return found
+        writes = [node for node in members if any(user not in inside for user in node.users)]
+        sections.append(Section(layer, members, list(reads), writes))
+    return sections
 
 
 def _maker(node: fx.Node) -> fx.Node:
@@ -98,30 +98,30 @@ def kept_numbers(graph: fx.Graph) -> dict[int, int]:
 
     It is empty if these are the numbers of the layers themselves.
     """
-    found = {
+    numbers = {
         layer: int(arguments_of(node)["layer"])
         for node in graph.nodes
         if (spec := spec_of(node)) and "layer" in spec.argument_names
         if (layer := origin_of(node).layer) is not None
     }
-    return {} if all(layer == kept for layer, kept in found.items()) else found
+    return {} if all(layer == number for layer, number in numbers.items()) else numbers
 
 
 def layer_codes(
-    section: Section, ranks: int, storages: Storages, kept: Mapping[int, int]
+    section: Section, ranks: int, storages: Storages, state_numbers: Mapping[int, int]
 ) -> list[LayerCode]:
     """Return the code of a section that is in a layer, for each rank.
 
-    `kept` are the numbers of layers among those with states of their kind.
+    `state_numbers` are those of layers among those with states of their kind.
     """
     names = _short_names(section.nodes)
     takes = _names_of_reads(section, names)
     read = (n for node in section.nodes for n in node.all_input_nodes if n.op == "get_attr")
     parameters = list(dict.fromkeys(read))
-    own = _short_names(parameters, _ATTRIBUTES)
+    parameter_names = _short_names(parameters, _ATTRIBUTES)
     assert section.layer is not None
-    number = kept.get(section.layer)
-    scope = Scope(ranks, storages, {**names, **takes, **own}, section.layer, number)
+    number = state_numbers.get(section.layer)
+    scope = Scope(ranks, storages, {**names, **takes, **parameter_names}, section.layer, number)
     registered = (*_registering(parameters, scope), *_routers(section.nodes))
     lines = list(statements(section.nodes, scope))
     gives = tuple(names[node] for node in section.writes)
@@ -139,18 +139,18 @@ def layer_codes(
 
 def _short_names(nodes: Iterable[fx.Node], taken: Iterable[str] = ()) -> dict[fx.Node, str]:
     """Return the names of nodes without their layer, or the whole name if that one is taken."""
-    found: dict[fx.Node, str] = {}
+    names: dict[fx.Node, str] = {}
     used = set(taken)
     for node in nodes:
         name = short_name(node)
         if name in used:
             name = str(node.target) if node.op == "get_attr" else node.name
-        found[node] = name
+        names[node] = name
         used.add(name)
-    return found
+    return names
 
 
-def _names_of_reads(section: Section, own: Mapping[fx.Node, str]) -> dict[fx.Node, str]:
+def _names_of_reads(section: Section, names: Mapping[fx.Node, str]) -> dict[fx.Node, str]:
     """Name the values from elsewhere by their role, without the layer that they come from.
 
     A value of the layer may take over such a name once nothing reads the other value any more.
@@ -158,18 +158,18 @@ def _names_of_reads(section: Section, own: Mapping[fx.Node, str]) -> dict[fx.Nod
     places = {node: place for place, node in enumerate(section.nodes)}
     bound: dict[str, int] = {}
     for node in section.nodes:
-        bound.setdefault(own[node], places.get(_maker(node), places[node]))
-    found: dict[fx.Node, str] = {}
+        bound.setdefault(names[node], places.get(_maker(node), places[node]))
+    read_names: dict[fx.Node, str] = {}
     for node in section.reads:
         last = max(places[user] for user in node.users if user in places)
         wanted = base_name(node), short_name(node), node.name
         numbered = (f"{node.name}_{number}" for number in count(1))
-        found[node] = next(
+        read_names[node] = next(
             name
             for name in chain(wanted, numbered)
-            if name not in found.values() and last <= bound.get(name, last)
+            if name not in read_names.values() and last <= bound.get(name, last)
         )
-    return found
+    return read_names
 
 
 def _registering(parameters: Sequence[fx.Node], scope: Scope) -> Iterator[str]:
@@ -182,12 +182,12 @@ def _registering(parameters: Sequence[fx.Node], scope: Scope) -> Iterator[str]:
         )
     }
     prefix = prefix_of(scope.layer)
-    own = [name for target, name in names.items() if target == prefix + name]
-    others = [target for target, name in names.items() if target != prefix + name]
-    if own:
-        yield from registering(own, 'parameters[f"l{layer}_{name}"]')
-    if others:
-        yield from registering(others, "parameters[name]")
+    prefixed = [name for target, name in names.items() if target == prefix + name]
+    targets = [target for target, name in names.items() if target != prefix + name]
+    if prefixed:
+        yield from registering(prefixed, 'parameters[f"l{layer}_{name}"]')
+    if targets:
+        yield from registering(targets, "parameters[name]")
     yield from reordering(parameters, scope)
 
 

@@ -34,13 +34,17 @@ def run_simulated(
 ) -> list[torch.Tensor]:
     """Run every module on its inputs, given by name, and return the results."""
 
-    def run(module: nn.Module, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def run(module: nn.Module, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:
         with torch.inference_mode():
-            result: torch.Tensor = module(**own)
-        return result
+            output: torch.Tensor = module(**arguments)
+        return output
 
     return run_together(
-        [partial(run, module, own) for module, own in zip(modules, inputs, strict=True)], group
+        [
+            partial(run, module, arguments)
+            for module, arguments in zip(modules, inputs, strict=True)
+        ],
+        group,
     )
 
 

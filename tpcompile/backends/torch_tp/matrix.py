@@ -36,8 +36,8 @@ def linear(
     if isinstance(weight, RoundingWeight):
         return weight.linear(x, bias)
     if weight.is_mkldnn:
-        found: torch.Tensor = _mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return found
+        product: torch.Tensor = _mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return product
     few = weight.device.type == "cpu" and x.dim() == 2 and 0 < len(x) <= _FEW
     if few and _puts_weight_first(weight.dtype):
         return _of_few(x, weight, bias)
@@ -64,8 +64,8 @@ def plain(weight: torch.Tensor) -> torch.Tensor:
 def _of_few(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply the weight with the transposed tokens, so that it is not reordered in each call."""
     if len(x) == 1:
-        found = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])
-        return found[None]
+        product = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])
+        return product[None]
     if bias is None:
         return torch.mm(weight, x.t()).t().contiguous()
     return torch.addmm(bias[:, None], weight, x.t()).t().contiguous()

@@ -51,9 +51,9 @@ class Compiled:
         """Format the resources as a table."""
         from rich.table import Table
 
-        found = Table(title=f"kernel for {self.arch}", title_justify="left", show_header=False)
-        found.add_column(min_width=20)
-        found.add_column(min_width=20, justify="right")
+        table = Table(title=f"kernel for {self.arch}", title_justify="left", show_header=False)
+        table.add_column(min_width=20)
+        table.add_column(min_width=20, justify="right")
         for name, value in (
             ("registers per thread", f"{self.registers:,}"),
             ("spills per thread", f"{self.spills:,} B"),
@@ -61,8 +61,8 @@ class Compiled:
             ("code", f"{self.code_bytes:,} B"),
             ("compiled in", f"{self.seconds:.1f} s"),
         ):
-            found.add_row(name, value)
-        return table_text(found)
+            table.add_row(name, value)
+        return table_text(table)
 
 
 def compile_ahead(program: Program, arch: str) -> Compiled:
@@ -87,18 +87,18 @@ def compile_ahead(program: Program, arch: str) -> Compiled:
     # Compile also what Triton's cache holds, so that the seconds are those of compilation.
     with set_knob(triton().knobs.compilation, "always_compile", True):
         started = time.perf_counter()
-        found = compiler.compile(source, target=target, options=COMPILED)
+        compiled = compiler.compile(source, target=target, options=COMPILED)
         seconds = time.perf_counter() - started
-    binary: bytes = found.asm["cubin"]
+    binary: bytes = compiled.asm["cubin"]
     usage = _resources(binary)
     return Compiled(
         arch,
         usage["REG"],
         usage["STACK"],
-        int(found.metadata.shared),
+        int(compiled.metadata.shared),
         _code_size(binary),
         seconds,
-        found.asm["ptx"],
+        compiled.asm["ptx"],
     )
 
 
@@ -130,21 +130,21 @@ def _resources(binary: bytes) -> dict[str, int]:
         file.flush()
         command = [tool, "--dump-resource-usage", file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"Function megakernel:\s*(.*)", done.stdout)
-    if done.returncode or found is None:
+    match = re.search(r"Function megakernel:\s*(.*)", done.stdout)
+    if done.returncode or match is None:
         raise CompileError(
             "The resources of the kernel could not be read", got=(done.stderr or done.stdout)[-500:]
         )
-    return {name: int(count) for name, count in re.findall(r"(\w+):(\d+)", found[1])}
+    return {name: int(count) for name, count in re.findall(r"(\w+):(\d+)", match[1])}
 
 
 def _code_size(binary: bytes) -> int:
     """Return the bytes of all sections with instructions of an ELF file."""
     (table,) = struct.unpack_from("<Q", binary, 0x28)
     size, count = struct.unpack_from("<HH", binary, 0x3A)
-    found = 0
+    total = 0
     for place in range(count):
         _, kind, flags, _, _, length = struct.unpack_from("<IIQQQQ", binary, table + place * size)
         if kind == 1 and flags & 0x4:  # SHT_PROGBITS, SHF_EXECINSTR
-            found += length
-    return found
+            total += length
+    return total

@@ -57,20 +57,20 @@ class Branch:
     constants: tuple[tuple[str, Constant], ...]
 
 
-def branch_of(program: Program, one: Any) -> Branch:
+def branch_of(program: Program, instruction: Any) -> Branch:
     """Return the branch of the kernel that runs an instruction."""
-    kind: Any = type(one)
+    kind: Any = type(instruction)
     if kind not in _TILES:
         raise UnsupportedError(
-            f"The triton backend has no kernel for {one.name}",
-            where=one.label,
+            f"The triton backend has no kernel for {instruction.name}",
+            where=instruction.label,
             hint='Compile with backend="reference" or backend="torch"',
         )
-    check_format(program, one)
+    check_format(program, instruction)
     module, _ = _TILES[kind]
-    own = {name: constant(program, one) for name, constant in _constants(kind)}
-    _check_size(one, own)
-    return Branch(module, one.name, tuple(own.items()))
+    constants = {name: constant(program, instruction) for name, constant in _constants(kind)}
+    _check_size(instruction, constants)
+    return Branch(module, instruction.name, tuple(constants.items()))
 
 
 @cache
@@ -91,23 +91,23 @@ def _constant(path: str, rule: Any) -> Source:
     It is a number, the dtype of a buffer, or whether an optional buffer is present.
     """
     operand = attrgetter(path)
-    each = rule.rules.values() if isinstance(rule, Chosen) else [rule]
-    held = [one for one in each if isinstance(one, Held)]
+    choices = rule.rules.values() if isinstance(rule, Chosen) else [rule]
+    held = [choice for choice in choices if isinstance(choice, Held)]
     if not held:
-        return lambda program, one: operand(one)
-    if len(held) < len(each) or held[0].optional:
-        return lambda program, one: operand(one) != NONE
-    return lambda program, one: program.buffers[operand(one)].dtype
+        return lambda program, instruction: operand(instruction)
+    if len(held) < len(choices) or held[0].optional:
+        return lambda program, instruction: operand(instruction) != NONE
+    return lambda program, instruction: program.buffers[operand(instruction)].dtype
 
 
-def _check_size(one: Any, constants: Constants) -> None:
+def _check_size(instruction: Any, constants: Constants) -> None:
     """Raise if the values of heads, or a state, do not fit in the registers of a worker."""
     extents = [int(constants.get(name, 1)) for name in ("HEADS", "PLACES", "LANES")]  # type: ignore[arg-type]
     advice = "Choose fewer spans, or compile" if "SPANS" in constants else "Compile"
     if prod(extents) > _MOST_VALUES:
         raise UnsupportedError(
-            f"The tile of {one.name} would hold more values than a worker has registers",
-            where=one.label,
+            f"The tile of {instruction.name} would hold more values than a worker has registers",
+            where=instruction.label,
             got=" × ".join(f"{extent:,}" for extent in extents if extent > 1),
             expected=f"at most {_MOST_VALUES:,} values",
             hint=f'{advice} with backend="torch"',
@@ -115,8 +115,8 @@ def _check_size(one: Any, constants: Constants) -> None:
     choices = int(constants.get("BATCH", 1)) * int(constants.get("CHOSEN", 1))  # type: ignore[arg-type]
     if "ITEMS" in constants and choices > _MOST_CHOICES:
         raise UnsupportedError(
-            f"The tile of {one.name} numbers the choices of all sequences in 2 bytes",
-            where=one.label,
+            f"The tile of {instruction.name} numbers the choices of all sequences in 2 bytes",
+            where=instruction.label,
             got=f"{choices:,}",
             expected=f"at most {_MOST_CHOICES:,} choices",
             hint='Choose a smaller batch, or compile with backend="torch"',
@@ -126,7 +126,7 @@ def _check_size(one: Any, constants: Constants) -> None:
 def _padded(path: str) -> Source:
     """Return a shared operand, rounded up to a power of two."""
     operand = attrgetter(f"at.{path}")
-    return lambda program, one: power_of_two(operand(one))
+    return lambda program, instruction: power_of_two(operand(instruction))
 
 
 def _same_names(*names: str) -> dict[str, str]:
@@ -134,26 +134,30 @@ def _same_names(*names: str) -> dict[str, str]:
     return {name.upper(): name for name in names}
 
 
-def _table_width(program: Program, one: Embed) -> int:
-    return program.buffers[one.at.table].shape[1]
+def _table_width(program: Program, instruction: Embed) -> int:
+    return program.buffers[instruction.at.table].shape[1]
 
 
-def _table_dtype(program: Program, one: Embed) -> torch.dtype:
+def _table_dtype(program: Program, instruction: Embed) -> torch.dtype:
     """Return the dtype of the numbers of a table, which are scaled in fp32."""
-    return program.buffers[one.at.table].dtype if one.at.format.plain else torch.float32
+    return (
+        program.buffers[instruction.at.table].dtype
+        if instruction.at.format.plain
+        else torch.float32
+    )
 
 
-def _heads(program: Program, one: PartialAttention) -> int:
-    return power_of_two(one.heads.extent)
+def _heads(program: Program, instruction: PartialAttention) -> int:
+    return power_of_two(instruction.heads.extent)
 
 
-def _tokens(program: Program, one: PartialAttention) -> int:
-    return max(1, _MOST_KEYS // power_of_two(one.at.width))
+def _tokens(program: Program, instruction: PartialAttention) -> int:
+    return max(1, _MOST_KEYS // power_of_two(instruction.at.width))
 
 
 def _always(value: Constant) -> Source:
     """Return a constant that is the same in every branch."""
-    return lambda program, one: value
+    return lambda program, instruction: value
 
 
 _Operands = Mapping[str, str | Source]

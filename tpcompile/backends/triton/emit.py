@@ -134,10 +134,10 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
     """Emit the kernel of a program. `tiles` is the package of the tile bodies."""
     refuse_formats(program, Role.CACHE, "triton")
     numbers: dict[Branch, int] = {}
-    taken = []
-    for one in program.instructions:
-        branch = branch_of(program, one)
-        taken.append(numbers.setdefault(branch, len(numbers)))
+    branch_numbers = []
+    for instruction in program.instructions:
+        branch = branch_of(program, instruction)
+        branch_numbers.append(numbers.setdefault(branch, len(numbers)))
     modules = sorted({"head", "shape", "sync", *(branch.module for branch in numbers)})
     head = _HEAD.format(name=program.name, tiles=tiles, modules=", ".join(modules))
     lines = [line for branch, number in numbers.items() for line in _branch(branch, number)]
@@ -148,22 +148,25 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
     )
     row, scratch = INSTRUCTIONS.words, _scratch(numbers)
     sizes = {"row": row, "scratch": scratch}
-    going = _GOING if tiles == TILES else "going"
-    parts = [*lines, _TOGETHER.format(**sizes), _LOOP.format(**sizes, end=ends, going=going)]
-    taken_by = torch.tensor(taken, dtype=torch.int32)
+    condition = _GOING if tiles == TILES else "going"
+    parts = [*lines, _TOGETHER.format(**sizes), _LOOP.format(**sizes, end=ends, going=condition)]
+    taken_by = torch.tensor(branch_numbers, dtype=torch.int32)
     return Emitted(head + "\n".join(parts), taken_by, scratch)
 
 
 _SCRATCH: dict[str, Callable[[dict[str, Any]], int]] = {
     **dict.fromkeys(
-        (NormQkvRopeAppend.name, NormQkvRows.name), lambda own: own["LANES"] * own["BATCH"]
+        (NormQkvRopeAppend.name, NormQkvRows.name),
+        lambda constants: constants["LANES"] * constants["BATCH"],
     ),
-    DeltaStep.name: lambda own: 2 * own["PLACES"] + own["LANES"],
-    NormExperts.name: lambda own: (
-        -(-own["BATCH"] // own["SEQUENCES"]) * own["SEQUENCES"] + _items(own)
+    DeltaStep.name: lambda constants: 2 * constants["PLACES"] + constants["LANES"],
+    NormExperts.name: lambda constants: (
+        -(-constants["BATCH"] // constants["SEQUENCES"]) * constants["SEQUENCES"]
+        + _items(constants)
     ),
-    ExpertTerms.name: lambda own: (
-        own["BATCH"] * own["CHOSEN"] * own["TILES"] * own["ROWS"] + _items(own)
+    ExpertTerms.name: lambda constants: (
+        constants["BATCH"] * constants["CHOSEN"] * constants["TILES"] * constants["ROWS"]
+        + _items(constants)
     ),
 }
 """The fp32 values that a worker needs for itself, by tile and as a function of its constants: those
@@ -171,16 +174,20 @@ of a head of all sequences, of the query, key and value of a token, of norms or 
 experts."""
 
 
-def _items(own: dict[str, Any]) -> int:
+def _items(constants: dict[str, Any]) -> int:
     """Return the fp32 values that hold items: an expert and its choices, in 2 bytes each."""
-    count: int = own["ITEMS"] * (1 + own["SEQUENCES"])
+    count: int = constants["ITEMS"] * (1 + constants["SEQUENCES"])
     return -(-count // 2)
 
 
 def _scratch(branches: Iterable[Branch]) -> int:
     """Return the number of fp32 values that a worker needs for itself."""
-    own = (_SCRATCH[one.name](dict(one.constants)) for one in branches if one.name in _SCRATCH)
-    return max(own, default=1)
+    sizes = (
+        _SCRATCH[branch.name](dict(branch.constants))
+        for branch in branches
+        if branch.name in _SCRATCH
+    )
+    return max(sizes, default=1)
 
 
 def _branch(branch: Branch, number: int) -> list[str]:

@@ -53,8 +53,8 @@ class Triton(Executor):
         super().check(program, device)
         if device.type == "cuda":
             check_gpu(program, torch.cuda.get_device_properties(device))
-        for one in program.instructions:
-            branch_of(program, one)
+        for instruction in program.instructions:
+            branch_of(program, instruction)
         weights = (buffer for buffer in program.buffers if buffer.role == Role.WEIGHT)
         dtypes = {buffer.dtype for buffer in weights if buffer.format is None}
         for dtype in dtypes:
@@ -198,8 +198,8 @@ class Triton(Executor):
     def _table(self) -> torch.Tensor:
         """Return the table of buffers on the device. Only caches and states may change."""
         roles = self.memory.program.roles.intersection(STORED_DIMS)
-        kept = [one for role in sorted(roles) for one in self.memory.values(role)]
-        placed = tuple((one.data_ptr(), one.shape) for one in kept)
+        tensors = [tensor for role in sorted(roles) for tensor in self.memory.values(role)]
+        placed = tuple((tensor.data_ptr(), tensor.shape) for tensor in tensors)
         if placed != self._placed:
             self._placed, self._buffers = placed, self.memory.table().to(self.memory.device)
         return self._buffers

@@ -16,14 +16,14 @@ from tpcompile.vm.program.rules import FormatOf
 _HINT = 'Compile with backend="torch"'
 
 
-def check_format(program: Program, one: Any) -> None:
+def check_format(program: Program, instruction: Any) -> None:
     """Raise unless the tile of an instruction can read its weight in the weight's format."""
-    kind: Any = type(one)
+    kind: Any = type(instruction)
     operand = _weight_of(kind)
-    if operand is None or one.at.format.plain:
+    if operand is None or instruction.at.format.plain:
         return
-    stored: Format = one.at.format
-    where = program.buffers[getattr(one.at, operand)].name
+    stored: Format = instruction.at.format
+    where = program.buffers[getattr(instruction.at, operand)].name
     if stored.rounds or not (stored.basic or stored.kind == Kind.FP8):
         raise UnsupportedError(
             f"The triton backend cannot read weights in {stored}",
@@ -32,7 +32,7 @@ def check_format(program: Program, one: Any) -> None:
             "their inputs",
             hint=_HINT,
         )
-    start = one.columns.start if isinstance(one, LinearTerms) else 0
+    start = instruction.columns.start if isinstance(instruction, LinearTerms) else 0
     if stored.columns % STEP or start % STEP:
         raise UnsupportedError(
             f"The triton backend multiplies {STEP} columns at a time, which must be in one group",
@@ -46,5 +46,5 @@ def check_format(program: Program, one: Any) -> None:
 @cache
 def _weight_of(kind: Any) -> str | None:
     """Return the operand of an instruction that is a weight in a format."""
-    named = (rule.operand for _, _, rule in rules_of(kind) if isinstance(rule, FormatOf))
-    return next((operand for operand in named if operand in ("weight", "table")), None)
+    operands = (rule.operand for _, _, rule in rules_of(kind) if isinstance(rule, FormatOf))
+    return next((operand for operand in operands if operand in ("weight", "table")), None)

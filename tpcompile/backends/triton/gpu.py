@@ -59,6 +59,6 @@ def target_like(gpu: Any, ranks: int) -> Target:
     """Return the target with the name of a GPU, or one like it; ranks share the SMs."""
     words = gpu.name.lower().replace("-", " ").split()
     known = next((name for name in TARGETS if name in words), None)
-    like = TARGETS[known or _LIKE]
+    target = TARGETS[known or _LIKE]
     workers = max(1, gpu.multi_processor_count // ranks)
-    return replace(like, name=known or "cuda", workers=workers)
+    return replace(target, name=known or "cuda", workers=workers)

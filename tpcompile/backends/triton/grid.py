@@ -17,15 +17,15 @@ class Grid:
     def __init__(self, program: Program, device: torch.device) -> None:
         self._program = program
         self.workers = len(program.queues) * program.sharing
-        each, queues = (self.workers,), (len(program.queues),)
+        workers, queues = (self.workers,), (len(program.queues),)
         self._copies = HostCopies(
             {
                 "before": (2,),  # one int64
-                "turns": each,
+                "turns": workers,
                 "tickets": queues,
-                "quotas": each,
+                "quotas": workers,
                 "last": (1,),
-                "stuck": each,
+                "stuck": workers,
             },
             device,
         )
@@ -84,9 +84,9 @@ class Grid:
 
     def worker_at(self, number: int) -> int:
         """Return the worker that takes an instruction next."""
-        going = (~self._ended).nonzero().flatten().tolist()
-        found: int = next(worker for worker in going if self._next(worker) == number)
-        return found
+        active = (~self._ended).nonzero().flatten().tolist()
+        taker: int = next(worker for worker in active if self._next(worker) == number)
+        return taker
 
     def waiting(self) -> list[str]:
         """Describe what the first eight workers that have not ended wait for."""

@@ -27,20 +27,20 @@ _INTERPRETED = "tpcompile_interpreted_tiles"
 def triton() -> Any:
     """Import Triton; raise if it is missing or too old."""
     try:
-        found = importlib.import_module("triton")
+        module = importlib.import_module("triton")
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             "The triton backend needs the package triton",
             hint='Run `pip install "tpcompile[triton]"`, or choose another backend',
         ) from error
-    version = tuple(int(part) for part in found.__version__.split(".")[:2])
+    version = tuple(int(part) for part in module.__version__.split(".")[:2])
     if version < LEAST_VERSION:
         raise UnsupportedError(
             "The triton backend needs a newer Triton",
-            got=found.__version__,
+            got=module.__version__,
             expected=f"{'.'.join(map(str, LEAST_VERSION))} or newer",
         )
-    return found
+    return module
 
 
 def tiles_package(interpret: bool) -> str:
@@ -121,13 +121,13 @@ def interpreted_library() -> Iterator[None]:
 
 def _numpy_dtypes(dtype_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function from types of Triton to numpy's dtypes that looks each of them up once."""
-    known: dict[str, Any] = {}
+    dtypes: dict[str, Any] = {}
 
     def found(kind: Any) -> Any:
         scalar = kind.scalar
-        if scalar.name not in known:
-            known[scalar.name] = dtype_of(scalar)
-        return known[scalar.name]
+        if scalar.name not in dtypes:
+            dtypes[scalar.name] = dtype_of(scalar)
+        return dtypes[scalar.name]
 
     return found
 
@@ -136,7 +136,9 @@ def _numpy_dtypes(dtype_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _library() -> dict[str, Any]:
     """Return the functions of Triton's library that are to be compiled, by name."""
     language, kind = importlib.import_module("triton.language"), triton().JITFunction
-    return {name: one for name, one in vars(language).items() if isinstance(one, kind)}
+    return {
+        name: function for name, function in vars(language).items() if isinstance(function, kind)
+    }
 
 
 @cache

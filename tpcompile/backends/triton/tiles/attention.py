@@ -9,7 +9,7 @@ from .numbers import as_rounded, rounded, sigmoid
 
 
 @triton.jit
-def partial_attention(words, buffers, own, SHAPE):
+def partial_attention(words, buffers, scratch, SHAPE):
     """Attend the query heads of a KV head to some spans of sequences, TOKENS tokens at a time."""
     first_sequence = tl.load(words + abi.PARTIAL_ATTENTION_SEQUENCES)
     last_sequence = tl.load(words + abi.PARTIAL_ATTENTION_SEQUENCES + 1)
@@ -56,9 +56,9 @@ def partial_attention(words, buffers, own, SHAPE):
                 block = tl.load(table + tokens // SHAPE.BLOCK, mask=inside, other=0).to(tl.int64)
                 slots = (block * SHAPE.BLOCK + tokens % SHAPE.BLOCK) * slot_stride
                 rows = cache + slots[:, None] + lanes[None, :]
-                seen = inside[:, None] & (lanes < SHAPE.WIDTH)[None, :]
-                keys = tl.load(rows, mask=seen, other=0.0).to(tl.float32)
-                values = tl.load(rows + side, mask=seen, other=0.0).to(tl.float32)
+                valid = inside[:, None] & (lanes < SHAPE.WIDTH)[None, :]
+                keys = tl.load(rows, mask=valid, other=0.0).to(tl.float32)
+                values = tl.load(rows + side, mask=valid, other=0.0).to(tl.float32)
                 for head in range(count):
                     query = tl.load(q + head * SHAPE.WIDTH, mask=lanes < SHAPE.WIDTH, other=0.0)
                     query = query.to(tl.float32)
@@ -68,10 +68,10 @@ def partial_attention(words, buffers, own, SHAPE):
                     before = tl.max(tl.where(chosen, most, float("-inf")), 0)
                     higher = tl.maximum(before, tl.max(scores, 0))
                     weights = tl.exp(scores - higher)
-                    kept = tl.exp(before - higher)
-                    mass = tl.where(chosen, mass * kept + tl.sum(weights, 0), mass)
-                    found = tl.sum(weights[:, None] * values, 0)
-                    mixed = tl.where(chosen[:, None], mixed * kept + found[None, :], mixed)
+                    rescale = tl.exp(before - higher)
+                    mass = tl.where(chosen, mass * rescale + tl.sum(weights, 0), mass)
+                    weighted = tl.sum(weights[:, None] * values, 0)
+                    mixed = tl.where(chosen[:, None], mixed * rescale + weighted[None, :], mixed)
                     most = tl.where(chosen, higher, most)
             empty = mass == 0.0
             mass = tl.where(empty, 1.0, mass)
@@ -87,7 +87,7 @@ def partial_attention(words, buffers, own, SHAPE):
 
 
 @triton.jit
-def attention_reduce(words, buffers, own, SHAPE):
+def attention_reduce(words, buffers, scratch, SHAPE):
     """Merge the spans of some heads of a sequence, and multiply them by their gates."""
     sequence = tl.load(words + abi.ATTENTION_REDUCE_SEQUENCE)
     number = tl.load(words + abi.ATTENTION_REDUCE_VALUES)

@@ -17,17 +17,17 @@ _LINEAR = tl.constexpr(20.0)
 
 
 @triton.jit
-def delta_step(words, buffers, own, SHAPE):
+def delta_step(words, buffers, scratch, SHAPE):
     """Compute the value heads of a sequence that read one key head."""
     sequence = tl.load(words + abi.DELTA_STEP_SEQUENCE)
     lengths = start_of(buffers, tl.load(words + abi.DELTA_STEP_LENGTHS), tl.int32)
     length = tl.load(lengths + sequence)
     if length > 0:
-        _step(words, buffers, own, sequence, length > 1, SHAPE)
+        _step(words, buffers, scratch, sequence, length > 1, SHAPE)
 
 
 @triton.jit
-def _step(words, buffers, own, sequence, resumes, SHAPE):
+def _step(words, buffers, scratch, sequence, resumes, SHAPE):
     """Compute the heads of a sequence, which `resumes` from a state unless it is new.
 
     The state of a new sequence is zero, whatever is in memory. Query, key and value pass through
@@ -45,7 +45,7 @@ def _step(words, buffers, own, sequence, resumes, SHAPE):
     number = tl.load(words + abi.DELTA_STEP_STATES)
     states = start_of(buffers, number, tl.float32)
     states += tl.load(words + abi.DELTA_STEP_LAYER) * stride_of(buffers, number, 0)
-    each = stride_of(buffers, number, 1)
+    stride = stride_of(buffers, number, 1)
 
     keys = tl.arange(0, SHAPE.PLACES)
     lanes = tl.arange(0, SHAPE.LANES)
@@ -54,37 +54,37 @@ def _step(words, buffers, own, sequence, resumes, SHAPE):
     q = _convolved(words, buffers, inputs, old, new, resumes, first + keys, keys < SHAPE.KEY, SHAPE)
     first += tl.load(words + abi.DELTA_STEP_FIRST_K)
     k = _convolved(words, buffers, inputs, old, new, resumes, first + keys, keys < SHAPE.KEY, SHAPE)
-    tl.store(own + keys, _normalized(q) * SHAPE.KEY**-0.5)
-    tl.store(own + SHAPE.PLACES + keys, _normalized(k))
+    tl.store(scratch + keys, _normalized(q) * SHAPE.KEY**-0.5)
+    tl.store(scratch + SHAPE.PLACES + keys, _normalized(k))
     tl.debug_barrier()
     first = tl.load(words + abi.DELTA_STEP_HEADS)
     last = tl.load(words + abi.DELTA_STEP_HEADS + 1)
     for head in range(first, last):
         whole = (keys < SHAPE.KEY)[:, None] & inside[None, :]
         places = keys[:, None] * SHAPE.VALUE + lanes[None, :]
-        source = _state_at(states + old * each, head, SHAPE)
+        source = _state_at(states + old * stride, head, SHAPE)
         state = tl.load(source + places, mask=whole & resumes, other=0.0)
         column = head * SHAPE.VALUE + lanes
         first_v = tl.load(words + abi.DELTA_STEP_FIRST_V)
         v = _convolved(words, buffers, inputs, old, new, resumes, first_v + column, inside, SHAPE)
-        tl.store(own + 2 * SHAPE.PLACES + lanes, v)
+        tl.store(scratch + 2 * SHAPE.PLACES + lanes, v)
         tl.debug_barrier()
-        v = tl.load(own + 2 * SHAPE.PLACES + lanes)
+        v = tl.load(scratch + 2 * SHAPE.PLACES + lanes)
         decay, share = _gates_of(words, buffers, sequence, head, SHAPE)
         state *= decay
-        k = tl.load(own + SHAPE.PLACES + keys)
+        k = tl.load(scratch + SHAPE.PLACES + keys)
         delta = (v - tl.sum(state * k[:, None], 0)) * share
         state += k[:, None] * delta[None, :]
         tl.debug_barrier()  # after all threads have loaded: the new state may replace the old one
-        tl.store(_state_at(states + new * each, head, SHAPE) + places, state, mask=whole)
-        q = tl.load(own + keys)
+        tl.store(_state_at(states + new * stride, head, SHAPE) + places, state, mask=whole)
+        q = tl.load(scratch + keys)
         mixed = as_rounded(tl.sum(state * q[:, None], 0), SHAPE.DTYPE)
         inverse = 1.0 / tl.sqrt(tl.sum(mixed * mixed, 0) / SHAPE.VALUE + SHAPE.EPS)
         scale = tl.load(norm + lanes, mask=inside, other=0.0).to(tl.float32)
         z = tl.load(gates + column, mask=inside, other=0.0).to(tl.float32)
-        found = scaled(mixed, inverse, scale, False, SHAPE.DTYPE)
-        found *= activated(z, abi.ACTIVATION_SILU)
-        tl.store(out + column, rounded(found, SHAPE.DTYPE), mask=inside)
+        normed = scaled(mixed, inverse, scale, False, SHAPE.DTYPE)
+        normed *= activated(z, abi.ACTIVATION_SILU)
+        tl.store(out + column, rounded(normed, SHAPE.DTYPE), mask=inside)
 
 
 @triton.jit
@@ -103,10 +103,10 @@ def _states_of(words, buffers, sequence):
 @triton.jit
 def _state_at(states, head, SHAPE):
     """Return the address of a head's state, among those of a layer and a sequence."""
-    at = states + head * (SHAPE.KEY * SHAPE.VALUE)
+    address = states + head * (SHAPE.KEY * SHAPE.VALUE)
     if SHAPE.VALUE % 4 == 0:  # then so are all strides, which lets a load have 16 bytes
-        at = tl.multiple_of(at, 16)
-    return at
+        address = tl.multiple_of(address, 16)
+    return address
 
 
 @triton.jit
@@ -115,26 +115,26 @@ def _convolved(words, buffers, inputs, old, new, resumes, channels, inside, SHAP
     number = tl.load(words + abi.DELTA_STEP_TAILS)
     tails = start_of(buffers, number, SHAPE.DTYPE)
     tails += tl.load(words + abi.DELTA_STEP_LAYER) * stride_of(buffers, number, 0)
-    each = stride_of(buffers, number, 1)
+    stride = stride_of(buffers, number, 1)
     row = stride_of(buffers, number, 2)
-    taken = ()
+    taps = ()
     for tap in tl.static_range(SHAPE.TAPS - 1):
-        at = tails + old * each + tap * row + channels
-        taken = taken + (tl.load(at, mask=inside & resumes, other=0.0),)
-    taken = taken + (tl.load(inputs + channels, mask=inside, other=0.0),)
+        addresses = tails + old * stride + tap * row + channels
+        taps = taps + (tl.load(addresses, mask=inside & resumes, other=0.0),)
+    taps = taps + (tl.load(inputs + channels, mask=inside, other=0.0),)
     tl.debug_barrier()  # several threads may have loaded the same channel
     weight = start_of(buffers, tl.load(words + abi.DELTA_STEP_WEIGHT), SHAPE.DTYPE)
     weight += channels * SHAPE.TAPS
-    found = tl.zeros(channels.shape, tl.float32)
+    sums = tl.zeros(channels.shape, tl.float32)
     for tap in tl.static_range(SHAPE.TAPS):
         scale = tl.load(weight + tap, mask=inside, other=0.0).to(tl.float32)
-        found += taken[tap].to(tl.float32) * scale
+        sums += taps[tap].to(tl.float32) * scale
         if tap > 0:
-            tl.store(tails + new * each + (tap - 1) * row + channels, taken[tap], mask=inside)
+            tl.store(tails + new * stride + (tap - 1) * row + channels, taps[tap], mask=inside)
     if SHAPE.BIAS:
         bias = start_of(buffers, tl.load(words + abi.DELTA_STEP_BIAS), SHAPE.DTYPE)
-        found += tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
-    return as_rounded(activated(found, abi.ACTIVATION_SILU), SHAPE.DTYPE)
+        sums += tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
+    return as_rounded(activated(sums, abi.ACTIVATION_SILU), SHAPE.DTYPE)
 
 
 @triton.jit
@@ -162,5 +162,5 @@ def _softplus(x):
     power = tl.exp(tl.minimum(x, _LINEAR))
     more = 1.0 + power
     rounding = power / tl.where(more == 1.0, 1.0, more - 1.0)
-    found = tl.where(more == 1.0, power, tl.log(more) * rounding)
-    return tl.where(x > _LINEAR, x, found)
+    logarithm = tl.where(more == 1.0, power, tl.log(more) * rounding)
+    return tl.where(x > _LINEAR, x, logarithm)

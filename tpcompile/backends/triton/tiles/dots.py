@@ -33,7 +33,7 @@ def inverse_rms(x, begin, SHAPE):
     It norms groups of sequences, so that the order of additions is that of every batch. Some groups
     are loaded at a time.
     """
-    found = tl.zeros([SHAPE.SEQUENCES], tl.float32)
+    inverses = tl.zeros([SHAPE.SEQUENCES], tl.float32)
     together: tl.constexpr = min(SHAPE.SEQUENCES // GROUP, _TOGETHER)
     for first in range(0, tl.minimum(SHAPE.SEQUENCES, SHAPE.BATCH - begin), together * GROUP):
         sums = ()
@@ -42,9 +42,9 @@ def inverse_rms(x, begin, SHAPE):
         for group in tl.static_range(together):
             inverse = 1.0 / tl.sqrt(tl.sum(sums[group], 1) / SHAPE.WIDTH + SHAPE.EPS)
             sequences = first + group * GROUP + tl.arange(0, GROUP)
-            own = tl.arange(0, SHAPE.SEQUENCES)[:, None] == sequences[None, :]
-            found += tl.sum(tl.where(own, inverse[None, :], 0.0), 1)
-    return found
+            matches = tl.arange(0, SHAPE.SEQUENCES)[:, None] == sequences[None, :]
+            inverses += tl.sum(tl.where(matches, inverse[None, :], 0.0), 1)
+    return inverses
 
 
 @triton.jit
@@ -74,14 +74,14 @@ def no_sums(COUNT: tl.constexpr, SHAPE):
 
     A tile has sums for all slices, or two: of one slice, and of all slices before it.
     """
-    found = ()
+    sums = ()
     if at_once(SHAPE.SEQUENCES):
         for _ in tl.static_range(COUNT):
-            found = found + (tl.zeros([SLICES, SHAPE.ROWS, SHAPE.SEQUENCES], tl.float32),)
+            sums = sums + (tl.zeros([SLICES, SHAPE.ROWS, SHAPE.SEQUENCES], tl.float32),)
     else:
         for _ in tl.static_range(2 * COUNT):
-            found = found + (tl.zeros([SHAPE.ROWS, SHAPE.SEQUENCES], tl.float32),)
-    return found
+            sums = sums + (tl.zeros([SHAPE.ROWS, SHAPE.SEQUENCES], tl.float32),)
+    return sums
 
 
 @triton.jit
@@ -114,24 +114,24 @@ def plus_gathered(
     steps = (values,)
     if len(tiles[0]) > 1:
         steps = parts_of(values, len(values.shape) - 2, values.shape[-2] // STEP)
-    found = ()
+    updated = ()
     for tile in tl.static_range(len(tiles)):
-        found = found + (_plus(sums[tile], tiles[tile], steps),)
+        updated = updated + (_plus(sums[tile], tiles[tile], steps),)
     if len(sums) > len(tiles):
         totals = ()
         for tile in tl.static_range(len(tiles)):
             totals = totals + (sums[len(tiles) + tile],)
         if place[2]:
-            more = ()
-            none = ()
+            new_totals = ()
+            zeros = ()
             for tile in tl.static_range(len(tiles)):
                 # A plain addition would become a product that starts from the total.
-                more = more + (tl.fma(found[tile], 1.0, totals[tile]),)
-                none = none + (tl.zeros(found[tile].shape, tl.float32),)
-            totals = more
-            found = none
-        found = found + totals
-    return found
+                new_totals = new_totals + (tl.fma(updated[tile], 1.0, totals[tile]),)
+                zeros = zeros + (tl.zeros(updated[tile].shape, tl.float32),)
+            totals = new_totals
+            updated = zeros
+        updated = updated + totals
+    return updated
 
 
 @triton.jit
@@ -145,8 +145,8 @@ def _plus(sums, tile, steps):
         for step in tl.static_range(len(steps)):
             scale = tl.broadcast_to(scales[step], sums.shape)
             # Triton prefetches only the operands of products, so zeros are computed from scales.
-            found = _plus_products(0.0 * scale, weights[step], steps[step])
-            sums = tl.fma(found, scale, sums)
+            products = _plus_products(0.0 * scale, weights[step], steps[step])
+            sums = tl.fma(products, scale, sums)
     return sums
 
 
@@ -154,18 +154,18 @@ def _plus(sums, tile, steps):
 def parts_of(values, AXIS: tl.constexpr, COUNT: tl.constexpr):
     """Return the parts of an axis, in order."""
     last = values.reshape(_in_three(values.shape, AXIS, COUNT)).permute(0, 2, 1)
-    found = (last.reshape(_in_halves(last.shape)),)
+    pieces = (last.reshape(_in_halves(last.shape)),)
     for _ in tl.static_range(_halvings(COUNT)):
         low = ()
         high = ()
-        for part in tl.static_range(len(found)):
-            even, odd = tl.split(found[part])
+        for part in tl.static_range(len(pieces)):
+            even, odd = tl.split(pieces[part])
             low = low + (even,)
             high = high + (odd,)
-        found = low + high
+        pieces = low + high
     parts = ()
     for part in tl.static_range(COUNT):
-        parts = parts + (found[part].reshape(_part_of(values.shape, AXIS, COUNT)),)
+        parts = parts + (pieces[part].reshape(_part_of(values.shape, AXIS, COUNT)),)
     return parts
 
 
@@ -219,13 +219,13 @@ def _plus_products(sums, weights, values):
 def total(sums, TILE: tl.constexpr, COUNT: tl.constexpr):
     """Return the sums of one tile, `[ROWS, SEQUENCES]`: slices are added in order."""
     if len(sums) > COUNT:
-        found = sums[COUNT + TILE]
+        tile_sums = sums[COUNT + TILE]
     else:
         slices = parts_of(sums[TILE], 0, SLICES)
-        found = tl.zeros(sums[TILE].shape[1:], tl.float32)
+        tile_sums = tl.zeros(sums[TILE].shape[1:], tl.float32)
         for part in tl.static_range(SLICES):
-            found += slices[part].reshape(found.shape)
-    return found
+            tile_sums += slices[part].reshape(tile_sums.shape)
+    return tile_sums
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from .weights import STEP, by_column, rows_of, tiles_of
 
 
 @triton.jit
-def embed(words, buffers, own, SHAPE):
+def embed(words, buffers, scratch, SHAPE):
     """Copy some columns of the tokens' rows; a token whose row is on another rank gets zeros."""
     tokens = start_of(buffers, tl.load(words + abi.EMBED_TOKENS), tl.int32)
     table = tl.load(words + abi.EMBED_TABLE)
@@ -25,10 +25,10 @@ def embed(words, buffers, own, SHAPE):
         for start in range(first // STEP * STEP, last, SHAPE.COLUMNS):
             place = (start, end, False)
             tile = tiles_of(here, 0, 1, place, SHAPE.WIDTH, SHAPE)[0]
-            found = tile[0].to(tl.float32)
+            values = tile[0].to(tl.float32)
             if len(tile) > 1:
-                found *= by_column(tile[1])
+                values *= by_column(tile[1])
             columns = start + tl.arange(0, SHAPE.COLUMNS)[None, :]
             inside = (columns >= first) & (columns < last)
-            at = out + sequence * SHAPE.WIDTH + columns
-            tl.store(at, rounded(found + 0.0, SHAPE.OUT), mask=inside)
+            addresses = out + sequence * SHAPE.WIDTH + columns
+            tl.store(addresses, rounded(values + 0.0, SHAPE.OUT), mask=inside)

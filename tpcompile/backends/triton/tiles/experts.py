@@ -19,7 +19,7 @@ from .weights import chunks_of, place_of, rows_of, tiles_of
 
 
 @triton.jit
-def norm_experts(words, buffers, own, SHAPE):
+def norm_experts(words, buffers, scratch, SHAPE):
     """Compute silu(gate) · up for some rows of each chosen expert."""
     x = start_of(buffers, tl.load(words + abi.NORM_EXPERTS_NORMED_X), SHAPE.DTYPE)
     norm = start_of(buffers, tl.load(words + abi.NORM_EXPERTS_NORMED_WEIGHT), SHAPE.DTYPE)
@@ -29,19 +29,19 @@ def norm_experts(words, buffers, own, SHAPE):
     number = tl.load(words + abi.NORM_EXPERTS_WEIGHT)
     gate = rows_of(buffers, number, first, 0, SHAPE)
     up = rows_of(buffers, number, SHAPE.EXTENT + first, 0, SHAPE)
-    inverses = own
+    inverses = scratch
     for begin in range(0, SHAPE.BATCH, SHAPE.SEQUENCES):
         inverse = inverse_rms(x, begin, SHAPE)
         tl.store(inverses + begin + tl.arange(0, SHAPE.SEQUENCES), inverse)
     ids = start_of(buffers, tl.load(words + abi.NORM_EXPERTS_IDS), tl.int32)
-    items = _items_at(own + tl.cdiv(SHAPE.BATCH, SHAPE.SEQUENCES) * SHAPE.SEQUENCES, SHAPE)
-    held = tl.load(words + abi.NORM_EXPERTS_FIRST)
-    count = _share_out(ids, held, items, SHAPE)
-    each = count_of(rows, SHAPE.WIDTH, SHAPE)
+    items = _items_at(scratch + tl.cdiv(SHAPE.BATCH, SHAPE.SEQUENCES) * SHAPE.SEQUENCES, SHAPE)
+    first_expert = tl.load(words + abi.NORM_EXPERTS_FIRST)
+    count = _share_out(ids, first_expert, items, SHAPE)
+    tiles_per_item = count_of(rows, SHAPE.WIDTH, SHAPE)
     sums = no_sums(2 * SHAPE.TILES, SHAPE)
-    for tile in tl.range(0, count * each, num_stages=SHAPE.STAGES):
-        row, place, is_last = place_of(tile % each, SHAPE.WIDTH, SHAPE)
-        expert, choices = _item(items, tile // each, SHAPE)
+    for tile in tl.range(0, count * tiles_per_item, num_stages=SHAPE.STAGES):
+        row, place, is_last = place_of(tile % tiles_per_item, SHAPE.WIDTH, SHAPE)
+        expert, choices = _item(items, tile // tiles_per_item, SHAPE)
         begin = 2 * SHAPE.EXTENT * expert
         tiles = tiles_of(gate, begin + row, begin + rows, place, SHAPE.WIDTH, SHAPE)
         tiles += tiles_of(up, begin + row, begin + rows, place, SHAPE.WIDTH, SHAPE)
@@ -55,17 +55,17 @@ def norm_experts(words, buffers, own, SHAPE):
         if is_last:
             for part in tl.static_range(SHAPE.TILES):
                 places = row + part * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)[:, None]
-                found = as_rounded(total(sums, part, 2 * SHAPE.TILES), SHAPE.DTYPE)
-                found = as_rounded(activated(found, abi.ACTIVATION_SILU), SHAPE.DTYPE)
-                found *= as_rounded(total(sums, SHAPE.TILES + part, 2 * SHAPE.TILES), SHAPE.DTYPE)
-                at = choices[None, :] * SHAPE.EXTENT + first + places
+                values = as_rounded(total(sums, part, 2 * SHAPE.TILES), SHAPE.DTYPE)
+                values = as_rounded(activated(values, abi.ACTIVATION_SILU), SHAPE.DTYPE)
+                values *= as_rounded(total(sums, SHAPE.TILES + part, 2 * SHAPE.TILES), SHAPE.DTYPE)
+                offsets = choices[None, :] * SHAPE.EXTENT + first + places
                 inside = (places < rows) & there[None, :]
-                tl.store(out + at, rounded(found, SHAPE.DTYPE), mask=inside)
+                tl.store(out + offsets, rounded(values, SHAPE.DTYPE), mask=inside)
             sums = no_sums(2 * SHAPE.TILES, SHAPE)
 
 
 @triton.jit
-def expert_terms(words, buffers, own, SHAPE):
+def expert_terms(words, buffers, scratch, SHAPE):
     """Compute a term of each sum: some rows of the chosen experts' results, times their scores.
 
     The results of all choices pass through the worker's scratch memory. So those of a sequence are
@@ -77,16 +77,16 @@ def expert_terms(words, buffers, own, SHAPE):
     rows = tl.load(words + abi.EXPERT_TERMS_ROWS + 1) - first
     weight = rows_of(buffers, number, first, 0, SHAPE)
     ids = start_of(buffers, tl.load(words + abi.EXPERT_TERMS_IDS), tl.int32)
-    held = tl.load(words + abi.EXPERT_TERMS_FIRST)
-    results = own
-    items = _items_at(own + SHAPE.BATCH * SHAPE.CHOSEN * SHAPE.TILES * SHAPE.ROWS, SHAPE)
-    count = _share_out(ids, held, items, SHAPE)
-    each = chunks_of(SHAPE.WIDTH, SHAPE)
+    first_expert = tl.load(words + abi.EXPERT_TERMS_FIRST)
+    results = scratch
+    items = _items_at(scratch + SHAPE.BATCH * SHAPE.CHOSEN * SHAPE.TILES * SHAPE.ROWS, SHAPE)
+    count = _share_out(ids, first_expert, items, SHAPE)
+    chunks = chunks_of(SHAPE.WIDTH, SHAPE)
     for row in range(0, rows, SHAPE.TILES * SHAPE.ROWS):
         sums = no_sums(SHAPE.TILES, SHAPE)
-        for tile in tl.range(0, count * each, num_stages=SHAPE.STAGES):
-            _, place, is_last = place_of(tile % each, SHAPE.WIDTH, SHAPE)
-            expert, choices = _item(items, tile // each, SHAPE)
+        for tile in tl.range(0, count * chunks, num_stages=SHAPE.STAGES):
+            _, place, is_last = place_of(tile % chunks, SHAPE.WIDTH, SHAPE)
+            expert, choices = _item(items, tile // chunks, SHAPE)
             begin = SHAPE.EXTENT * expert
             tiles = tiles_of(weight, begin + row, begin + rows, place, SHAPE.WIDTH, SHAPE)
             sums = plus_gathered(
@@ -95,18 +95,18 @@ def expert_terms(words, buffers, own, SHAPE):
             )  # fmt: skip
             if is_last:
                 for part in tl.static_range(SHAPE.TILES):
-                    at = (choices[None, :] * SHAPE.TILES + part) * SHAPE.ROWS
-                    at += tl.arange(0, SHAPE.ROWS)[:, None]
-                    found = total(sums, part, SHAPE.TILES)
-                    tl.store(results + at, found, mask=choices[None, :] >= 0)
+                    offsets = (choices[None, :] * SHAPE.TILES + part) * SHAPE.ROWS
+                    offsets += tl.arange(0, SHAPE.ROWS)[:, None]
+                    values = total(sums, part, SHAPE.TILES)
+                    tl.store(results + offsets, values, mask=choices[None, :] >= 0)
                 sums = no_sums(SHAPE.TILES, SHAPE)
         tl.debug_barrier()
-        _store_sums(words, buffers, ids, held, results, first + row, rows - row, SHAPE)
+        _store_sums(words, buffers, ids, first_expert, results, first + row, rows - row, SHAPE)
         tl.debug_barrier()
 
 
 @triton.jit
-def _store_sums(words, buffers, ids, held, results, first, rows, SHAPE):
+def _store_sums(words, buffers, ids, first_expert, results, first, rows, SHAPE):
     """Add the results of each sequence's experts on this rank, for rows that begin with `first`."""
     scores = start_of(buffers, tl.load(words + abi.EXPERT_TERMS_SCORES), SHAPE.DTYPE)
     number = tl.load(words + abi.EXPERT_TERMS_OUT)
@@ -116,17 +116,20 @@ def _store_sums(words, buffers, ids, held, results, first, rows, SHAPE):
         sequences = begin + tl.arange(0, SHAPE.SEQUENCES)[None, :]
         for part in tl.static_range(SHAPE.TILES):
             places = part * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)[:, None]
-            found = tl.zeros([SHAPE.ROWS, SHAPE.SEQUENCES], tl.float32)
+            sums = tl.zeros([SHAPE.ROWS, SHAPE.SEQUENCES], tl.float32)
             for place in range(SHAPE.CHOSEN):
                 choice = sequences * SHAPE.CHOSEN + place
-                expert = tl.load(ids + choice, mask=sequences < SHAPE.BATCH, other=abi.NONE) - held
+                expert = (
+                    tl.load(ids + choice, mask=sequences < SHAPE.BATCH, other=abi.NONE)
+                    - first_expert
+                )
                 here = (expert >= 0) & (expert < SHAPE.HELD)
                 score = tl.load(scores + choice, mask=here, other=0.0).to(tl.float32)
-                at = results + choice * (SHAPE.TILES * SHAPE.ROWS) + places
-                value = tl.load(at, mask=here, other=0.0)
-                found = tl.fma(value, tl.broadcast_to(score, value.shape), found)
+                addresses = results + choice * (SHAPE.TILES * SHAPE.ROWS) + places
+                value = tl.load(addresses, mask=here, other=0.0)
+                sums = tl.fma(value, tl.broadcast_to(score, value.shape), sums)
             inside = (places < rows) & (sequences < SHAPE.BATCH)
-            tl.store(out + sequences * stride + places, found, mask=inside)
+            tl.store(out + sequences * stride + places, sums, mask=inside)
 
 
 @triton.jit
@@ -147,28 +150,28 @@ def _share_out(ids, first, items, SHAPE):
     Each expert that the rank holds, from the `first` on, counts and places its choices alone, so no
     values pass between threads. Places that an item has left are no choices.
     """
-    own = tl.arange(0, SHAPE.PLACES)
+    experts = tl.arange(0, SHAPE.PLACES)
     choices = tl.zeros([SHAPE.PLACES], tl.int32)
     for choice in range(SHAPE.BATCH * SHAPE.CHOSEN):
-        choices += (tl.load(ids + choice) - first == own).to(tl.int32)
-    choices = tl.where(own < SHAPE.HELD, choices, 0)
-    each = tl.cdiv(choices, SHAPE.SEQUENCES)
-    begin = tl.cumsum(each, 0) - each
-    for item in range(tl.max(each, 0)):
-        tl.store(items[0] + begin + item, own.to(tl.int16), mask=item < each)
+        choices += (tl.load(ids + choice) - first == experts).to(tl.int32)
+    choices = tl.where(experts < SHAPE.HELD, choices, 0)
+    item_counts = tl.cdiv(choices, SHAPE.SEQUENCES)
+    begin = tl.cumsum(item_counts, 0) - item_counts
+    for item in range(tl.max(item_counts, 0)):
+        tl.store(items[0] + begin + item, experts.to(tl.int16), mask=item < item_counts)
     for left in range(SHAPE.SEQUENCES):
         place = choices + left
-        at = _place_of(items, begin * SHAPE.SEQUENCES + place, SHAPE)
+        addresses = _place_of(items, begin * SHAPE.SEQUENCES + place, SHAPE)
         none = tl.full([SHAPE.PLACES], abi.NONE, tl.int16)
-        tl.store(at, none, mask=place < each * SHAPE.SEQUENCES)
+        tl.store(addresses, none, mask=place < item_counts * SHAPE.SEQUENCES)
     place = begin * SHAPE.SEQUENCES
     for choice in range(SHAPE.BATCH * SHAPE.CHOSEN):
-        here = (tl.load(ids + choice) - first == own) & (own < SHAPE.HELD)
-        at = _place_of(items, place, SHAPE)
-        tl.store(at, (tl.zeros([SHAPE.PLACES], tl.int32) + choice).to(tl.int16), mask=here)
+        here = (tl.load(ids + choice) - first == experts) & (experts < SHAPE.HELD)
+        addresses = _place_of(items, place, SHAPE)
+        tl.store(addresses, (tl.zeros([SHAPE.PLACES], tl.int32) + choice).to(tl.int16), mask=here)
         place += here.to(tl.int32)
     tl.debug_barrier()
-    return tl.sum(each, 0)
+    return tl.sum(item_counts, 0)
 
 
 @triton.jit
@@ -185,7 +188,7 @@ def _item(items, item, SHAPE):
 
 
 @triton.jit
-def shared_terms(words, buffers, own, SHAPE):
+def shared_terms(words, buffers, scratch, SHAPE):
     """Compute a term of each sum: some rows of the shared expert's result, times its gate."""
     x = start_of(buffers, tl.load(words + abi.SHARED_TERMS_X), SHAPE.DTYPE)
     gates = start_of(buffers, tl.load(words + abi.SHARED_TERMS_GATE), SHAPE.DTYPE)

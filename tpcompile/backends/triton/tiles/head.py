@@ -15,7 +15,7 @@ _NOWHERE = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def norm_lm_head(words, buffers, own, SHAPE):
+def norm_lm_head(words, buffers, scratch, SHAPE):
     """Compute the logits of some rows, and the best of them: the first one if several are equal."""
     x = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_NORMED_X), SHAPE.DTYPE)
     norm = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_NORMED_WEIGHT), SHAPE.DTYPE)
@@ -56,10 +56,10 @@ def _best(logits, stride, rows, sequences, SHAPE):
     for begin in range(0, rows, columns):
         places = begin + tl.arange(0, columns)[None, :]
         inside = (places < rows) & (sequences < SHAPE.BATCH)[:, None]
-        at = logits + sequences[:, None] * stride + places
-        found = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32)
-        highest = tl.max(found, 1)
-        equal = inside & (found == highest[:, None])
+        addresses = logits + sequences[:, None] * stride + places
+        values = tl.load(addresses, mask=inside, other=float("-inf")).to(tl.float32)
+        highest = tl.max(values, 1)
+        equal = inside & (values == highest[:, None])
         better = (highest > top) | (token == _NOWHERE)
         token = tl.where(better, tl.min(tl.where(equal, places, _NOWHERE), 1), token)
         top = tl.where(better, highest, top)
@@ -67,7 +67,7 @@ def _best(logits, stride, rows, sequences, SHAPE):
 
 
 @triton.jit
-def argmax(words, buffers, own, SHAPE):
+def argmax(words, buffers, scratch, SHAPE):
     """Choose the next token of each sequence, which is the next input unless the sequence ended."""
     best = tl.load(words + abi.ARGMAX_BEST)
     ids = tl.load(words + abi.ARGMAX_IDS)
@@ -85,15 +85,15 @@ def argmax(words, buffers, own, SHAPE):
         top = float("-inf")
         token = _NOWHERE
         for rank in range(SHAPE.RANKS):
-            at = sequence * SHAPE.SLOTS + places
+            offsets = sequence * SHAPE.SLOTS + places
             own_best = start_of(buffers, best + rank, tl.float32)
             own_ids = start_of(buffers, ids + rank, tl.int32)
-            values = tl.load(own_best + at, mask=places < SHAPE.SLOTS, other=float("-inf"))
+            values = tl.load(own_best + offsets, mask=places < SHAPE.SLOTS, other=float("-inf"))
             highest = tl.max(values, 0)
             slot = tl.min(tl.where(values == highest, places, SHAPE.PLACES - 1), 0)
-            found = tl.load(own_ids + sequence * SHAPE.SLOTS + slot)
+            candidate = tl.load(own_ids + sequence * SHAPE.SLOTS + slot)
             better = (highest > top) | (token == _NOWHERE)
-            token = tl.where(better, found, token)
+            token = tl.where(better, candidate, token)
             top = tl.where(better, highest, top)
         length = tl.load(lengths + sequence)
         ended = (tl.load(finished + sequence) != 0) | (length == 0)
@@ -115,8 +115,8 @@ def all_ended(words, buffers, BATCH: tl.constexpr):
     """Return whether every sequence has ended or is empty, after `argmax` on this worker."""
     finished = start_of(buffers, tl.load(words + abi.ARGMAX_FINISHED), tl.int32)
     lengths = start_of(buffers, tl.load(words + abi.ARGMAX_LENGTHS), tl.int32)
-    going = 0
+    active = 0
     for sequence in range(BATCH):
         ended = (tl.load(finished + sequence) != 0) | (tl.load(lengths + sequence) == 0)
-        going += (ended == 0).to(tl.int32)
-    return going == 0
+        active += (ended == 0).to(tl.int32)
+    return active == 0

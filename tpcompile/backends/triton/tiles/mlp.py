@@ -14,27 +14,27 @@ from .weights import place_of, rows_of, tiles_of
 def activated(x, ACTIVATION: tl.constexpr):
     """Compute an activation of fp32 values."""
     if ACTIVATION == abi.ACTIVATION_SILU:
-        found = x / (1.0 + tl.exp(-x))
+        activations = x / (1.0 + tl.exp(-x))
     elif ACTIVATION == abi.ACTIVATION_GELU:
-        found = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        activations = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == abi.ACTIVATION_GELU_TANH:  # (1 + tanh(a)) / 2 = 1 / (1 + exp(-2a))
-        found = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+        activations = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     elif ACTIVATION == abi.ACTIVATION_RELU:
-        found = tl.where(x < 0.0, 0.0, x)
+        activations = tl.where(x < 0.0, 0.0, x)
     else:
         tl.static_assert(ACTIVATION == abi.ACTIVATION_RELU2)
-        found = tl.where(x < 0.0, 0.0, x * x)
-    return found
+        activations = tl.where(x < 0.0, 0.0, x * x)
+    return activations
 
 
 @triton.jit
-def norm_gate_up_swiglu(words, buffers, own, SHAPE):
+def norm_gate_up_swiglu(words, buffers, scratch, SHAPE):
     """Compute silu(gate) · up for some rows."""
     activated_rows(words, buffers, abi.NORM_GATE_UP_SWIGLU_ROWS, SHAPE)
 
 
 @triton.jit
-def norm_up_activation(words, buffers, own, SHAPE):
+def norm_up_activation(words, buffers, scratch, SHAPE):
     """Compute act(gate) · up for some rows, or act(up)."""
     activated_rows(words, buffers, abi.NORM_UP_ACTIVATION_ROWS, SHAPE)
 
@@ -74,14 +74,16 @@ def activated_rows(words, buffers, OWN: tl.constexpr, SHAPE):
                     sequences = begin + tl.arange(0, SHAPE.SEQUENCES)[None, :]
                     places = row + part * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)[:, None]
                     inside = places < rows
-                    found = total(sums, part, SHAPE.SIDES * SHAPE.TILES)
-                    found = as_rounded(with_bias(found, bias + places, inside, SHAPE), SHAPE.DTYPE)
-                    found = as_rounded(activated(found, SHAPE.ACTIVATION), SHAPE.DTYPE)
+                    values = total(sums, part, SHAPE.SIDES * SHAPE.TILES)
+                    values = as_rounded(
+                        with_bias(values, bias + places, inside, SHAPE), SHAPE.DTYPE
+                    )
+                    values = as_rounded(activated(values, SHAPE.ACTIVATION), SHAPE.DTYPE)
                     if SHAPE.SIDES == 2:
-                        u = total(sums, SHAPE.TILES + part, SHAPE.SIDES * SHAPE.TILES)
-                        u = with_bias(u, bias + SHAPE.FFN + places, inside, SHAPE)
-                        found *= as_rounded(u, SHAPE.DTYPE)
-                    at = sequences * stride + first + places
+                        up_values = total(sums, SHAPE.TILES + part, SHAPE.SIDES * SHAPE.TILES)
+                        up_values = with_bias(up_values, bias + SHAPE.FFN + places, inside, SHAPE)
+                        values *= as_rounded(up_values, SHAPE.DTYPE)
+                    offsets = sequences * stride + first + places
                     inside = inside & (sequences < SHAPE.BATCH)
-                    tl.store(out + at, rounded(found, SHAPE.DTYPE), mask=inside)
+                    tl.store(out + offsets, rounded(values, SHAPE.DTYPE), mask=inside)
                 sums = no_sums(SHAPE.TILES * SHAPE.SIDES, SHAPE)

@@ -15,10 +15,10 @@ def rounded(values, DTYPE: tl.constexpr):
     if INTERPRETED and DTYPE == tl.bfloat16:
         bits = values.to(tl.uint32, bitcast=True)
         bits += 0x7FFF + ((bits >> 16) & 1)
-        found = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        nearest = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
-        found = values.to(DTYPE)
-    return found
+        nearest = values.to(DTYPE)
+    return nearest
 
 
 @triton.jit
@@ -34,10 +34,10 @@ def scaled(values, inverse, scale, ZERO_CENTERED: tl.constexpr, DTYPE: tl.conste
     The scale of a zero-centred norm is one more, and only the product is rounded.
     """
     if ZERO_CENTERED:
-        found = as_rounded(values * inverse * (1.0 + scale), DTYPE)
+        normed = as_rounded(values * inverse * (1.0 + scale), DTYPE)
     else:
-        found = as_rounded(as_rounded(values * inverse, DTYPE) * scale, DTYPE)
-    return found
+        normed = as_rounded(as_rounded(values * inverse, DTYPE) * scale, DTYPE)
+    return normed
 
 
 @triton.jit

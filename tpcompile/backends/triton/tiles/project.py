@@ -11,7 +11,7 @@ from .weights import place_of, rows_of, tiles_of
 
 
 @triton.jit
-def linear_residual(words, buffers, own, SHAPE):
+def linear_residual(words, buffers, scratch, SHAPE):
     """Add some rows of a projection to the residual."""
     x = start_of(buffers, tl.load(words + abi.LINEAR_RESIDUAL_X), SHAPE.DTYPE)
     bias = x
@@ -38,16 +38,16 @@ def linear_residual(words, buffers, own, SHAPE):
                     sequences = begin + tl.arange(0, SHAPE.SEQUENCES)[None, :]
                     places = row + part * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)[:, None]
                     inside = (places < rows) & (sequences < SHAPE.BATCH)
-                    found = total(sums, part, SHAPE.TILES)
-                    found = with_bias(found, bias + first + places, places < rows, SHAPE)
-                    at = sequences * stride + first + places
-                    found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-                    tl.store(out + at, rounded(found, SHAPE.DTYPE), mask=inside)
+                    values = total(sums, part, SHAPE.TILES)
+                    values = with_bias(values, bias + first + places, places < rows, SHAPE)
+                    offsets = sequences * stride + first + places
+                    values += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
+                    tl.store(out + offsets, rounded(values, SHAPE.DTYPE), mask=inside)
                 sums = no_sums(SHAPE.TILES, SHAPE)
 
 
 @triton.jit
-def linear_terms(words, buffers, own, SHAPE):
+def linear_terms(words, buffers, scratch, SHAPE):
     """Compute a term of each sum: some rows and columns of a projection."""
     start = tl.load(words + abi.LINEAR_TERMS_COLUMNS)
     width = tl.load(words + abi.LINEAR_TERMS_COLUMNS + 1) - start
@@ -82,9 +82,9 @@ def store_terms(x, weight, gates, out, stride, rows, width, GATED: tl.constexpr,
                     sequences = begin + tl.arange(0, SHAPE.SEQUENCES)[None, :]
                     places = row + part * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)[:, None]
                     inside = (places < rows) & (sequences < SHAPE.BATCH)
-                    found = total(sums, part, SHAPE.TILES)
+                    terms = total(sums, part, SHAPE.TILES)
                     if GATED:
                         gate = tl.load(gates + sequences, mask=sequences < SHAPE.BATCH, other=0.0)
-                        found *= as_rounded(sigmoid(gate.to(tl.float32)), SHAPE.DTYPE)
-                    tl.store(out + sequences * stride + places, found, mask=inside)
+                        terms *= as_rounded(sigmoid(gate.to(tl.float32)), SHAPE.DTYPE)
+                    tl.store(out + sequences * stride + places, terms, mask=inside)
                 sums = no_sums(SHAPE.TILES, SHAPE)

@@ -15,9 +15,9 @@ from .weights import rows_of
 
 
 @triton.jit
-def norm_qkv_rope_append(words, buffers, own, SHAPE):
+def norm_qkv_rope_append(words, buffers, scratch, SHAPE):
     """Compute whole heads. Their rows meet in the worker's scratch memory."""
-    raw = own.to(tl.pointer_type(SHAPE.DTYPE))
+    raw = scratch.to(tl.pointer_type(SHAPE.DTYPE))
     first = tl.load(words + abi.NORM_QKV_ROPE_APPEND_HEADS)
     last = tl.load(words + abi.NORM_QKV_ROPE_APPEND_HEADS + 1)
     for head in range(first, last):
@@ -28,7 +28,7 @@ def norm_qkv_rope_append(words, buffers, own, SHAPE):
 
 
 @triton.jit
-def norm_qkv_rows(words, buffers, own, SHAPE):
+def norm_qkv_rows(words, buffers, scratch, SHAPE):
     """Compute some rows of a head. The last block of the head to arrive finishes it."""
     head = tl.load(words + abi.NORM_QKV_ROWS_HEAD)
     first = tl.load(words + abi.NORM_QKV_ROWS_ROWS)
@@ -81,7 +81,7 @@ def _finish(words, buffers, raw, stride, head, SHAPE):
         inside = here & (lanes < SHAPE.HEAD)
         rows = raw + sequences * stride
         values = tl.load(rows + lanes, mask=inside, other=0.0).to(tl.float32)
-        others = tl.load(rows + partner, mask=inside, other=0.0).to(tl.float32)
+        partner_values = tl.load(rows + partner, mask=inside, other=0.0).to(tl.float32)
         if SHAPE.HEAD_NORM:
             squares = tl.sum(values * values, 1) / SHAPE.HEAD
             inverse = 1.0 / tl.sqrt(squares + SHAPE.HEAD_EPS)[:, None]
@@ -90,7 +90,9 @@ def _finish(words, buffers, raw, stride, head, SHAPE):
             scale = tl.load(norm + lanes, mask=lanes < SHAPE.HEAD, other=0.0).to(tl.float32)
             values = scaled(values, inverse, scale, SHAPE.ZERO_CENTERED, SHAPE.DTYPE)
             scale = tl.load(norm + partner, mask=lanes < SHAPE.HEAD, other=0.0).to(tl.float32)
-            others = scaled(others, inverse, scale, SHAPE.ZERO_CENTERED, SHAPE.DTYPE)
+            partner_values = scaled(
+                partner_values, inverse, scale, SHAPE.ZERO_CENTERED, SHAPE.DTYPE
+            )
         if SHAPE.PART != abi.PART_V:
             number = tl.load(words + abi.NORM_QKV_ROPE_APPEND_POSITIONS)
             positions = start_of(buffers, number, tl.int32)
@@ -100,7 +102,7 @@ def _finish(words, buffers, raw, stride, head, SHAPE):
             cos = tl.load(table + row + column, mask=turning, other=0.0).to(tl.float32)
             table = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_SIN), SHAPE.DTYPE)
             sin = tl.load(table + row + column, mask=turning, other=0.0).to(tl.float32)
-            turned = tl.where(leads, -others, others)
+            turned = tl.where(leads, -partner_values, partner_values)
             turned = as_rounded(values * cos, SHAPE.DTYPE) + as_rounded(turned * sin, SHAPE.DTYPE)
             values = tl.where(lanes < SHAPE.ROTATED, turned, values)
         number = tl.load(words + abi.NORM_QKV_ROPE_APPEND_OUT)
@@ -112,12 +114,12 @@ def _finish(words, buffers, raw, stride, head, SHAPE):
             lengths = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_LENGTHS), tl.int32)
             place = tl.load(lengths + sequences, mask=here, other=0) - 1
             tables = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_TABLES), tl.int32)
-            at = tables + sequences * SHAPE.MOST_BLOCKS + place // SHAPE.BLOCK
-            block = tl.load(at, mask=place >= 0, other=0)
+            addresses = tables + sequences * SHAPE.MOST_BLOCKS + place // SHAPE.BLOCK
+            block = tl.load(addresses, mask=place >= 0, other=0)
             slot = block.to(tl.int64) * SHAPE.BLOCK + place % SHAPE.BLOCK
             layer = tl.load(words + abi.NORM_QKV_ROPE_APPEND_LAYER)
             start = layer * stride_of(buffers, number, 0)
             out += start + SHAPE.PART * stride_of(buffers, number, 1)
             out += head * stride_of(buffers, number, 3)
-            at = out + slot * stride_of(buffers, number, 2) + lanes
-            tl.store(at, rounded(values, SHAPE.DTYPE), mask=inside & (place >= 0))
+            addresses = out + slot * stride_of(buffers, number, 2) + lanes
+            tl.store(addresses, rounded(values, SHAPE.DTYPE), mask=inside & (place >= 0))

@@ -11,7 +11,7 @@ _COLUMNS = tl.constexpr(256)
 
 
 @triton.jit
-def all_reduce(words, buffers, own, SHAPE):
+def all_reduce(words, buffers, scratch, SHAPE):
     """Add the terms of all ranks in order, the bias and the residual, for some columns."""
     terms = tl.load(words + abi.ALL_REDUCE_TERMS)
     stride = stride_of(buffers, terms, 0)
@@ -24,17 +24,17 @@ def all_reduce(words, buffers, own, SHAPE):
         for start in range(first, last, _COLUMNS):
             columns = start + tl.arange(0, _COLUMNS)
             inside = columns < last
-            found = tl.zeros([_COLUMNS], tl.float32)
+            sums = tl.zeros([_COLUMNS], tl.float32)
             for rank in range(SHAPE.RANKS):
                 own_terms = start_of(buffers, terms + rank, tl.float32)
                 for slot in range(SHAPE.SLOTS):
-                    at = (slot * SHAPE.BATCH + sequence) * stride
-                    found += tl.load(own_terms + at + columns, mask=inside, other=0.0)
+                    offset = (slot * SHAPE.BATCH + sequence) * stride
+                    sums += tl.load(own_terms + offset + columns, mask=inside, other=0.0)
             if SHAPE.BIAS:
                 bias = start_of(buffers, tl.load(words + abi.ALL_REDUCE_BIAS), SHAPE.DTYPE)
-                found += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-            at = sequence * out_stride + columns
+                sums += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+            offsets = sequence * out_stride + columns
             if SHAPE.RESIDUAL:
                 residual = start_of(buffers, tl.load(words + abi.ALL_REDUCE_RESIDUAL), SHAPE.DTYPE)
-                found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out + at, rounded(found, SHAPE.DTYPE), mask=inside)
+                sums += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
+            tl.store(out + offsets, rounded(sums, SHAPE.DTYPE), mask=inside)

@@ -15,7 +15,7 @@ _TAKEN = tl.constexpr(-(2**63))
 
 
 @triton.jit
-def top_experts(words, buffers, own, SHAPE):
+def top_experts(words, buffers, scratch, SHAPE):
     """Choose the experts of a sequence: of equal logits, that of the lower number comes first."""
     sequence = tl.load(words + abi.TOP_EXPERTS_SEQUENCE)
     logits = start_of(buffers, tl.load(words + abi.TOP_EXPERTS_LOGITS), SHAPE.DTYPE)

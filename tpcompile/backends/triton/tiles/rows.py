@@ -11,7 +11,7 @@ from .weights import place_of, rows_of, tiles_of
 
 
 @triton.jit
-def norm_rows(words, buffers, own, SHAPE):
+def norm_rows(words, buffers, scratch, SHAPE):
     """Compute some rows of a linear, for linear attention or for gates of attention."""
     x = start_of(buffers, tl.load(words + abi.NORM_ROWS_NORMED_X), SHAPE.DTYPE)
     norm = start_of(buffers, tl.load(words + abi.NORM_ROWS_NORMED_WEIGHT), SHAPE.DTYPE)
@@ -46,9 +46,9 @@ def store_rows(x, norm, weight, bias, out, stride, rows, begin, SHAPE):
             for part in tl.static_range(SHAPE.TILES):
                 sequences = begin + tl.arange(0, SHAPE.SEQUENCES)[None, :]
                 places = row + part * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)[:, None]
-                found = total(sums, part, SHAPE.TILES)
-                found = with_bias(found, bias + places, places < rows, SHAPE)
+                values = total(sums, part, SHAPE.TILES)
+                values = with_bias(values, bias + places, places < rows, SHAPE)
                 inside = (places < rows) & (sequences < SHAPE.BATCH)
-                at = out + sequences * stride + places
-                tl.store(at, rounded(found, SHAPE.DTYPE), mask=inside)
+                addresses = out + sequences * stride + places
+                tl.store(addresses, rounded(values, SHAPE.DTYPE), mask=inside)
             sums = no_sums(SHAPE.TILES, SHAPE)

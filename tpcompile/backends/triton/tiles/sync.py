@@ -47,16 +47,16 @@ def fetch(number, weights, buffers):
 @triton.jit
 def now(TIMED: tl.constexpr):
     """Return the time in ns when all warps have come this far; 0 unless instructions are TIMED."""
-    found = 0
+    time = 0
     if TIMED:
         tl.debug_barrier()
         if INTERPRETED:
-            found = _host_clock()
+            time = _host_clock()
         else:
-            found = tl.inline_asm_elementwise(
+            time = tl.inline_asm_elementwise(
                 "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
             )
-    return found
+    return time
 
 
 @triton.jit
@@ -88,21 +88,21 @@ def comes(
     them agree at the end.
     """
     going = step < tl.load(last, volatile=True)
-    at = tl.load(wait_offsets + number)
+    place = tl.load(wait_offsets + number)
     end = tl.load(wait_offsets + number + 1)
-    while going & (at < end):
-        counter = tl.load(wait_values + 2 * at)
-        until = tl.load(wait_values + 2 * at + 1) + (before + step) * tl.load(totals + counter)
-        seen = _look(counters + counter)
+    while going & (place < end):
+        counter = tl.load(wait_values + 2 * place)
+        until = tl.load(wait_values + 2 * place + 1) + (before + step) * tl.load(totals + counter)
+        value = _look(counters + counter)
         looks = 1
-        while going & (seen < until) & (looks < SPINS):
+        while going & (value < until) & (looks < SPINS):
             going = step < tl.load(last, volatile=True)
-            seen = _look(counters + counter)
+            value = _look(counters + counter)
             looks += 1
-        if seen < until:
+        if value < until:
             tl.store(stuck, counter)
             going = step < 0
-        at += 1
+        place += 1
     return _all_agree(going) & (step < tl.load(last, volatile=True))
 
 
@@ -114,9 +114,9 @@ def _look(counter):
     what it gets.
     """
     if INTERPRETED:
-        seen = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+        value = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
     else:
-        seen = tl.inline_asm_elementwise(
+        value = tl.inline_asm_elementwise(
             "ld.acquire.gpu.global.s64 $0, [$1];",
             "=l,l",
             [counter],
@@ -124,7 +124,7 @@ def _look(counter):
             is_pure=False,
             pack=1,
         )
-    return seen
+    return value
 
 
 @triton.jit
@@ -132,8 +132,8 @@ def _all_agree(going):
     """Return whether all threads of the worker agree to go on; this synchronises them."""
     if not INTERPRETED:
         tl.debug_barrier()
-        each = tl.zeros([_THREADS], tl.int32) + going.to(tl.int32)
-        going = tl.min(each, 0) > 0
+        votes = tl.zeros([_THREADS], tl.int32) + going.to(tl.int32)
+        going = tl.min(votes, 0) > 0
     return going
 
 
@@ -149,9 +149,9 @@ def signals_of(number, signal_offsets, signal_values):
 def signal(first, last, counter, signal_values, counters):
     """Increment the counters of an instruction that is done."""
     tl.debug_barrier()
-    for at in range(first, last):
-        if at > first:
-            counter = tl.load(signal_values + at)
+    for place in range(first, last):
+        if place > first:
+            counter = tl.load(signal_values + place)
         tl.atomic_add(counters + counter, 1, sem="release", scope="gpu")
 
 

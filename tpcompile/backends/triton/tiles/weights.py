@@ -68,7 +68,7 @@ def rows_of(buffers, number, row, column, SHAPE):
     """
     row = tl.cast(row, tl.int64)
     if _is_plain(SHAPE.FORMAT):
-        found = (start_of(buffers, number, SHAPE.DTYPE) + row * SHAPE.WIDTH + column,)
+        weight = (start_of(buffers, number, SHAPE.DTYPE) + row * SHAPE.WIDTH + column,)
     else:
         if _kind(SHAPE.FORMAT) == abi.KIND_INT4:
             values = start_of(buffers, number, tl.int16) + row * _each(SHAPE.WIDTH, SHAPE.FORMAT)
@@ -86,8 +86,8 @@ def rows_of(buffers, number, row, column, SHAPE):
         size: tl.constexpr = 4 if _scales_of(SHAPE.FORMAT) == abi.SCALES_F32 else 2
         scales = address_of(buffers, number, abi.BUFFER_SCALES) + row * groups * size
         offsets = address_of(buffers, number, abi.BUFFER_OFFSETS) + row * groups
-        found = (values, groups, before + column, scales, offsets)
-    return found
+        weight = (values, groups, before + column, scales, offsets)
+    return weight
 
 
 @triton.jit
@@ -97,42 +97,44 @@ def tiles_of(weight, row, rows, place, width, SHAPE):
     A tile is `[ROWS, COLUMNS]`, or `[slices, ROWS, columns of a slice]`. With scales, it also has
     one for each run of 16 columns.
     """
-    found = ()
-    own = tl.arange(0, SHAPE.ROWS)[:, None]
+    tiles = ()
+    tile_rows = tl.arange(0, SHAPE.ROWS)[:, None]
     for tile in tl.static_range(SHAPE.TILES):
         first = row + tile * SHAPE.ROWS
-        inside = own < rows - first
+        inside = tile_rows < rows - first
         first = tl.cast(first, tl.int64)
         if _is_plain(SHAPE.FORMAT):
             columns, here = columns_of(place, width, 1, SHAPE.COLUMNS)
-            at = weight[0] + first * SHAPE.WIDTH + (own * SHAPE.WIDTH + _of_rows(columns))
-            loaded = (tl.load(at, mask=inside & _of_rows(here), other=0.0),)
+            addresses = (
+                weight[0] + first * SHAPE.WIDTH + (tile_rows * SHAPE.WIDTH + _of_rows(columns))
+            )
+            loaded = (tl.load(addresses, mask=inside & _of_rows(here), other=0.0),)
         else:
-            loaded = _scaled_tile(weight, first, own, inside, place, width, SHAPE)
-        found = found + (loaded,)
-    return found
+            loaded = _scaled_tile(weight, first, tile_rows, inside, place, width, SHAPE)
+        tiles = tiles + (loaded,)
+    return tiles
 
 
 @triton.jit
-def _scaled_tile(weight, first, own, inside, place, width, SHAPE):
+def _scaled_tile(weight, first, tile_rows, inside, place, width, SHAPE):
     """Load a tile of few bits, and the scales of its runs of 16 columns."""
     values, groups, before, scales, offsets = weight
     packed: tl.constexpr = _NIBBLES if _kind(SHAPE.FORMAT) == abi.KIND_INT4 else 1
-    each: tl.constexpr = _each(SHAPE.WIDTH, SHAPE.FORMAT)
+    stride: tl.constexpr = _each(SHAPE.WIDTH, SHAPE.FORMAT)
     loads = (place[0] // packed, place[1] // packed)
     columns, here = columns_of(loads, tl.cdiv(width, packed), 1, SHAPE.COLUMNS // packed)
-    at = values + first * each + (own * each + _of_rows(columns))
-    stored = tl.load(at, mask=inside & _of_rows(here), other=0)
+    addresses = values + first * stride + (tile_rows * stride + _of_rows(columns))
+    stored = tl.load(addresses, mask=inside & _of_rows(here), other=0)
     numbers = _numbers(stored, SHAPE.DTYPE, SHAPE.FORMAT)
     runs, here = columns_of(place, width, STEP, SHAPE.COLUMNS)
     here = inside & _of_rows(here)
-    group = own * groups
+    group = tile_rows * groups
     if _group(SHAPE.FORMAT):
         group += _of_rows((before + runs) // _group(SHAPE.FORMAT))
     group += first * groups
     if _has_offsets(SHAPE.FORMAT):
-        less = _word_at(offsets + group, here) << 24 >> 24
-        numbers -= by_column(less).to(tl.float32).to(numbers.dtype)
+        offset_values = _word_at(offsets + group, here) << 24 >> 24
+        numbers -= by_column(offset_values).to(tl.float32).to(numbers.dtype)
     # The interpreter converts only fp32 to bf16.
     return numbers.to(SHAPE.DTYPE), _scale_at(scales, group, here, SHAPE.FORMAT)
 
@@ -185,10 +187,10 @@ def _above(integers, DTYPE: tl.constexpr):
     """
     if _by_bits(DTYPE):
         base: tl.constexpr = _ABOVE_BF16 if DTYPE == tl.bfloat16 else _ABOVE_FP16
-        found = (integers | base).to(DTYPE, bitcast=True)
+        numbers = (integers | base).to(DTYPE, bitcast=True)
     else:
-        found = integers.to(tl.float32)
-    return found
+        numbers = integers.to(tl.float32)
+    return numbers
 
 
 @triton.jit
@@ -200,8 +202,8 @@ def _of_rows(columns):
 @triton.jit
 def by_column(runs):
     """Return what runs of 16 columns have, for each of their columns."""
-    found = tl.broadcast_to(tl.expand_dims(runs, len(runs.shape)), _with(runs.shape, STEP))
-    return found.reshape(_widened(runs.shape, STEP))
+    repeated = tl.broadcast_to(tl.expand_dims(runs, len(runs.shape)), _with(runs.shape, STEP))
+    return repeated.reshape(_widened(runs.shape, STEP))
 
 
 @triton.constexpr_function
@@ -218,15 +220,15 @@ def _widened(shape, times):
 def _scale_at(address, group, inside, FORMAT: tl.constexpr):
     """Load the scales of groups in fp32."""
     if _scales_of(FORMAT) == abi.SCALES_F32:
-        at = (address + 4 * group).to(tl.pointer_type(tl.float32))
-        found = tl.load(at, mask=inside, other=0.0)
+        addresses = (address + 4 * group).to(tl.pointer_type(tl.float32))
+        scales = tl.load(addresses, mask=inside, other=0.0)
     elif _scales_of(FORMAT) == abi.SCALES_BF16:
-        found = (_word_at(address + 2 * group, inside) << 16).to(tl.float32, bitcast=True)
+        scales = (_word_at(address + 2 * group, inside) << 16).to(tl.float32, bitcast=True)
     else:
         tl.static_assert(_scales_of(FORMAT) == abi.SCALES_F16)
         bits = _word_at(address + 2 * group, inside).to(tl.int16)
-        found = bits.to(tl.float16, bitcast=True).to(tl.float32)
-    return found
+        scales = bits.to(tl.float16, bitcast=True).to(tl.float32)
+    return scales
 
 
 @triton.jit
@@ -255,10 +257,10 @@ def place_of(tile, width, SHAPE):
         within = chunk * (SHAPE.COLUMNS // SLICES)
         closes = False
     else:
-        each = (extent + SHAPE.COLUMNS - 1) // SHAPE.COLUMNS
-        begin = chunk // each * extent
-        within = chunk % each * SHAPE.COLUMNS
-        closes = chunk % each == each - 1
+        slice_chunks = (extent + SHAPE.COLUMNS - 1) // SHAPE.COLUMNS
+        begin = chunk // slice_chunks * extent
+        within = chunk % slice_chunks * SHAPE.COLUMNS
+        closes = chunk % slice_chunks == slice_chunks - 1
     row = tile // chunks * (SHAPE.TILES * SHAPE.ROWS)
     return row, (begin + within, begin + extent, closes), chunk == chunks - 1
 
@@ -268,10 +270,10 @@ def chunks_of(width, SHAPE):
     """Return the number of tiles in which the columns of rows are."""
     extent = slice_of(width)
     if at_once(SHAPE.SEQUENCES):
-        found = (extent * SLICES + SHAPE.COLUMNS - 1) // SHAPE.COLUMNS
+        count = (extent * SLICES + SHAPE.COLUMNS - 1) // SHAPE.COLUMNS
     else:
-        found = (width + extent - 1) // extent * ((extent + SHAPE.COLUMNS - 1) // SHAPE.COLUMNS)
-    return found
+        count = (width + extent - 1) // extent * ((extent + SHAPE.COLUMNS - 1) // SHAPE.COLUMNS)
+    return count
 
 
 @triton.jit
@@ -292,8 +294,8 @@ def columns_of(place, width, STRIDE: tl.constexpr, COLUMNS: tl.constexpr):
     begin = tl.cast(place[0], tl.int32)
     end = tl.cast(place[1], tl.int32)
     several: tl.constexpr = len(begin.shape) > 0
-    each: tl.constexpr = COLUMNS // SLICES if several else COLUMNS
-    columns = STRIDE * tl.arange(0, each // STRIDE)
+    extent: tl.constexpr = COLUMNS // SLICES if several else COLUMNS
+    columns = STRIDE * tl.arange(0, extent // STRIDE)
     if several:
         columns = begin[:, None] + columns[None, :]
         here = (columns < end[:, None]) & (columns < width)
