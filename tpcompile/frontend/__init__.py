@@ -88,7 +88,7 @@ def capture(
         config, quantized = quantized_config(module, layers.path, scheme)
     scales = {} if scheme else scale_dtypes(model, config)
     stored = stored_weights(module, config, scales, rounds)
-    formats = {name: one.format for name, one in stored.items()}
+    formats = {name: weight.format for name, weight in stored.items()}
     tensors, aliases = _tensors(module, formats, quantized)
     encodings = encodings_of(tensors.values(), stored)
     untied = any(name != source for name, source in quantized.items())
@@ -119,10 +119,12 @@ def capture(
         rotary=source_of(source, module.config),
     )
     log.info("captured %s: %d nodes", name, len(gm.graph.nodes))
-    own = module if isinstance(model, nn.Module) else None
+    user_model = module if isinstance(model, nn.Module) else None
     packs = agreed_split(filter(None, layers.masks), f"{name}.{layers.path}")
     ignored = tuple(getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ())
-    return Captured(gm, config, rotary, tensors, aliases, packs, own, encodings, quantized, ignored)
+    return Captured(
+        gm, config, rotary, tensors, aliases, packs, user_model, encodings, quantized, ignored
+    )
 
 
 def parse_graph(text: str, *, check: bool = True) -> fx.GraphModule:

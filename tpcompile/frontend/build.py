@@ -104,12 +104,12 @@ class Builder:
 
     def _handed_on(self, layer: int, region: list[fx.Node]) -> fx.Node:
         """Return the only value of a traced layer that later nodes read."""
-        own = set(region)
+        members = set(region)
         read = {
             node
             for node in region
             for user in node.users
-            if user not in own and user.target is not _METADATA_CHECK
+            if user not in members and user.target is not _METADATA_CHECK
         }
         if len(read) != 1:
             raise UnsupportedError(

@@ -51,10 +51,10 @@ def _experts(
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
     """Implement the forward of a module of experts with `tpc.experts`."""
-    found: torch.Tensor = torch.ops.tpc.experts(
+    out: torch.Tensor = torch.ops.tpc.experts(
         hidden_states, top_k_weights, top_k_index, module.gate_up_proj, module.down_proj
     )
-    return found
+    return out
 
 
 def other_feature(module: Any) -> str | None:
@@ -77,8 +77,8 @@ def refuse_routers(graph: fx.Graph, model: str) -> None:
     for node in graph.nodes:
         if node.target is not EXPERTS:
             continue
-        given = arguments_of(node)
-        choice, scores = [[*_back_to_linear(given[name])] for name in ("ids", "scores")]
+        bound = arguments_of(node)
+        choice, scores = [[*_back_to_linear(bound[name])] for name in ("ids", "scores")]
         if choice != _CHOICE or not _OF_SCORES.issuperset(scores):
             raise UnsupportedError(
                 f"{model} has a router of another form",

@@ -67,10 +67,10 @@ def _is_unmerged(part: nn.Module) -> bool:
 
 def _layer_kinds(module: nn.Module) -> Iterator[Feature]:
     kinds = getattr(_config(module), "layer_types", None) or ()
-    others = sorted(set(kinds) - set(_LAYER_KINDS))
-    if others:
+    unsupported = sorted(set(kinds) - set(_LAYER_KINDS))
+    if unsupported:
         yield Feature(
-            f"layers of kind {'/'.join(others)}", f"layers of kind {' or '.join(_LAYER_KINDS)}"
+            f"layers of kind {'/'.join(unsupported)}", f"layers of kind {' or '.join(_LAYER_KINDS)}"
         )
 
 
@@ -87,14 +87,14 @@ def _linear_attention(module: nn.Module) -> Iterator[Feature]:
 
 
 def _rotary(module: nn.Module) -> Iterator[Feature]:
-    found = rotary_modules(module)
-    if not found:
+    rotaries = rotary_modules(module)
+    if not rotaries:
         yield Feature(
             "no rotary position embedding", "a decoder that rotates its heads by position"
         )
-    elif len(found) > 1:
-        yield Feature(f"{len(found)} rotary modules ({_first(list(found))})", _ONE_TABLE)
-    for path, rotary in list(found.items())[:1]:
+    elif len(rotaries) > 1:
+        yield Feature(f"{len(rotaries)} rotary modules ({_first(list(rotaries))})", _ONE_TABLE)
+    for path, rotary in list(rotaries.items())[:1]:
         kinds = [name.removesuffix("_inv_freq") for name in frequencies_of(rotary)]
         if kinds != ["inv_freq"]:
             yield Feature(
@@ -133,7 +133,7 @@ def _experts(module: nn.Module) -> Iterator[Feature]:
 def _stacked(part: nn.Module) -> int:
     """Return the number of MLPs whose weights a module stacks or lists, or 0."""
     if isinstance(part, nn.ModuleList):
-        same = len({type(one) for one in part}) == 1
+        same = len({type(child) for child in part}) == 1
         return len(part) if same and any(True for _ in part.parameters()) else 0
     if isinstance(part, nn.modules.conv._ConvNd):
         return 0
@@ -201,5 +201,5 @@ def _config(module: nn.Module) -> Any:
 
 
 def _first(paths: list[str]) -> str:
-    rest = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return paths[0] + rest
+    remaining = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return paths[0] + remaining

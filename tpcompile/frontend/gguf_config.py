@@ -29,7 +29,9 @@ def gguf_config(path: str) -> Any:
     file = open_gguf(path)
     values = configuration(file)
     tensors = tensors_of(file)
-    quantized = {name: one.kind.name for name, one in tensors.items() if one.kind not in PLAIN}
+    quantized = {
+        name: tensor.kind.name for name, tensor in tensors.items() if tensor.kind not in PLAIN
+    }
     left_out = sum(name.startswith(LEFT_OUT) for name in tensors)
     if left_out:
         log.info("%d tensors that predict further tokens are not read", left_out)

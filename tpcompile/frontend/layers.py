@@ -81,12 +81,12 @@ def layer_argument(op: Any) -> int | None:
 
 def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:
     """Return the lists of modules that are in no other list: a layer's experts are not layers."""
-    found: list[tuple[str, nn.ModuleList]] = []
+    lists: list[tuple[str, nn.ModuleList]] = []
     for path, part in module.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer, _ in found)
+        inside = any(path.startswith(f"{outer}.") for outer, _ in lists)
         if isinstance(part, nn.ModuleList) and not inside:
-            found.append((path, part))
-    return found
+            lists.append((path, part))
+    return lists
 
 
 def _signature(module: nn.Module) -> Any:

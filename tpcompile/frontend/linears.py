@@ -33,14 +33,14 @@ class ModelLinear:
 
 def model_linears(module: Any) -> Iterator[ModelLinear]:
     """Yield the linears of a model in the order of its modules, except routers."""
-    for path, one in module.named_modules():
-        if isinstance(one, nn.Linear):
-            shape = (one.out_features, one.in_features)
-            classes = class_names(type(one))
-            yield ModelLinear(path, f"{path}.weight", shape, one.weight.dtype, classes)
-        elif calls_interface(one):
+    for path, part in module.named_modules():
+        if isinstance(part, nn.Linear):
+            shape = (part.out_features, part.in_features)
+            classes = class_names(type(part))
+            yield ModelLinear(path, f"{path}.weight", shape, part.weight.dtype, classes)
+        elif calls_interface(part):
             classes = class_names(nn.Linear)
-            for name, parameter in one.named_parameters(prefix=path, recurse=False):
+            for name, parameter in part.named_parameters(prefix=path, recurse=False):
                 for linear in linears_of(name, parameter.shape):
                     shape = (linear.rows[1] - linear.rows[0], parameter.shape[2])
                     yield ModelLinear(linear.module, name, shape, parameter.dtype, classes)
@@ -48,10 +48,10 @@ def model_linears(module: Any) -> Iterator[ModelLinear]:
 
 def class_names(kind: type) -> tuple[str, ...]:
     """Return the names of a class and of its bases, the most specific one first."""
-    return tuple(one.__name__ for one in kind.__mro__)
+    return tuple(base.__name__ for base in kind.__mro__)
 
 
 def head_of(module: Any) -> str:
     """Return the name of the head of a model."""
     head = module.get_output_embeddings()
-    return next(str(path) for path, one in module.named_modules() if one is head)
+    return next(str(path) for path, part in module.named_modules() if part is head)

@@ -79,8 +79,8 @@ def hand_in(layer: nn.Module, argument: int | str) -> None:
     """
 
     def put(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = dict(enumerate(args)) | kwargs
-        if given.get(argument) is not None:
+        arguments = dict(enumerate(args)) | kwargs
+        if arguments.get(argument) is not None:
             return None
         if isinstance(argument, str):
             return args, kwargs | {argument: _TRACED}
@@ -113,9 +113,9 @@ def meaning_of(plain: Mask, packed: Mask, positions: torch.Tensor, where: str) -
     alone = _causal(places, places, window)
     row = (positions.diff(prepend=positions[:1] - 1) != 1).cumsum(0)
     apart = alone & (row[:, None] == row)
-    found = _tabulated(packed, places, where)
+    table = _tabulated(packed, places, where)
     splits = frozenset(
-        value for value, expected in ((False, alone), (True, apart)) if torch.equal(found, expected)
+        value for value, expected in ((False, alone), (True, apart)) if torch.equal(table, expected)
     )
     if not splits:
         raise _refused("a mask that treats packed sequences in an unknown way", where)
@@ -159,18 +159,18 @@ def _window_of(mask: Mask, where: str) -> int | None:
     if mask.custom:
         raise _refused("a custom mask function (or_mask_function or and_mask_function)", where)
     places = _sample([size for _, size in mask.sizes])
-    found = _tabulated(mask, places, where)
+    table = _tabulated(mask, places, where)
     for window in (None, *(size for _, size in mask.sizes)):
-        if torch.equal(found, _causal(places, places, window)):
+        if torch.equal(table, _causal(places, places, window)):
             return window
-    raise _refused(_counterexample(found, places, mask), where)
+    raise _refused(_counterexample(table, places, mask), where)
 
 
 def _causal(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
     """Return the boolean mask [queries, keys] of `tpc.attention` for this window."""
     distance = queries[:, None] - keys
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
+    visible = distance >= 0
+    return visible if window is None else visible & (distance < window)
 
 
 def _sample(sizes: list[int]) -> torch.Tensor:
@@ -182,8 +182,8 @@ def _sample(sizes: list[int]) -> torch.Tensor:
         *(power - size for size in sizes for power in powers),
     ]
     chosen = {corner + near for corner in corners for near in range(-2, 3)}
-    others = torch.randint(2**21, (64,), generator=torch.Generator("cpu").manual_seed(0))
-    chosen.update(range(20), others.tolist())
+    random_indices = torch.randint(2**21, (64,), generator=torch.Generator("cpu").manual_seed(0))
+    chosen.update(range(20), random_indices.tolist())
     return torch.tensor(sorted(place for place in chosen if place >= 0), device="cpu")
 
 
@@ -192,8 +192,8 @@ def _tabulated(mask: Mask, places: torch.Tensor, where: str) -> torch.Tensor:
     first = torch.zeros(1, 1, 1, 1, dtype=torch.long, device="cpu")
     queries, keys = places[None, None, :, None], places[None, None, None, :]
     try:
-        found = mask.function(first, first, queries, keys)
-        values: torch.Tensor = found.expand(1, 1, len(places), len(places))[0, 0]
+        visible = mask.function(first, first, queries, keys)
+        values: torch.Tensor = visible.expand(1, 1, len(places), len(places))[0, 0]
         if values.dtype == torch.bool and values.device == places.device:
             return values
     except Exception as error:  # the model's function may raise anything
@@ -205,18 +205,18 @@ def _data_dependent(mask: Mask) -> str:
     return "a mask that depends on more than token indices" + _settings(mask)
 
 
-def _counterexample(found: torch.Tensor, places: torch.Tensor, mask: Mask) -> str:
+def _counterexample(table: torch.Tensor, places: torch.Tensor, mask: Mask) -> str:
     causal = _causal(places, places, None)
-    later = found & ~causal
-    differs = later if bool(later.any()) else found != causal
+    later = table & ~causal
+    differs = later if bool(later.any()) else table != causal
     query, key = (int(places[index]) for index in differs.nonzero()[0])
     told = "attends to" if bool(later.any()) else "does not attend to"
     return f"a mask in which token {query} {told} token {key}" + _settings(mask)
 
 
 def _settings(mask: Mask) -> str:
-    said = ", ".join(f"{name}={size}" for name, size in mask.sizes)
-    return f" ({said})" if said else ""
+    sizes = ", ".join(f"{name}={size}" for name, size in mask.sizes)
+    return f" ({sizes})" if sizes else ""
 
 
 def _refused(got: str, where: str) -> UnsupportedError:
@@ -228,9 +228,9 @@ def _refused(got: str, where: str) -> UnsupportedError:
     )
 
 
-def _changed(what: str) -> UnsupportedError:
+def _changed(operation: str) -> UnsupportedError:
     return UnsupportedError(
         "The model computes with its attention mask",
-        got=f"a use of {what}",
+        got=f"a use of {operation}",
         expected="a mask that is passed unchanged from Hugging Face's mask functions to attention",
     )

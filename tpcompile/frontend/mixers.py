@@ -45,22 +45,22 @@ def with_ops(module: nn.Module) -> None:
     for part in module.modules():
         if is_linear_attention(part):
             vars(part)["forward"] = forward_with(
-                part, {name: partial(made, part) for name, made in _INSTEAD.items()}
+                part, {name: partial(replacement, part) for name, replacement in _INSTEAD.items()}
             )
 
 
-def forward_with(module: nn.Module, given: Mapping[str, Any]) -> MethodType:
+def forward_with(module: nn.Module, replacements: Mapping[str, Any]) -> MethodType:
     """Return the forward of a module, with other functions under these names."""
     forward = _forward(module)
-    own = FunctionType(
+    function = FunctionType(
         forward.__code__,
-        forward.__globals__ | given,
+        forward.__globals__ | replacements,
         forward.__name__,
         forward.__defaults__,
         forward.__closure__,
     )
-    own.__kwdefaults__ = forward.__kwdefaults__
-    return MethodType(own, module)
+    function.__kwdefaults__ = forward.__kwdefaults__
+    return MethodType(function, module)
 
 
 def function_of(module: nn.Module, name: str) -> Any:

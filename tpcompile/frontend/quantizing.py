@@ -36,7 +36,7 @@ def quantized_config(module: Any, layers: str, scheme: Scheme) -> tuple[Any, dic
             got=f"weights={_word(scheme.layers)!r}",
             hint="Omit weights to load them as they are stored, or pass the original checkpoint",
         )
-    linears = {one.name: one for one in model_linears(module)}
+    linears = {linear.name: linear for linear in model_linears(module)}
     head = head_of(module)
     wanted: dict[str, Integers] = {}
     for path, linear in linears.items():
@@ -50,7 +50,9 @@ def quantized_config(module: Any, layers: str, scheme: Scheme) -> tuple[Any, dic
             got="no linears in its layers",
             expected="layers that are made of linears",
         )
-    uneven = [path for path, one in wanted.items() if not one.divides(linears[path].shape[1])]
+    uneven = [
+        path for path, integers in wanted.items() if not integers.divides(linears[path].shape[1])
+    ]
     _tell([linears[path] for path in uneven], scheme.layers)
     wanted |= {path: replace(wanted[path], columns=0) for path in uneven}
     weights = dict.fromkeys(linears[path].weight for path in wanted)
@@ -76,34 +78,34 @@ def _tell(uneven: Sequence[ModelLinear], integers: Integers) -> None:
 
 def _routers(module: nn.Module) -> list[str]:
     """Return the names of routers, which are linears for other libraries."""
-    beside = (
-        path.rpartition(".")[0] for path, one in module.named_modules() if calls_interface(one)
+    parents = (
+        path.rpartition(".")[0] for path, part in module.named_modules() if calls_interface(part)
     )
-    return [f"{parent}.gate" for parent in beside if hasattr(module.get_submodule(parent), "gate")]
+    return [f"{parent}.gate" for parent in parents if hasattr(module.get_submodule(parent), "gate")]
 
 
 def _source(module: nn.Module, name: str) -> str:
     """Return the name of the tensor that has the values of a weight: of a tied one, the other."""
     weight = module.get_parameter(name)
     named = module.named_parameters(remove_duplicate=False)
-    return next((tied for tied, one in named if one is weight and tied != name), name)
+    return next((tied for tied, parameter in named if parameter is weight and tied != name), name)
 
 
 def _written(
     quantized: Mapping[str, Integers], linears: Mapping[str, ModelLinear], routers: Sequence[str]
 ) -> dict[str, Any]:
     """Return the `quantization_config`: that of most linears, and the others by name."""
-    (general, _), *others = Counter(quantized.values()).most_common()
+    (general, _), *special = Counter(quantized.values()).most_common()
     targets = {general: ["Linear"]}
-    for one, _ in others:
-        names = (_target(linears[path]) for path, own in quantized.items() if own == one)
-        targets[one] = list(dict.fromkeys(names))
-    groups = [_group(one, named) for one, named in targets.items()]
+    for integers, _ in special:
+        names = (_target(linears[path]) for path, other in quantized.items() if other == integers)
+        targets[integers] = list(dict.fromkeys(names))
+    groups = [_group(integers, named) for integers, named in targets.items()]
     return {
         "quant_method": "compressed-tensors",
         "format": _LAYOUT,
         "quantization_status": "compressed",
-        "config_groups": {f"group_{number}": one for number, one in enumerate(groups)},
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
         "ignore": [*(path for path in linears if path not in quantized), *routers],
     }
 

@@ -43,13 +43,13 @@ def _tables(module: Any, like: torch.Tensor, positions: torch.Tensor) -> Any:
 def table_feature(source: nn.Module, config: Any) -> str:
     """Return the unsupported feature of the tables of a rotary module, or ""."""
     try:
-        made: Any = RotaryTables(source, config).made()
-        frequencies = made.inv_freq
+        module: Any = RotaryTables(source, config).made()
+        frequencies = module.inv_freq
         positions = torch.arange(2, device=frequencies.device).unsqueeze(0)
-        found = _tables(made, torch.empty(0, device=frequencies.device), positions)
+        output = _tables(module, torch.empty(0, device=frequencies.device), positions)
     except Exception as error:  # Hugging Face's code may raise anything
         return f"rotary tables that depend on more than positions ({type(error).__name__})"
-    tables = found if isinstance(found, tuple) else (found,)
+    tables = output if isinstance(output, tuple) else (output,)
     if any(table.is_complex() for table in tables):
         return "rotary tables of complex numbers"
     width = 2 * frequencies.shape[-1]
@@ -71,8 +71,8 @@ class RotaryTables(nn.Module):
     def __init__(self, source: nn.Module, config: Any) -> None:
         super().__init__()
         frequencies: Any = source.inv_freq
-        kept = source if frequencies.is_meta else copy.deepcopy(source)
-        self._source = (kept,)  # the tuple hides it from nn.Module, so it is not moved or saved
+        template = source if frequencies.is_meta else copy.deepcopy(source)
+        self._source = (template,)  # the tuple hides it from nn.Module, so it is not moved or saved
         self._config = config
         self._own: Any = None
 
@@ -97,8 +97,8 @@ class RotaryTables(nn.Module):
         """Create Hugging Face's module with real tensors; it may keep state between calls."""
         source: Any = self._source[0]
         if source.inv_freq.is_meta:
-            made: nn.Module = type(source)(config=getattr(source, "config", self._config))
-            return made
+            module: nn.Module = type(source)(config=getattr(source, "config", self._config))
+            return module
         return copy.deepcopy(self._source[0])
 
 
@@ -112,8 +112,8 @@ def source_of(module: nn.Module, config: Any) -> RotarySource | None:
     path = f"{type(module).__module__}.{type(module).__qualname__}"
     if not _OWN.fullmatch(path):
         return None
-    own = getattr(module, "config", config)
-    settings = {k: v for k, v in own.to_diff_dict().items() if k not in _VOLATILE}
+    module_config = getattr(module, "config", config)
+    settings = {k: v for k, v in module_config.to_diff_dict().items() if k not in _VOLATILE}
     return RotarySource(path, json.dumps(settings, sort_keys=True))
 
 

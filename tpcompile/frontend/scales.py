@@ -16,7 +16,7 @@ from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import FLOATS
 
 _ENDS = (".weight_scale", ".weight_scale_inv", ".scales")
-_DTYPES = {DType(one.kind).name: DType(one.kind).torch for one in FLOATS}
+_DTYPES = {DType(stored.kind).name: DType(stored.kind).torch for stored in FLOATS}
 """The dtypes of scales in formats, by the names of safetensors."""
 
 
@@ -38,8 +38,8 @@ def scale_dtypes(model: Any, config: Any) -> dict[str, torch.dtype]:
     for name, stored in text_names(files).items():
         if name.endswith(_ENDS):
             names[files[stored]].append((name, stored))
-    found: dict[str, str] = {}
+    dtype_names: dict[str, str] = {}
     for path, scales in names.items():
         with safe_open(path, framework="pt") as file:
-            found |= {name: file.get_slice(stored).get_dtype() for name, stored in scales}
-    return {name: _DTYPES[dtype] for name, dtype in found.items() if dtype in _DTYPES}
+            dtype_names |= {name: file.get_slice(stored).get_dtype() for name, stored in scales}
+    return {name: _DTYPES[dtype] for name, dtype in dtype_names.items() if dtype in _DTYPES}

@@ -51,15 +51,15 @@ class StandIn(nn.Module):
         vars(self).update({k: v for k, v in plain.items() if k not in vars(self)})
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        others = dict(enumerate(args)) | kwargs
-        hidden = others.pop(0) if args else others.pop(HIDDEN)
-        return self._call(hidden, others)
+        arguments = dict(enumerate(args)) | kwargs
+        hidden = arguments.pop(0) if args else arguments.pop(HIDDEN)
+        return self._call(hidden, arguments)
 
 
 def make_shell(
     module: nn.Module,
     layers: Layers,
-    kept: Container[int],
+    copied: Container[int],
     stand_in: Callable[[int, nn.Module], nn.Module] = lambda _, layer: StandIn(layer),
     *,
     untied: bool = False,
@@ -79,12 +79,12 @@ def make_shell(
     config: Any = copy.deepcopy(module.config)
     config._experts_implementation = experts.IMPLEMENTATION
     config.output_router_logits = False  # the logits and loss of routers are for training
-    config._attn_implementation = masks.ATTENTION_ONLY if kept else masks.WITH_MASKS
+    config._attn_implementation = masks.ATTENTION_ONLY if copied else masks.WITH_MASKS
     memo[id(module.config)] = config
     modules: Any = module.get_submodule(layers.path)
     memo[id(modules)] = nn.ModuleList(
         _copied(layer, memo, layers.mask_arguments[number])
-        if number in kept
+        if number in copied
         else stand_in(number, layer)
         for number, layer in enumerate(modules)
     )

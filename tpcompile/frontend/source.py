@@ -85,8 +85,8 @@ def config_of(model: Any) -> Any:
     try:
         values = read_object(file) if local else PreTrainedConfig.get_config_dict(text, **cached)[0]
         _refuse_code(text, values)
-        found = AutoConfig.from_pretrained(text, trust_remote_code=False, **cached)
-        return _of_text_model(found)
+        config = AutoConfig.from_pretrained(text, trust_remote_code=False, **cached)
+        return _of_text_model(config)
     except CompileError:
         raise
     except Exception as error:  # reading, parsing and validating raise different errors

@@ -72,24 +72,24 @@ def _meanings(pairs: Iterable[tuple[_Call, _Call]], path: str) -> tuple[Meaning 
     meanings = []
     for index, calls in enumerate(pairs):
         where = f"{path}.{index}"
-        plain, packed = given = tuple(_mask_given(call, where)[1] for call in calls)
-        if plain is not None and packed is not None and given not in known:
-            known[given] = meaning_of(plain, packed, torch.tensor(_PACKED, device="cpu"), where)
-        meanings.append(known.get(given))
+        plain, packed = mask_pair = tuple(_mask_given(call, where)[1] for call in calls)
+        if plain is not None and packed is not None and mask_pair not in known:
+            known[mask_pair] = meaning_of(plain, packed, torch.tensor(_PACKED, device="cpu"), where)
+        meanings.append(known.get(mask_pair))
     return tuple(meanings)
 
 
 def _mask_given(call: _Call, where: str) -> tuple[int | str | None, Mask | None]:
     """Return the argument that holds the attention mask and the mask itself, or (None, None)."""
-    found = [(name, mask) for name, value in call.kept.items() for mask in masks_in(value)]
-    if not found:
+    named_masks = [(name, mask) for name, value in call.kept.items() for mask in masks_in(value)]
+    if not named_masks:
         return None, None
-    name, mask = found[0]
-    if len(found) > 1 or call.kept[name] is not mask:
+    name, mask = named_masks[0]
+    if len(named_masks) > 1 or call.kept[name] is not mask:
         raise UnsupportedError(
             "A layer is given several attention masks, or one inside a collection",
             where=where,
-            got=", ".join(str(name) for name, _ in found),
+            got=", ".join(str(name) for name, _ in named_masks),
             expected="one argument that is the attention mask",
         )
     return name, mask
@@ -106,32 +106,34 @@ class _Call:
     kept: Any
 
 
-def _watched(calls: list[_Call], number: int, hidden: Any, others: dict[Any, Any]) -> torch.Tensor:
+def _watched(
+    calls: list[_Call], number: int, hidden: Any, arguments: dict[Any, Any]
+) -> torch.Tensor:
     """Record a call of a layer, and return a new tensor."""
     result = torch.empty_like(hidden)
-    marks = tuple((name, _mark(value)) for name, value in others.items())
-    calls.append(_Call(number, hidden, result, marks, kept=others))
+    marks = tuple((name, _mark(value)) for name, value in arguments.items())
+    calls.append(_Call(number, hidden, result, marks, kept=arguments))
     return result
 
 
 def _refuse_other_calls(name: str, layers: Layers, called: list[int]) -> None:
     """Refuse a model that does not call each layer once, in order."""
-    every = range(len(layers.kinds))
-    if called == list(every):
+    numbers = range(len(layers.kinds))
+    if called == list(numbers):
         return
-    left_out = sorted(set(every) - set(called))
+    left_out = sorted(set(numbers) - set(called))
     if left_out:
         raise UnsupportedError(
             f"{name} does not call layer {left_out[0]}",
             where=layers.path,
-            got=f"calls to {len(set(called))} of its {len(every)} layers",
+            got=f"calls to {len(set(called))} of its {len(numbers)} layers",
             expected="a forward pass that calls every layer",
             hint="Build the model with as many layers as it calls",
         )
     raise UnsupportedError(
         f"{name} does not call each of its layers once, in order",
         where=layers.path,
-        got=f"{len(called)} calls to {len(every)} layers",
+        got=f"{len(called)} calls to {len(numbers)} layers",
         expected="layers that each take the output of the previous layer",
     )
 

@@ -28,7 +28,7 @@ Conversion = Callable[[Told, str, GgufTensor], GgufTensor]
 def _names(stems: Mapping[str, str]) -> dict[str, str]:
     """Return the names of weights and biases."""
     ends = ("weight", "bias")
-    return {f"{stem}.{end}": f"{own}.{end}" for stem, own in stems.items() for end in ends}
+    return {f"{stem}.{end}": f"{name}.{end}" for stem, name in stems.items() for end in ends}
 
 
 _SIDES = ("gate", "up", "down")

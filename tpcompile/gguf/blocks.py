@@ -37,29 +37,29 @@ class Contents:
     """The elements of each component, by its suffix."""
 
 
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    return blocks[..., at : at + 2].contiguous().view(torch.float16)
+def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    return blocks[..., start : start + 2].contiguous().view(torch.float16)
 
 
 def _signed(blocks: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     return blocks[..., start:stop].view(torch.int8)
 
 
-def _unsigned(blocks: torch.Tensor, start: int, stop: int, bits: int, each: int) -> torch.Tensor:
+def _unsigned(blocks: torch.Tensor, start: int, stop: int, bits: int, count: int) -> torch.Tensor:
     """Return unsigned integers of this number of bits.
 
-    The lowest bits of `each` bytes come first, then the next bits of the same bytes, and so on.
+    The lowest bits of `count` bytes come first, then the next bits of the same bytes, and so on.
     """
     octets = blocks[..., start:stop]
-    runs = octets.reshape(*octets.shape[:-1], -1, 1, each)
+    runs = octets.reshape(*octets.shape[:-1], -1, 1, count)
     places = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
     return (runs >> places & (1 << bits) - 1).flatten(-3)
 
 
-def _words(blocks: torch.Tensor, start: int, stop: int, bits: int, each: int) -> torch.Tensor:
+def _words(blocks: torch.Tensor, start: int, stop: int, bits: int, count: int) -> torch.Tensor:
     """Return the same integers as words of neighbours: see `words.py`."""
-    found = _unsigned(blocks, start, stop, bits, each)
-    return packed(found.view(torch.int8) - (1 << bits - 1), bits)
+    integers = _unsigned(blocks, start, stop, bits, count)
+    return packed(integers.view(torch.int8) - (1 << bits - 1), bits)
 
 
 def _sixes(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,29 +79,29 @@ def _minima(blocks: torch.Tensor) -> torch.Tensor:
     return _sixes(blocks)[1]
 
 
-def _low(start: int, stop: int, each: int) -> dict[str, Taken]:
+def _low(start: int, stop: int, count: int) -> dict[str, Taken]:
     """Return the part with the lower four bits."""
-    return {PACKED: partial(_words, start=start, stop=stop, bits=4, each=each)}
+    return {PACKED: partial(_words, start=start, stop=stop, bits=4, count=count)}
 
 
-def _high(start: int, stop: int, bits: int, each: int) -> dict[str, Taken]:
+def _high(start: int, stop: int, bits: int, count: int) -> dict[str, Taken]:
     """Return the part with the bits above the lower four ones."""
-    return {HIGH: partial(_words, start=start, stop=stop, bits=bits, each=each)}
+    return {HIGH: partial(_words, start=start, stop=stop, bits=bits, count=count)}
 
 
-_OWN: dict[str, Taken] = {SCALE: partial(_half, at=0)}
-_WITH_MINIMUM: dict[str, Taken] = {**_OWN, MINIMUM: partial(_half, at=2)}
+_OWN: dict[str, Taken] = {SCALE: partial(_half, start=0)}
+_WITH_MINIMUM: dict[str, Taken] = {**_OWN, MINIMUM: partial(_half, start=2)}
 _SUPER: dict[str, Taken] = {
     SCALE: _scales,
     MINIMUM: _minima,
-    SUPER_SCALE: partial(_half, at=0),
-    SUPER_MINIMUM: partial(_half, at=2),
+    SUPER_SCALE: partial(_half, start=0),
+    SUPER_MINIMUM: partial(_half, start=2),
 }
 
 
 def _grouped(kind: Kind, scales: Scales, columns: int, *parts: Mapping[str, Taken]) -> Contents:
-    found = {suffix: taken for part in parts for suffix, taken in part.items()}
-    return Contents(Format.grouped(kind, scales, columns), found)
+    functions = {suffix: taken for part in parts for suffix, taken in part.items()}
+    return Contents(Format.grouped(kind, scales, columns), functions)
 
 
 CONTENTS: Mapping[GgufKind, Contents] = {
@@ -124,7 +124,7 @@ CONTENTS: Mapping[GgufKind, Contents] = {
         16,
         _low(0, 128, 64),
         _high(128, 192, 2, 32),
-        {SCALE: partial(_signed, start=192, stop=208), SUPER_SCALE: partial(_half, at=208)},
+        {SCALE: partial(_signed, start=192, stop=208), SUPER_SCALE: partial(_half, start=208)},
     ),
 }
 """The contents of the kinds that are read."""

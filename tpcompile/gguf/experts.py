@@ -69,10 +69,10 @@ def experts_of(local: str, name: str, tensor: GgufTensor) -> Iterator[tuple[str,
             expected=f"3 dimensions, with the rows of {' and '.join(linears)}",
         )
     count, rows, columns = tensor.shape
-    each = tensor.size // (count * len(linears))
+    linear_bytes = tensor.size // (count * len(linears))
     for place in range(count * len(linears)):
         expert, side = divmod(place, len(linears))
-        shape, start = (rows // len(linears), columns), tensor.start + place * each
+        shape, start = (rows // len(linears), columns), tensor.start + place * linear_bytes
         yield f"{expert}.{linears[side]}.weight", replace(tensor, shape=shape, start=start)
 
 

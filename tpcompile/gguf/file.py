@@ -85,14 +85,14 @@ def is_gguf(model: object) -> bool:
 def open_gguf(path: str | Path) -> GgufFile:
     """Read the metadata and the table of tensors of a model, which may be in several files."""
     first = Path(path)
-    changed = tuple((one, one.stat().st_mtime_ns) for one in _files(first))
+    changed = tuple((file, file.stat().st_mtime_ns) for file in _files(first))
     return _opened(first, changed)
 
 
 @lru_cache(maxsize=2)
 def _opened(path: Path, changed: tuple[tuple[Path, int], ...]) -> GgufFile:
     """Read files once, as long as none of them changes; a vocabulary has 150,000 texts."""
-    parts = [_read(one) for one, _ in changed]
+    parts = [_read(file) for file, _ in changed]
     tensors: dict[str, GgufTensor] = {}
     for number, part in enumerate(parts):
         told = part.metadata.get(_COUNT, 1), part.metadata.get(_NUMBER, 0)
@@ -113,10 +113,10 @@ def _opened(path: Path, changed: tuple[tuple[Path, int], ...]) -> GgufFile:
 
 def _files(path: Path) -> list[Path]:
     """Return the files of a model, given one of them."""
-    found = _PART.fullmatch(path.name)
-    if found is None:
+    match = _PART.fullmatch(path.name)
+    if match is None:
         return [path]
-    name, _, count = found.groups()
+    name, _, count = match.groups()
     files = [
         path.with_name(f"{name}-{number:05d}-of-{count}{SUFFIX}")
         for number in range(1, min(int(count), 10**4) + 1)
@@ -173,9 +173,9 @@ class _Parser:
             raise self._refusal(f"{_ALIGNMENT}={alignment!r}", "a power of two of at least 8")
         entries = [self._entry() for _ in range(tensors)]
         data = -(-self._at // alignment) * alignment
-        found: dict[str, GgufTensor] = {}
+        tensors_by_name: dict[str, GgufTensor] = {}
         end = 0
-        for name, kind, shape, offset in sorted(entries, key=lambda one: one[-1]):
+        for name, kind, shape, offset in sorted(entries, key=lambda entry: entry[-1]):
             tensor = GgufTensor(self._path, kind, shape, data + offset)
             if offset % alignment or offset < end or data + offset + tensor.size > self._size:
                 raise self._refusal(
@@ -183,10 +183,10 @@ class _Parser:
                     f"{tensor.size:,} bytes long, in a file of {self._size:,} bytes",
                     "tensors one after the other, within the file",
                 )
-            if name in found:
+            if name in tensors_by_name:
                 raise self._refusal(f"two tensors {shortened(name)}", "one of each name")
-            found[name], end = tensor, offset + tensor.size
-        return GgufFile(self._path, metadata, found, {self._path: self._size})
+            tensors_by_name[name], end = tensor, offset + tensor.size
+        return GgufFile(self._path, metadata, tensors_by_name, {self._path: self._size})
 
     def _entry(self) -> tuple[str, GgufKind, tuple[int, ...], int]:
         name, dimensions = self._text(), self._number("I")
@@ -203,7 +203,7 @@ class _Parser:
                 f"The tensor {shortened(name)} has a kind that tpcompile does not know",
                 where=str(self._path),
                 got=f"the number {number}",
-                expected=", ".join(one.name for one in GgufKind),
+                expected=", ".join(member.name for member in GgufKind),
                 hint="Use a file in another quantization, such as Q8_0 or Q4_0",
             ) from None
         if extents[0] % kind.block.columns or min(extents) < 1 or math.prod(extents) >> 48:

@@ -55,7 +55,7 @@ def _layer_types(told: Told) -> list[str]:
         linear = [bool((layer + 1) % interval) for layer in range(told.layers())]
     elif len(linear) != told.count(BLOCKS):
         told.refuse(_RECURRENT, f"one for each of {told.count(BLOCKS)} blocks")
-    return ["linear_attention" if one else "full_attention" for one in linear[: told.layers()]]
+    return ["linear_attention" if flag else "full_attention" for flag in linear[: told.layers()]]
 
 
 def rotation(told: Told, width: int) -> dict[str, Any]:
@@ -71,13 +71,13 @@ def rotation(told: Told, width: int) -> dict[str, Any]:
 
 def rotation_in_sections(told: Told, width: int) -> dict[str, Any]:
     """Return such parameters, and those of several numbers per position."""
-    found = {**rotation(told, width), "mrope_interleaved": True}
+    parameters = {**rotation(told, width), "mrope_interleaved": True}
     sections = told.array(_SECTIONS, int)
     if sections is not None:
         if len(sections) not in (3, 4) or min(sections) < 0 or any(sections[3:]):
             told.refuse(_SECTIONS, "three numbers, of which none is negative, and perhaps a 0")
-        found["mrope_section"] = sections[:3]
-    return found
+        parameters["mrope_section"] = sections[:3]
+    return parameters
 
 
 def of_value_heads(

@@ -78,7 +78,7 @@ class Told:
         if not self.has(word):
             return None
         value = self._file.metadata[self._prefix + word]
-        if not isinstance(value, list) or any(type(one) is not kind for one in value):
+        if not isinstance(value, list) or any(type(element) is not kind for element in value):
             self.refuse(word, f"an array of {kind.__name__}")
         return list(value)
 
@@ -94,8 +94,8 @@ class Told:
         named = [self.token(word, vocabulary) for word in _ENDS]
         texts = self._file.metadata.get("tokenizer.ggml.tokens")
         known = texts[:vocabulary] if isinstance(texts, list) else []
-        found = [number for number, text in enumerate(known) if text in _TEXTS_OF_ENDS]
-        return list(dict.fromkeys([*(one for one in named if one is not None), *found]))
+        by_text = [number for number, text in enumerate(known) if text in _TEXTS_OF_ENDS]
+        return list(dict.fromkeys([*(number for number in named if number is not None), *by_text]))
 
     def token(self, word: str, vocabulary: int) -> int | None:
         """Return the id of a token, or None if the file does not have it."""
@@ -113,23 +113,23 @@ class Told:
 
     def rope(self, positions: int, width: int) -> dict[str, Any]:
         """Return the parameters of rotary tables."""
-        found: dict[str, Any] = {"rope_theta": self.number("rope.freq_base", 10000.0)}
+        parameters: dict[str, Any] = {"rope_theta": self.number("rope.freq_base", 10000.0)}
         kind = self._file.metadata.get(f"{self._prefix}rope.scaling.type", "none")
         factors = self._rotary_factors(width)
         if factors and kind == "none":  # the only kind of transformers that takes any factors
-            found |= {"short_factor": factors, "long_factor": factors}
-            found |= {"factor": 1.0, "attention_factor": 1.0}
-            found["original_max_position_embeddings"] = positions
-            return {"rope_type": "longrope", **found}
+            parameters |= {"short_factor": factors, "long_factor": factors}
+            parameters |= {"factor": 1.0, "attention_factor": 1.0}
+            parameters["original_max_position_embeddings"] = positions
+            return {"rope_type": "longrope", **parameters}
         if kind == "none":
-            return {"rope_type": "default", **found}
+            return {"rope_type": "default", **parameters}
         if kind not in ("linear", "yarn") or factors:
             self.refuse("rope.scaling.type", "none" if factors else "none, linear or yarn")
-        found |= {"rope_type": kind, "factor": self.number("rope.scaling.factor")}
+        parameters |= {"rope_type": kind, "factor": self.number("rope.scaling.factor")}
         if kind == "yarn":
             original = self.count("rope.scaling.original_context_length", positions)
-            found["original_max_position_embeddings"] = original
-        return found
+            parameters["original_max_position_embeddings"] = original
+        return parameters
 
     def _rotary_factors(self, width: int) -> list[float]:
         """Return the numbers that divide the frequencies of rotary tables; empty if none do."""
@@ -145,15 +145,15 @@ class Told:
             )
         with tensor.path.open("rb") as file:
             file.seek(tensor.start)
-            found = list(struct.unpack(f"<{width // 2}f", file.read(tensor.size)))
-        if not all(math.isfinite(one) and one > 0 for one in found):
+            factors = list(struct.unpack(f"<{width // 2}f", file.read(tensor.size)))
+        if not all(math.isfinite(factor) and factor > 0 for factor in factors):
             raise CheckpointError(
                 f"The tensor {ROTARY_FACTORS} is not valid",
                 where=str(tensor.path),
-                got=shortened(str(found)),
+                got=shortened(str(factors)),
                 expected="positive numbers",
             )
-        return found
+        return factors
 
     def refuse(self, word: str, expected: str) -> None:
         """Raise for a property with another value."""

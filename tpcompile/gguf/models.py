@@ -43,29 +43,29 @@ def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:
     """Return the tensors by the names that the model has in transformers."""
     known, told = _architecture(file)
     left_out = range(told.layers(), told.count(BLOCKS))
-    found: dict[str, GgufTensor] = {}
+    tensors: dict[str, GgufTensor] = {}
     for name, tensor in file.tensors.items():
         block = _BLOCK.fullmatch(name)
         if block is not None and int(block[1]) in left_out:
-            found[LEFT_OUT + name] = tensor
+            tensors[LEFT_OUT + name] = tensor
         elif block is not None and block[2] in known.names:
-            own = known.names[block[2]]
-            if own:
-                own = f"model.layers.{int(block[1])}.{own}"
-                found[own] = _converted(known, told, name, block[2], tensor)
+            new_name = known.names[block[2]]
+            if new_name:
+                new_name = f"model.layers.{int(block[1])}.{new_name}"
+                tensors[new_name] = _converted(known, told, name, block[2], tensor)
         elif block is not None and block[2] in STACKS and known.has_experts:
             path = f"model.layers.{int(block[1])}.mlp.experts"
-            for own, one in experts_of(block[2], name, tensor):
-                found[f"{path}.{own}"] = one
+            for new_name, weight in experts_of(block[2], name, tensor):
+                tensors[f"{path}.{new_name}"] = weight
         elif name in _OUTER:
-            found[_OUTER[name]] = _converted(known, told, name, name, tensor)
+            tensors[_OUTER[name]] = _converted(known, told, name, name, tensor)
         elif name != ROTARY_FACTORS or not known.rotary_factors:
             raise CheckpointError(
                 f"The file holds a tensor that the model does not have: {shortened(name)}",
                 where=str(tensor.path),
                 expected="only the tensors of the model",
             )
-    return found
+    return tensors
 
 
 def _converted(
@@ -102,8 +102,8 @@ def configuration(file: GgufFile) -> dict[str, Any]:
         told.refuse("vocab_size", f"{rows}, the rows of the embedding")
     if told.count(BLOCKS) > len(tensors):
         told.refuse(BLOCKS, f"at most one for each of {len(tensors)} tensors")
-    found: dict[str, Any] = {key: told.count(word) for key, word in _COUNTS.items()}
-    found |= {
+    config: dict[str, Any] = {key: told.count(word) for key, word in _COUNTS.items()}
+    config |= {
         "model_type": known.model_type,
         **({"intermediate_size": told.count(FEATURES)} if known.has_dense else {}),
         "num_hidden_layers": told.layers(),
@@ -116,14 +116,14 @@ def configuration(file: GgufFile) -> dict[str, Any]:
         **{key: tensor in tensors for key, tensor in known.told_by.items()},
     }
     width = _width_of_heads(told, known)
-    rope = told.rope(found["max_position_embeddings"], width)
-    found["rope_parameters"] = rope | known.rotation(told, width)
+    rope = told.rope(config["max_position_embeddings"], width)
+    config["rope_parameters"] = rope | known.rotation(told, width)
     if known.heads_have_widths:
-        found["head_dim"] = width
+        config["head_dim"] = width
     ends = told.ends(rows)
-    found["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)
-    found["bos_token_id"] = told.token("bos", rows)
-    return found
+    config["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)
+    config["bos_token_id"] = told.token("bos", rows)
+    return config
 
 
 def _width_of_heads(told: Told, known: Architecture) -> int:

@@ -33,7 +33,7 @@ class OtherMlp:
     @property
     def unsupported(self) -> str:
         """The reason why a program cannot contain this MLP, if no `Activation` matches it."""
-        known = ", ".join(one.name.lower() for one in Activation)
+        known = ", ".join(activation.name.lower() for activation in Activation)
         return (
             f"the MLP's activation is {op_name(self.node)}; programs support only {known}, "
             "torch modules support more"
@@ -43,8 +43,8 @@ class OtherMlp:
 def activations(graph: fx.Graph) -> list[OtherMlp]:
     """Return the MLPs of a graph that are not `tpc.swiglu`, in graph order."""
     calls = [node for node in graph.nodes if node.target in ACTIVATIONS]
-    found = {a.result: a for a in map(_activation, calls) if a is not None}
-    return list(found.values())
+    mlps = {a.result: a for a in map(_activation, calls) if a is not None}
+    return list(mlps.values())
 
 
 def _activation(node: fx.Node) -> OtherMlp | None:
@@ -70,12 +70,12 @@ def _result(node: fx.Node) -> fx.Node | None:
 
 def _sources(*nodes: fx.Node) -> tuple[fx.Node, ...]:
     """Return the values from which elementwise ops compute `nodes`, in the order of `nodes`."""
-    seen: dict[fx.Node, None] = {}
+    visited: dict[fx.Node, None] = {}
     for node in nodes:
         ahead = [node]
         while ahead:
             current = ahead.pop()
-            if current not in seen:
-                seen[current] = None
+            if current not in visited:
+                visited[current] = None
                 ahead += current.all_input_nodes if current.target in ELEMENTWISE else []
-    return tuple(node for node in seen if node.target not in ELEMENTWISE)
+    return tuple(node for node in visited if node.target not in ELEMENTWISE)

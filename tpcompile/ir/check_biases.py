@@ -72,20 +72,20 @@ def computed_weights(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
 
 
 def _not_its_own(names: list[str], weights: list[str], info: GraphInfo) -> RuleError:
-    own = dict(info.biases)
+    owners = dict(info.biases)
     return RuleError(
         "bias-owner",
         f"{', '.join(names)} added to the result of "
         f"{', '.join(weights) or 'an op other than a bias-free linear'}",
-        f"each bias added once, to the result of {', '.join(own[name] for name in names)}",
+        f"each bias added once, to the result of {', '.join(owners[name] for name in names)}",
     )
 
 
 def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
     """Yield each bias that a node adds, with the weight whose result it is added to."""
     if node.target is aten.add.Tensor:
-        one, other = node.args[:2]
-        for value, bias in ((one, other), (other, one)):
+        left, right = node.args[:2]
+        for value, bias in ((left, right), (right, left)):
             if _is_parameter(bias):
                 yield _weight_behind(value), bias
         return
@@ -94,9 +94,9 @@ def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
     bound = arguments_of(node) if names else {}
     for name in names:  # `bias` belongs to `weight`, `k_bias` to `k_weight`
         if bound.get(name) is not None:
-            own = f"{name.removesuffix('bias')}weight"
-            value = bound.get("partial") or (None if own in bound else next(iter(bound.values())))
-            weight = bound[own] if value is None else _weight_behind(value)
+            key = f"{name.removesuffix('bias')}weight"
+            value = bound.get("partial") or (None if key in bound else next(iter(bound.values())))
+            weight = bound[key] if value is None else _weight_behind(value)
             yield weight if _is_parameter(weight) else None, bound[name]
 
 

@@ -80,15 +80,15 @@ def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
     resumed = [node for node in graph.nodes if node.target in STATE_OPS]
     yield from _written_twice(resumed)
     yield from _other_numbers(resumed)
-    kept: set[Any] = set()
+    written: set[Any] = set()
     read: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.target not in CACHE_OPS:
             continue
         place = _place(node)
         if node.target in CACHE_WRITERS:
-            kept.add(place)
-        elif place not in kept:
+            written.add(place)
+        elif place not in written:
             got = f"a read of layer {place[1]} of the cache before any write"
             yield node, RuleError("kv-cache", got, "a write of keys and values before the read")
         elif (other := read.setdefault(place, node)) is not node:
@@ -103,16 +103,16 @@ def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
 
 def _written_twice(writers: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]]:
     """Yield an error for each op that writes a layer of a state twice or out of order."""
-    kept: dict[Any, fx.Node] = {}
+    first_writers: dict[Any, fx.Node] = {}
     last: dict[Any, int] = {}
     for node, place in ((writer, place) for writer in writers for place in _places(writer)):
         cache, layer = place
-        rule, what = ("states", "states") if node.target in STATE_OPS else ("kv-cache", "cache")
-        if (other := kept.setdefault(place, node)) is not node:
-            got = f"layer {layer} of the {what}, which %{other.name} writes too"
-            yield node, RuleError(rule, got, f"one layer of the {what} per {_MIXERS[rule]}")
+        rule, noun = ("states", "states") if node.target in STATE_OPS else ("kv-cache", "cache")
+        if (other := first_writers.setdefault(place, node)) is not node:
+            got = f"layer {layer} of the {noun}, which %{other.name} writes too"
+            yield node, RuleError(rule, got, f"one layer of the {noun} per {_MIXERS[rule]}")
         elif last.setdefault(cache, layer) > layer:
-            got = f"layer {layer} of the {what} after layer {last[cache]}"
+            got = f"layer {layer} of the {noun} after layer {last[cache]}"
             yield node, RuleError(rule, got, "writes in the order of the model's layers")
         else:
             last[cache] = layer
@@ -124,9 +124,9 @@ def _other_numbers(resumed: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]
     The inputs have the same type: only their names, by which steps give them, tell them apart.
     """
     for node in resumed:
-        given = arguments_of(node)
+        arguments = arguments_of(node)
         for name in ("starts", "lengths", "read", "write"):
-            number = given.get(name)
+            number = arguments.get(name)
             if number is None:  # a decode step has one token per sequence
                 continue
             if number.op != "placeholder" or number.name != name:
@@ -154,6 +154,6 @@ def _place(node: fx.Node) -> tuple[Any, int]:
 
 def _places(node: fx.Node) -> Iterator[tuple[Any, int]]:
     """Yield the cache or the states that an op uses, and the layer within them."""
-    found = arguments_of(node)
+    arguments = arguments_of(node)
     for name in STATE_OPS.get(node.target, ("cache",)):
-        yield found[name], found["layer"]
+        yield arguments[name], arguments["layer"]

@@ -39,9 +39,9 @@ def check_ranks(kind: AnyType, ranks: int) -> None:
     """Refuse a layout whose number of ranks differs from `ranks`."""
     for part in kind if isinstance(kind, tuple) else (kind,):
         if isinstance(part, ValueType) and isinstance(part.placement, Shard):
-            found = part.placement.layout.ranks
-            if found != ranks:
-                raise RuleError("ranks", f"{part} on {found} ranks", f"a layout on {ranks} ranks")
+            count = part.placement.layout.ranks
+            if count != ranks:
+                raise RuleError("ranks", f"{part} on {count} ranks", f"a layout on {ranks} ranks")
 
 
 def check_parameter(parameter: Parameter, ranks: int) -> None:
@@ -64,9 +64,9 @@ def check_parameter(parameter: Parameter, ranks: int) -> None:
                 f"shape {shape_of(recipe)} on rank {rank}",
                 f"shape {kind.local_shape(rank)}, from the type {kind}",
             )
-        found = _boxes(pieces(recipe), kind)
+        boxes = _boxes(pieces(recipe), kind)
         wanted = _boxes(_held_by(whole, kind, rank), kind)
-        if found != wanted:
+        if boxes != wanted:
             raise RuleError(
                 "recipe",
                 f"{parameter.describe(rank)} on rank {rank}",
@@ -108,13 +108,13 @@ def check_components(parameter: Parameter, rank: int) -> None:
     kind = parameter.type
     if kind.format is None:
         return
-    own, width = pieces(parameter.shards[rank]), kind.local_shape(rank)[-1]
-    for piece in own:
+    shard_pieces, width = pieces(parameter.shards[rank]), kind.local_shape(rank)[-1]
+    for piece in shard_pieces:
         if len(piece.source[-1]) != 1 or piece.target[-1] != (0, width):
             got = f"{parameter.describe(rank)} on rank {rank}"
             raise RuleError("format", got, "rows of which the columns are one run")
     for part, recipe in parameter.components(rank):
-        wanted = _boxes(tuple(_piece_of(piece, part) for piece in own), kind)
+        wanted = _boxes(tuple(_piece_of(piece, part) for piece in shard_pieces), kind)
         if _boxes(pieces(recipe), kind) != wanted:
             raise RuleError(
                 "components",
@@ -147,17 +147,17 @@ def _held_by(whole: tuple[Piece, ...], kind: ValueType, rank: int) -> tuple[Piec
     return restrict(whole, kind.placement.dim, layout.intervals(rank))
 
 
-def _boxes(found: tuple[Piece, ...], kind: ValueType) -> dict[Any, list[Any]]:
+def _boxes(unjoined: tuple[Piece, ...], kind: ValueType) -> dict[Any, list[Any]]:
     """Group pieces that agree in all dimensions but the sharded one; join adjacent ones."""
     dim = kind.placement.dim if isinstance(kind.placement, Shard) else 0
     joined: dict[Any, list[Any]] = {}
-    for piece in sorted(found, key=lambda p: (p.target[dim], p.tensor)):
-        others = tuple(
+    for piece in sorted(unjoined, key=lambda p: (p.target[dim], p.tensor)):
+        other_dims = tuple(
             (runs, box)
             for d, (runs, box) in enumerate(zip(piece.source, piece.target, strict=True))
             if d != dim
         )
-        indices = joined.setdefault((piece.tensor, others), [])
+        indices = joined.setdefault((piece.tensor, other_dims), [])
         start = piece.target[dim][0]
         for run in piece.source[dim]:
             _append(indices, start, run)
@@ -185,15 +185,15 @@ def check_whole(parameter: Parameter) -> None:
     Only interleaved heads have a different row order, which the type records.
     """
     whole, kind = parameter.whole, parameter.type
-    found = pieces(whole)
+    whole_pieces = pieces(whole)
     try:
-        runs = _runs_of(whole, found, kind)
-        right = concat([_rows_in_order(tensor, found, run) for tensor, run in runs], 0)
+        runs = _runs_of(whole, whole_pieces, kind)
+        ordered = concat([_rows_in_order(tensor, whole_pieces, run) for tensor, run in runs], 0)
     except _DisorderError as disorder:
         raise RuleError("recipe", f"{parameter.describe()}: {disorder}", _IN_ORDER) from disorder
     plain = kind.placed(REPLICATE)
-    if _boxes(found, plain) != _boxes(pieces(right), plain):
-        raise RuleError("recipe", parameter.describe(), f"{describe(right)}: {_IN_ORDER}")
+    if _boxes(whole_pieces, plain) != _boxes(pieces(ordered), plain):
+        raise RuleError("recipe", parameter.describe(), f"{describe(ordered)}: {_IN_ORDER}")
 
 
 _IN_ORDER = "the rows of each tensor once, in checkpoint order or interleaved by head"
@@ -204,7 +204,7 @@ class _DisorderError(Exception):
 
 
 def _runs_of(
-    whole: Recipe, found: tuple[Piece, ...], kind: ValueType
+    whole: Recipe, whole_pieces: tuple[Piece, ...], kind: ValueType
 ) -> list[tuple[Tensor, tuple[int, int] | Run | None]]:
     """Pair the runs of rows of the type's role, if it has one, with the tensors that have them."""
     tensors = {tensor.name: tensor for tensor in tensors_of(whole)}
@@ -213,7 +213,7 @@ def _runs_of(
     runs: tuple[Any, ...] = ()
     if isinstance(kind.role, Interleaved | HeadParts):
         runs = kind.role.runs
-    names = {piece.target[0][0]: piece.tensor for piece in found}
+    names = {piece.target[0][0]: piece.tensor for piece in whole_pieces}
     firsts = list(accumulate((run[0] for run in runs), initial=0))[:-1]
     if not runs or not names.keys() >= set(firsts):
         raise _DisorderError(f"{len(tensors)} tensors for {kind}")
@@ -221,14 +221,14 @@ def _runs_of(
 
 
 def _rows_in_order(
-    tensor: Tensor, found: tuple[Piece, ...], run: tuple[int, int] | Run | None
+    tensor: Tensor, whole_pieces: tuple[Piece, ...], run: tuple[int, int] | Run | None
 ) -> Recipe:
     """Return a recipe of the rows that are read from a tensor, in their correct order."""
     if isinstance(run, Run) and run.of:
         return head_parts(tensor, run)
-    mine = [piece.source[0] for piece in found if piece.tensor == tensor.name]
-    first = min((min(rows[0], rows[-1]) for runs in mine for rows in runs if rows), default=0)
-    count = sum(len(rows) for runs in mine for rows in runs)
+    row_runs = [piece.source[0] for piece in whole_pieces if piece.tensor == tensor.name]
+    first = min((min(rows[0], rows[-1]) for runs in row_runs for rows in runs if rows), default=0)
+    count = sum(len(rows) for runs in row_runs for rows in runs)
     if not 0 < count <= tensor.shape[0] - first:
         raise _DisorderError(f"{count} rows from row {first} of {tensor.name} {list(tensor.shape)}")
     rows = take(tensor, 0, first, first + count)
@@ -301,8 +301,8 @@ def shared_tensors(owners: Mapping[str, Sequence[fx.Node]]) -> Iterator[tuple[fx
 
 
 def _rows_of(name: str, parameter: Parameter) -> list[Interval]:
-    found = [piece for piece in pieces(parameter.whole) if piece.tensor == name]
-    runs = (run for piece in found for run in piece.source[0])
+    tensor_pieces = [piece for piece in pieces(parameter.whole) if piece.tensor == name]
+    runs = (run for piece in tensor_pieces for run in piece.source[0])
     return [
         box
         for run in runs

@@ -57,14 +57,14 @@ class Checker:
         """Return every problem of a graph, and set the types of its nodes."""
         info = info_of(gm)
         problems: list[Problem] = []
-        seen: set[fx.Node] = set()
+        visited: set[fx.Node] = set()
         typed: set[fx.Node] = set()
         for node in gm.graph.nodes:
             operands = node.all_input_nodes
-            seen.add(node)
+            visited.add(node)
             try:
-                if not seen.issuperset(operands) or node in operands:
-                    early = next(n for n in operands if n is node or n not in seen)
+                if not visited.issuperset(operands) or node in operands:
+                    early = next(n for n in operands if n is node or n not in visited)
                     raise RuleError("order", f"a use of %{early.name}", "its definition first")
                 if typed.issuperset(operands):
                     self._visit(node, operands, info)
@@ -75,7 +75,7 @@ class Checker:
                     node.meta["type"] = error.result
         if problems:
             problems = self._with_others(gm.graph, typed, problems)
-        if all(node.op != "output" for node in seen):
+        if all(node.op != "output" for node in visited):
             missing = RuleError("result", "no output", ", ".join(map(str, info.outputs)))
             problems.append(problem_of(next(reversed(gm.graph.nodes)), missing))
         owners = tensor_owners(gm.graph)
@@ -97,7 +97,7 @@ class Checker:
 
         Values with a problem are taken to have the type that the rule names, or that they had.
         """
-        others: dict[Any, list[str]] = {problem.key: [] for problem in problems}
+        names: dict[Any, list[str]] = {problem.key: [] for problem in problems}
         wrong = {problem.node for problem in problems}
         for node in graph.nodes:
             is_known = node in typed or node.name in wrong or node.op != "call_function"
@@ -106,8 +106,8 @@ class Checker:
             try:
                 node.meta["type"] = self.infer(node)
             except RuleError as error:
-                others.get(problem_of(node, error).key, []).append(node.name)
-        return [replace(problem, others=tuple(others.pop(problem.key, ()))) for problem in problems]
+                names.get(problem_of(node, error).key, []).append(node.name)
+        return [replace(problem, others=tuple(names.pop(problem.key, ()))) for problem in problems]
 
     def verify(self, gm: fx.GraphModule) -> None:
         """Raise `VerifyError` with the first problem of a graph, if there is any."""
@@ -176,11 +176,11 @@ class Checker:
                 "give the op a rule in tpcompile/ir/ops, or raise it to an op that has one",
             )
         key = (node.target, _type_key(node.args), *map(_type_key, node.kwargs.items()))
-        found = self._types.get(key)
-        if found is None:
+        inferred = self._types.get(key)
+        if inferred is None:
             kwargs = {name: _typed(arg) for name, arg in node.kwargs.items()}
-            found = self._types[key] = _apply_rule(spec, tuple(map(_typed, node.args)), kwargs)
-        return found
+            inferred = self._types[key] = _apply_rule(spec, tuple(map(_typed, node.args)), kwargs)
+        return inferred
 
 
 def check_graph(gm: fx.GraphModule) -> list[Problem]:
@@ -285,22 +285,22 @@ def _typed(arg: Any) -> Any:
 
 def _check_output(node: fx.Node, info: GraphInfo) -> None:
     outputs = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
-    found = tuple(_typed(output) for output in outputs)
-    if found != info.outputs:
+    output_types = tuple(_typed(output) for output in outputs)
+    if output_types != info.outputs:
         raise RuleError(
             "result",
-            ", ".join(map(str, found)),
+            ", ".join(map(str, output_types)),
             ", ".join(map(str, info.outputs)),
             "every rank must return the whole result",
         )
 
 
-def _check_made_of(node: fx.Node, found: tuple[Tensor, ...]) -> None:
+def _check_made_of(node: fx.Node, tensors: tuple[Tensor, ...]) -> None:
     captured = made_of(node)
-    if found != captured:
+    if tensors != captured:
         raise RuleError(
             "recipe",
-            f"a parameter made of {_tensors(found)}",
+            f"a parameter made of {_tensors(tensors)}",
             f"{_tensors(captured)}, from which it was captured",
         )
 

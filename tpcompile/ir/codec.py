@@ -82,49 +82,49 @@ class Words(Codec):
         return torch.int32
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        found = tuple(
+        extents = tuple(
             self._words(extent) if dim == self.dim else extent for dim, extent in enumerate(shape)
         )
-        return found[::-1] if self.transposed else found
+        return extents[::-1] if self.transposed else extents
 
     def box(self, box: Box) -> Box:
-        found = tuple(
-            slice(one.start // self.each, self._words(one.stop)) if dim == self.dim else one
-            for dim, one in enumerate(box)
+        spans = tuple(
+            slice(span.start // self.each, self._words(span.stop)) if dim == self.dim else span
+            for dim, span in enumerate(box)
         )
-        return found[::-1] if self.transposed else found
+        return spans[::-1] if self.transposed else spans
 
     def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
         wanted = box[self.dim]
         rows = read.T if self.transposed else read
-        found = unpacked(rows.movedim(self.dim, -1), self.bits)
+        integers = unpacked(rows.movedim(self.dim, -1), self.bits)
         if self.order:
             places = torch.tensor(self.order).argsort()
-            found = self._words_of(found)[..., places].flatten(-2)
-        found = found.movedim(-1, self.dim)
-        found = found.narrow(self.dim, wanted.start % self.each, wanted.stop - wanted.start)
-        return self._raised(found) if self.less else found
+            integers = self._words_of(integers)[..., places].flatten(-2)
+        integers = integers.movedim(-1, self.dim)
+        integers = integers.narrow(self.dim, wanted.start % self.each, wanted.stop - wanted.start)
+        return self._raised(integers) if self.less else integers
 
     def encoded(self, whole: torch.Tensor) -> torch.Tensor:
         rows = (whole - self.less).movedim(self.dim, -1)
         if self.order:
             rows = self._words_of(rows)[..., self.order].flatten(-2)
-        found = packed(rows, self.bits).movedim(-1, self.dim)
-        return (found.T if self.transposed else found).contiguous()
+        words = packed(rows, self.bits).movedim(-1, self.dim)
+        return (words.T if self.transposed else words).contiguous()
 
     def _words_of(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.reshape(*rows.shape[:-1], -1, self.each)
 
-    def _raised(self, found: torch.Tensor) -> torch.Tensor:
-        most = torch.iinfo(found.dtype).max - self.less
-        if found.numel() and int(found.max()) > most:
+    def _raised(self, integers: torch.Tensor) -> torch.Tensor:
+        most = torch.iinfo(integers.dtype).max - self.less
+        if integers.numel() and int(integers.max()) > most:
             raise CheckpointError(
                 f"A tensor {self.name} holds an integer that does not fit into int8",
-                got=str(int(found.max()) + self.less),
+                got=str(int(integers.max()) + self.less),
                 expected=f"at most {most + self.less}",
                 hint="The checkpoint may be damaged: download it again",
             )
-        return found + self.less
+        return integers + self.less
 
     @property
     def each(self) -> int:
@@ -175,12 +175,12 @@ class OfRows(Codec):
         return -(-shape[0] // self.rows), *shape[1:]
 
     def box(self, box: Box) -> Box:
-        rows, *others = box
-        return slice(rows.start // self.rows, -(-rows.stop // self.rows)), *others
+        rows, *trailing = box
+        return slice(rows.start // self.rows, -(-rows.stop // self.rows)), *trailing
 
     def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
-        found = read.repeat_interleave(self.rows, 0)
-        return found.narrow(0, box[0].start % self.rows, box[0].stop - box[0].start)
+        repeated = read.repeat_interleave(self.rows, 0)
+        return repeated.narrow(0, box[0].start % self.rows, box[0].stop - box[0].start)
 
     def encoded(self, whole: torch.Tensor) -> torch.Tensor:
         return whole[:: self.rows].contiguous()
@@ -201,7 +201,7 @@ class OfWeight(Codec):
         return (slice(0, 1),) * self.dims
 
     def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
-        return read.reshape(()).expand([one.stop - one.start for one in box])
+        return read.reshape(()).expand([span.stop - span.start for span in box])
 
     def encoded(self, whole: torch.Tensor) -> torch.Tensor:
         return whole.flatten()[:1].reshape(self.shape(())).contiguous()
@@ -258,8 +258,8 @@ class Blocks(Codec):
 
     def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
         columns = box[1]
-        found = self.taken(read.reshape(len(read), -1, self.size)).flatten(1)
-        return found.narrow(1, columns.start % self.each, columns.stop - columns.start)
+        elements = self.taken(read.reshape(len(read), -1, self.size)).flatten(1)
+        return elements.narrow(1, columns.start % self.each, columns.stop - columns.start)
 
     def encoded(self, whole: torch.Tensor) -> torch.Tensor:
         raise UnsupportedError(

@@ -124,10 +124,10 @@ class Format(int):
 
     def __new__(cls, number: int) -> Format:
         """Return the format with this number. Raise ValueError for any other number."""
-        found = super().__new__(cls, number)
+        instance = super().__new__(cls, number)
         if number not in _FLOATS and not _is_grouped(number):
             raise ValueError(f"{number} is not a valid format")
-        return found
+        return instance
 
     @staticmethod
     def of(dtype: torch.dtype) -> Format:
@@ -140,8 +140,8 @@ class Format(int):
         """Return the format of numbers with a scale per `columns` columns, or per row."""
         if not 0 <= columns <= MOST_COLUMNS:
             raise ValueError(f"groups of {columns} columns are too wide")
-        own = scales if isinstance(scales, Scales) else Scales(DType.of(scales))
-        return Format(kind | own << 8 | offsets << 15 | columns << 16)
+        scale = scales if isinstance(scales, Scales) else Scales(DType.of(scales))
+        return Format(kind | scale << 8 | offsets << 15 | columns << 16)
 
     @staticmethod
     def int8(scales: torch.dtype, columns: int = 0, *, offsets: bool = False) -> Format:
@@ -158,10 +158,10 @@ class Format(int):
         """Return the format of this name. Raise ValueError with the expected form."""
         if word in _WORDS:
             return _WORDS[word]
-        found = _WORD.fullmatch(word)
-        if found is None:
+        match = _WORD.fullmatch(word)
+        if match is None:
             raise ValueError(f"{', '.join(_WORDS)} or a format such as int8:64:bf16")
-        kind, columns, scales, offsets, rounds = found.groups()
+        kind, columns, scales, offsets, rounds = match.groups()
         stored = Format.grouped(
             Kind[kind.upper()],
             Scales[scales.upper()],
@@ -244,7 +244,7 @@ class Format(int):
 
     def row_bytes(self, start: int, stop: int) -> int:
         """Return the bytes of these columns of a row, including bytes shared with other columns."""
-        return sum(one.row_bytes(start, stop) for one in self.components)
+        return sum(component.row_bytes(start, stop) for component in self.components)
 
     def decoded(
         self, parts: Mapping[str, torch.Tensor], columns: Interval, dtype: torch.dtype
@@ -257,38 +257,38 @@ class Format(int):
         if self.plain:
             return parts[self.values.suffix].to(dtype)
         numbers = self._numbers(parts, columns).float()
-        others = {
-            one.suffix: _spread(parts[one.suffix], one, columns)
-            for one in self.components
-            if one.suffix in _OF_GROUPS
+        spread = {
+            component.suffix: _spread(parts[component.suffix], component, columns)
+            for component in self.components
+            if component.suffix in _OF_GROUPS
         }
-        scales = others[SCALE]
+        scales = spread[SCALE]
         if self.scales.super:
-            scales = others[SUPER_SCALE] * scales
+            scales = spread[SUPER_SCALE] * scales
         if self.offsets:
-            return ((numbers - others[ZERO_POINT]) * scales).to(dtype)
+            return ((numbers - spread[ZERO_POINT]) * scales).to(dtype)
         if not self.scales.minima:
             return (numbers * scales).to(dtype)
         products = (numbers + (1 << _BITS[self.kind] - 1)) * scales
         if self.scales.super:
-            return (products - others[SUPER_MINIMUM] * others[MINIMUM]).to(dtype)
-        return (products + others[MINIMUM]).to(dtype)
+            return (products - spread[SUPER_MINIMUM] * spread[MINIMUM]).to(dtype)
+        return (products + spread[MINIMUM]).to(dtype)
 
     def _numbers(self, parts: Mapping[str, torch.Tensor], columns: Interval) -> torch.Tensor:
         """Return the numbers of these columns, before they are scaled."""
         if self.kind not in _BITS:
             return parts[self.values.suffix]
         start, stop = columns
-        found, *high = (
-            unpacked(parts[one.suffix], WORD_BITS // one.columns).narrow(
-                -1, start % one.columns, stop - start
+        low, *high = (
+            unpacked(parts[component.suffix], WORD_BITS // component.columns).narrow(
+                -1, start % component.columns, stop - start
             )
-            for one in self.components
-            if one.suffix in (PACKED, HIGH)
+            for component in self.components
+            if component.suffix in (PACKED, HIGH)
         )
         if not high:
-            return found
-        return found + (1 << _LOW_BITS - 1) + (high[0] << _LOW_BITS)
+            return low
+        return low + (1 << _LOW_BITS - 1) + (high[0] << _LOW_BITS)
 
 
 _FLOATS = (DType.F32, DType.BF16, DType.F16)
@@ -299,8 +299,8 @@ _PACKED = Component(PACKED, DType.I32, WORD_BITS // _LOW_BITS)
 _INTEGERS = (Kind.INT8, *_BITS)
 _GROUPED = (*_INTEGERS, Kind.FP8)
 _WORD = re.compile(
-    rf"({'|'.join(one.word for one in _GROUPED)}):({_ROW}|[1-9][0-9]{{0,4}})"
-    rf":({'|'.join(one.word for one in Scales)})(:{_OFFSETS})?(:{_ROUNDS})?"
+    rf"({'|'.join(kind.word for kind in _GROUPED)}):({_ROW}|[1-9][0-9]{{0,4}})"
+    rf":({'|'.join(scales.word for scales in Scales)})(:{_OFFSETS})?(:{_ROUNDS})?"
 )
 
 
@@ -309,10 +309,10 @@ def _is_grouped(number: int) -> bool:
     kind, scales, columns = number & 255, number >> 8 & 63, number >> 16
     if kind not in _GROUPED or scales not in tuple(Scales) or not 0 <= columns <= MOST_COLUMNS:
         return False
-    own, offsets = Scales(scales), number >> 15 & 1
-    if kind not in _INTEGERS and (own.super or offsets or number & _ROUNDS_BIT):
+    scale, offsets = Scales(scales), number >> 15 & 1
+    if kind not in _INTEGERS and (scale.super or offsets or number & _ROUNDS_BIT):
         return False
-    if (own.super and (not columns or _SUPER % columns)) or (own.minima and kind not in _BITS):
+    if (scale.super and (not columns or _SUPER % columns)) or (scale.minima and kind not in _BITS):
         return False
     return not offsets or scales in _FLOATS
 
@@ -320,30 +320,30 @@ def _is_grouped(number: int) -> bool:
 def _spread(part: torch.Tensor, component: Component, columns: Interval) -> torch.Tensor:
     """Return the number of each column, in fp32, of a component with one per group."""
     start, stop = columns
-    each = component.columns or stop
-    places = torch.arange(start, stop, device=part.device) // each - start // each
+    width = component.columns or stop
+    places = torch.arange(start, stop, device=part.device) // width - start // width
     return part.float()[..., places]
 
 
 @cache
-def _components(one: Format) -> tuple[Component, ...]:
-    kind, columns = one.kind, one.columns
-    found = [_PACKED if kind in _BITS else Component("", DType(kind))]
-    more = _BITS.get(kind, _LOW_BITS) - _LOW_BITS
-    if more:
-        found.append(Component(HIGH, DType.I32, WORD_BITS // more))
-    if not one >> 8 & 63:
-        return tuple(found)
-    scales = one.scales
+def _components(stored: Format) -> tuple[Component, ...]:
+    kind, columns = stored.kind, stored.columns
+    components = [_PACKED if kind in _BITS else Component("", DType(kind))]
+    high_bits = _BITS.get(kind, _LOW_BITS) - _LOW_BITS
+    if high_bits:
+        components.append(Component(HIGH, DType.I32, WORD_BITS // high_bits))
+    if not stored >> 8 & 63:
+        return tuple(components)
+    scales = stored.scales
     names = (SCALE, MINIMUM) if scales.minima else (SCALE,)
     dtype = DType.I8 if scales.super else DType.F16 if scales.minima else DType(scales)
-    found += [Component(name, dtype, columns) for name in names]
+    components += [Component(name, dtype, columns) for name in names]
     if scales.super:
         supers = (SUPER_SCALE, SUPER_MINIMUM)[: len(names)]
-        found += [Component(name, DType.F16, _SUPER) for name in supers]
-    if one.offsets:
-        found.append(Component(ZERO_POINT, DType.I8, columns))
-    return tuple(found)
+        components += [Component(name, DType.F16, _SUPER) for name in supers]
+    if stored.offsets:
+        components.append(Component(ZERO_POINT, DType.I8, columns))
+    return tuple(components)
 
 
 @cache
@@ -353,6 +353,6 @@ def _plain(dtype: DType) -> Format:
 
 FLOATS = tuple(map(_plain, _FLOATS))
 """The formats of weights that are stored as their values."""
-FLOAT_DTYPES = tuple(one.torch for one in _FLOATS)
+FLOAT_DTYPES = tuple(dtype.torch for dtype in _FLOATS)
 """Their dtypes."""
-_WORDS = {str(one): one for one in FLOATS}
+_WORDS = {str(stored): stored for stored in FLOATS}

@@ -54,7 +54,7 @@ def loaded_rows(rows: torch.Tensor) -> torch.Tensor:
     """Return the values of rows: as they are, or in fp32 the products of integers and scale."""
     if not is_rounded(rows):
         return rows
-    parts = {one.suffix: one.dtype for one in ROUNDED.components}
+    parts = {component.suffix: component.dtype for component in ROUNDED.components}
     width = rows.shape[-1] - parts[SCALE].itemsize
     scales = rows[..., width:].contiguous().view(parts[SCALE].torch)
     return rows[..., :width] * scales

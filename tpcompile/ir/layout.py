@@ -101,12 +101,12 @@ class FusedLayout:
         return sum(segment.extent(rank) for segment in self.segments)
 
     def intervals(self, rank: int) -> tuple[Interval, ...]:
-        found: list[Interval] = []
+        intervals: list[Interval] = []
         offset = 0
         for segment in self.segments:
-            found += [(offset + a, offset + b) for a, b in segment.intervals(rank)]
+            intervals += [(offset + a, offset + b) for a, b in segment.intervals(rank)]
             offset += segment.size
-        return tuple(found)
+        return tuple(intervals)
 
     def refusal(self) -> str | None:
         if len({segment.ranks for segment in self.segments}) != 1:

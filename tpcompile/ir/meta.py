@@ -72,13 +72,13 @@ OUTPUTS = ("logits", "tokens")
 
 def operand(node: fx.Node, index: int = 0) -> fx.Node:
     """Return the node at an argument position; for the output node, its first result."""
-    found = node.args[index]
-    if node.op == "output" and isinstance(found, tuple | list):
-        found = found[0]
-    assert isinstance(found, fx.Node), (
-        f"argument {index} of %{node.name} must be a node, got {found}"
+    argument = node.args[index]
+    if node.op == "output" and isinstance(argument, tuple | list):
+        argument = argument[0]
+    assert isinstance(argument, fx.Node), (
+        f"argument {index} of %{node.name} must be a node, got {argument}"
     )
-    return found
+    return argument
 
 
 def type_of(node: fx.Node) -> AnyType:
@@ -140,8 +140,8 @@ def set_parameter(node: fx.Node, parameter: Parameter) -> None:
 
 def made_of(node: fx.Node) -> tuple[Tensor, ...]:
     """Return the checkpoint tensors from which a parameter was captured, in order."""
-    found: tuple[Tensor, ...] = node.meta["made_of"]
-    return found
+    tensors: tuple[Tensor, ...] = node.meta["made_of"]
+    return tensors
 
 
 def new_parameter(

@@ -20,14 +20,14 @@ class StageModule(fx.GraphModule):
 
     def recompile(self) -> Any:
         """Discard the Python code of the previous graph."""
-        own = type(self)  # torch gives every instance a class of its own
-        if "forward" in vars(own):
-            del own.forward
+        instance_class = type(self)  # torch gives every instance a class of its own
+        if "forward" in vars(instance_class):
+            del instance_class.forward
 
     def forward(self, *inputs: Any) -> Any:
         """Generate the Python code, which replaces this method, and call it."""
-        given = any(isinstance(x, torch.Tensor) and not x.is_meta for x in inputs)
-        if given and any(parameter.is_meta for parameter in self.parameters()):
+        has_data = any(isinstance(x, torch.Tensor) and not x.is_meta for x in inputs)
+        if has_data and any(parameter.is_meta for parameter in self.parameters()):
             raise UsageError(
                 "The parameters of a graph have shapes but no data",
                 hint="Run a stage with Stage.run, or set the parameters of the module first",

@@ -94,8 +94,8 @@ def name_values(graph: fx.Graph, known: Collection[fx.Node] = ()) -> None:
 
 def _role(node: fx.Node) -> str:
     rule = _RULES.get(node.target)
-    found = rule(node) if rule is not None else ""
-    return found if is_name(found) else base_name(node)
+    name = rule(node) if rule is not None else ""
+    return name if is_name(name) else base_name(node)
 
 
 def _then(suffix: str) -> _Rule:
@@ -113,13 +113,13 @@ def _norm(node: fx.Node, weight: int = 1) -> str:
 
 
 def _normed(weight: fx.Node) -> str:
-    own = _NORM.sub("", short_name(weight).removesuffix("_weight"))
-    return f"{own}_normed" if own else "normed"
+    prefix = _NORM.sub("", short_name(weight).removesuffix("_weight"))
+    return f"{prefix}_normed" if prefix else "normed"
 
 
 def _scaled(node: fx.Node) -> str:
     """Name the last product of a norm that is not one op yet, by its weight."""
-    weights = [own for own in map(_scale_of, node.args) if _is_norm_weight(own)]
+    weights = [weight for weight in map(_scale_of, node.args) if _is_norm_weight(weight)]
     return _normed(weights[0]) if weights else ""
 
 

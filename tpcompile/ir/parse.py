@@ -17,30 +17,30 @@ def parse_graph(text: str, *, check: bool = True) -> fx.GraphModule:
 
     With `check=False`, an invalid graph is returned too, for inspection.
     """
-    found = read_graph(text)
+    parsed = read_graph(text)
     if check:
-        verify_text(found)
-    return found.graph
+        verify_text(parsed)
+    return parsed.graph
 
 
-def text_problems(found: GraphText) -> list[Problem]:
+def text_problems(parsed: GraphText) -> list[Problem]:
     """Check a graph, and that the types in its text are those of its values."""
-    problems = Checker().check(found.graph)
+    problems = Checker().check(parsed.graph)
     wrong = {problem.node for problem in problems}
-    for node in found.graph.graph.nodes:
-        written = found.types.get(node.name)
+    for node in parsed.graph.graph.nodes:
+        written = parsed.types.get(node.name)
         if written is not None and node.name not in wrong and node.meta["type"] != written:
             got, right = format_type(written), format_type(node.meta["type"])
             line = format_node(node)
             hint = "correct the type in the text, or the operands"
             problems.append(Problem(node.name, "", "type", got, right, hint, line))
-    problems.sort(key=lambda problem: found.lines.get(problem.node, 0))
-    return [replace(p, source=f"line {found.lines.get(p.node, 0)}") for p in problems]
+    problems.sort(key=lambda problem: parsed.lines.get(problem.node, 0))
+    return [replace(p, source=f"line {parsed.lines.get(p.node, 0)}") for p in problems]
 
 
-def verify_text(found: GraphText) -> None:
+def verify_text(parsed: GraphText) -> None:
     """Raise `VerifyError` with the first problem of a graph, if there is any."""
-    problems = text_problems(found)
+    problems = text_problems(parsed)
     if problems:
         first = problems[0]
         raise VerifyError(

@@ -65,7 +65,7 @@ def pieces(recipe: Recipe) -> tuple[Piece, ...]:
 
 def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) -> tuple[Piece, ...]:
     """Return the pieces of a value restricted to these intervals of one dimension."""
-    found = []
+    restricted = []
     offset = 0
     for start, stop in intervals:
         for piece in whole:
@@ -79,19 +79,19 @@ def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) ->
                     with_item(piece.source, dim, runs),
                     with_item(piece.target, dim, (first - start + offset, last - start + offset)),
                 )
-                found.append(cut)
+                restricted.append(cut)
         offset += stop - start
-    return tuple(found)
+    return tuple(restricted)
 
 
 def evaluate(recipe: Recipe, read: Read, into: torch.Tensor | None = None) -> torch.Tensor:
     """Evaluate a recipe to a tensor that owns its memory, or to `into`, which must be zero."""
     if into is not None:
         whole = pieces(recipe)
-        each = max(1, _ROWS // max(1, math.prod(into.shape[1:-1])))
-        for start in range(0, len(into), each):
-            rows = into[start : start + each]
-            for piece in restrict(whole, 0, ((start, start + each),)):
+        block_rows = max(1, _ROWS // max(1, math.prod(into.shape[1:-1])))
+        for start in range(0, len(into), block_rows):
+            rows = into[start : start + block_rows]
+            for piece in restrict(whole, 0, ((start, start + block_rows),)):
                 rows[tuple(slice(*box) for box in piece.target)] = _read(piece, read).detach()
         return into
     parts = [(piece, _read(piece, read)) for piece in pieces(recipe)]
@@ -102,8 +102,8 @@ def evaluate(recipe: Recipe, read: Read, into: torch.Tensor | None = None) -> to
         return nothing.new_zeros(shape)
     if len(parts) == 1 and tuple(parts[0][1].shape) == shape:
         value = parts[0][1].contiguous()
-        own = value.untyped_storage().nbytes() == value.nbytes and value._base is None
-        return value if own else value.clone()
+        owns_memory = value.untyped_storage().nbytes() == value.nbytes and value._base is None
+        return value if owns_memory else value.clone()
     result = parts[0][1].new_zeros(shape)
     for piece, value in parts:
         result[tuple(slice(*box) for box in piece.target)] = value
@@ -118,7 +118,7 @@ def unshard(
     Shards are consumed only until the tensor is complete.
     """
     result: torch.Tensor | None = None
-    seen = torch.zeros(shape, dtype=torch.bool)
+    written = torch.zeros(shape, dtype=torch.bool)
     for recipe, value in shards:
         if result is None:
             result = value.new_empty(shape)
@@ -126,8 +126,8 @@ def unshard(
             if piece.tensor == name:
                 for source, target in _boxes(piece):
                     result[source] = value[target]
-                    seen[source] = True
-        if bool(seen.all()):
+                    written[source] = True
+        if bool(written.all()):
             return result
     raise ValueError(f"the ranks do not hold all of {name}")
 
@@ -166,13 +166,13 @@ def _moved(piece: Piece, dim: int, offset: int) -> Piece:
 
 def _cut(runs: Runs, start: int, stop: int) -> Runs:
     """Return positions `start` to `stop` of the indices in `runs`."""
-    found = []
+    parts = []
     for run in runs:
         part = run[max(start, 0) : max(stop, 0)]
         if len(part):
-            found.append(part)
+            parts.append(part)
         start, stop = start - len(run), stop - len(run)
-    return tuple(found)
+    return tuple(parts)
 
 
 def _permuted(recipe: Permute) -> tuple[Piece, ...]:
@@ -193,22 +193,22 @@ def _permuted(recipe: Permute) -> tuple[Piece, ...]:
 
 def _runs(indices: list[int]) -> Runs:
     """Group indices into ranges with a step: 0, 8, 1, 9 become range(0, 9, 8), range(1, 10, 8)."""
-    found: list[range] = []
+    runs: list[range] = []
     for index in indices:
-        last = found[-1] if found else range(0)
+        last = runs[-1] if runs else range(0)
         step = index - last[-1] if last else 0
         if step > 0 and (len(last) == 1 or step == last.step):
-            found[-1] = range(last[0], index + 1, step)
+            runs[-1] = range(last[0], index + 1, step)
         else:
-            found.append(range(index, index + 1))
-    return tuple(found)
+            runs.append(range(index, index + 1))
+    return tuple(runs)
 
 
-def _joined(found: Iterable[Piece], dim: int) -> tuple[Piece, ...]:
+def _joined(unjoined: Iterable[Piece], dim: int) -> tuple[Piece, ...]:
     """Join pieces that are adjacent along `dim` and agree in all other dimensions."""
     last: dict[Any, Piece] = {}
     done: list[Piece] = []
-    for piece in found:
+    for piece in unjoined:
         key = (piece.tensor, with_item(piece.source, dim, ()), with_item(piece.target, dim, (0, 0)))
         before = last.get(key)
         if before and before.target[dim][1] == piece.target[dim][0]:
@@ -238,7 +238,7 @@ def _read(piece: Piece, read: Read) -> torch.Tensor:
     for dim, runs in enumerate(piece.source):
         if _scattered(runs):
             held = [i for start, stop in spans[dim] for i in range(start, stop)]
-            place = {index: at for at, index in enumerate(held)}
+            place = {index: position for position, index in enumerate(held)}
             wanted = [place[i] for run in runs for i in run]
             if wanted != list(range(len(held))):
                 value = value.index_select(dim, torch.tensor(wanted))

@@ -148,8 +148,8 @@ def _expected_most(held: Sequence[int], chosen: int) -> float:
     def at_most(limit: int) -> int:
         """Return the number of choices of which no rank holds more than `limit`."""
         total = [1] + [0] * chosen  # by the number of experts chosen so far
-        for own in held:
-            terms = [math.comb(own, taken) for taken in range(limit + 1)]
+        for count in held:
+            terms = [math.comb(count, taken) for taken in range(limit + 1)]
             total = [
                 sum(total[k - taken] * terms[taken] for taken in range(min(k, limit) + 1))
                 for k in range(chosen + 1)

@@ -48,13 +48,13 @@ class Problem:
     def __str__(self) -> str:
         hint = f" {self.hint[0].upper()}{self.hint[1:]}." if self.hint else ""
         place = f" ({self.source})" if self.source else ""
-        said = (
+        message = (
             f"%{self.node}{place} breaks the rule {self.rule}: found {self.got}; "
             f"expected {self.expected}.{hint}"
         )
         nodes = (self.node, *self.others)
         places = (f"{len(nodes)} nodes break this rule: {_listed(nodes)}",) if self.others else ()
-        return "\n    ".join((said, *self.details, self.line, *places))
+        return "\n    ".join((message, *self.details, self.line, *places))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -84,6 +84,6 @@ def merged(problems: Iterable[Problem]) -> list[Problem]:
     for problem in problems:
         first = groups.setdefault(problem.key, problem)
         if first is not problem:
-            others = dict.fromkeys((*first.others, problem.node, *problem.others))
-            groups[first.key] = replace(first, others=tuple(others))
+            names = dict.fromkeys((*first.others, problem.node, *problem.others))
+            groups[first.key] = replace(first, others=tuple(names))
     return list(groups.values())

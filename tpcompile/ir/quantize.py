@@ -30,14 +30,14 @@ def quantized(weight: torch.Tensor, stored: Format) -> dict[str, torch.Tensor]:
     """
     values, scales = stored.components
     rows, columns = weight.shape
-    each = scales.columns or columns
-    groups = weight.float().reshape(-1, each).t().contiguous()
+    width = scales.columns or columns
+    groups = weight.float().reshape(-1, width).t().contiguous()
     chosen = _scales(groups, stored.kind, scales.dtype.torch)
     integers = _integers(groups, chosen.float(), stored.kind).to(torch.int8)
-    found = integers.t().reshape(rows, columns)
+    numbers = integers.t().reshape(rows, columns)
     return {
-        values.suffix: packed(found, 4) if stored.kind == Kind.INT4 else found,
-        scales.suffix: chosen.reshape(rows, columns // each),
+        values.suffix: packed(numbers, 4) if stored.kind == Kind.INT4 else numbers,
+        scales.suffix: chosen.reshape(rows, columns // width),
     }
 
 
@@ -58,8 +58,8 @@ def rounded(x: torch.Tensor, stored: Format, first: int = 0) -> torch.Tensor:
     padded = functional.pad(x.float(), padding)
     blocks = padded.reshape(*x.shape[:-1], padded.shape[-1] // stored.block, stored.block)
     integers, scales = integers_of(blocks)
-    found = integers * scales
-    return found.reshape(padded.shape)[..., skipped : skipped + width]
+    values = integers * scales
+    return values.reshape(padded.shape)[..., skipped : skipped + width]
 
 
 def integers_of(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,11 +81,11 @@ def _scales(groups: torch.Tensor, kind: Kind, dtype: torch.dtype) -> torch.Tenso
     if kind == Kind.INT4:
         most = torch.where(high > -low, -most, most)
     tried = [_usable((most / steps).to(dtype)) for steps in _STEPS[kind]]
-    best, *others = tried
-    if not others:
+    best, *candidates = tried
+    if not candidates:
         return best
     least = _error(groups, best, kind)
-    for scales in others:
+    for scales in candidates:
         error = _error(groups, scales, kind)
         best = torch.where(error < least, scales, best)
         least = torch.minimum(error, least)

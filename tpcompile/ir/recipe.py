@@ -149,8 +149,8 @@ def first_column(recipe: Recipe) -> int:
         case Slice(source):
             return first_column(source)
         case Concat(sources, dim) if dim != last:
-            first, *others = {first_column(source) for source in sources}
-            if not others:
+            first, *conflicting = {first_column(source) for source in sources}
+            if not conflicting:
                 return first
         case Permute(source, dim) | Pad(source, dim) if dim != last:
             return first_column(source)
@@ -224,12 +224,12 @@ def with_item(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:
 
 
 def _take_concat(sources: tuple[Recipe, ...], dim: int, start: int, stop: int) -> Recipe:
-    kept = []
+    parts = []
     offset = 0
     for source in sources:
         extent = shape_of(source)[dim]
         low, high = max(start - offset, 0), min(stop - offset, extent)
         if low < high:
-            kept.append(take(source, dim, low, high))
+            parts.append(take(source, dim, low, high))
         offset += extent
-    return concat(kept, dim)
+    return concat(parts, dim)

@@ -18,8 +18,8 @@ class Refusal(NamedTuple):
     """The pass, once it has run."""
 
     def __str__(self) -> str:
-        said = self.reason if self.reason.startswith("%") else f"it: {self.reason}"
-        return f"{self.by or 'a pass'} refused {said}"
+        subject = self.reason if self.reason.startswith("%") else f"it: {self.reason}"
+        return f"{self.by or 'a pass'} refused {subject}"
 
 
 def keep_refusal(node: fx.Node, depth: int, reason: str) -> None:
@@ -33,15 +33,15 @@ def pass_refusals_on(old: fx.Node, new: fx.Node) -> None:
         new.meta[_REFUSALS] = (*refusals_of(old), *refusals_of(new))
 
 
-def name_refusals(graph: fx.Graph, by: str) -> None:
+def name_refusals(graph: fx.Graph, pass_name: str) -> None:
     """Record the pass that has refused nodes since the last pass."""
     for node in graph.nodes:
         known = refusals_of(node)
         if not all(refusal.by for refusal in known):
-            node.meta[_REFUSALS] = tuple(r if r.by else r._replace(by=by) for r in known)
+            node.meta[_REFUSALS] = tuple(r if r.by else r._replace(by=pass_name) for r in known)
 
 
 def refusals_of(node: fx.Node) -> tuple[Refusal, ...]:
     """Return the refusals of a node."""
-    found: tuple[Refusal, ...] = node.meta.get(_REFUSALS, ())
-    return found
+    refusals: tuple[Refusal, ...] = node.meta.get(_REFUSALS, ())
+    return refusals

@@ -113,8 +113,10 @@ def joined_roles(parts: Sequence[tuple[int, Role | None]]) -> Interleaved | Head
     if all(role is None for _, role in parts):
         return None
     if any(isinstance(role, HeadParts) for _, role in parts):
-        own = (role.runs if isinstance(role, HeadParts) else (Run(rows),) for rows, role in parts)
-        return HeadParts(tuple(run for runs in own for run in runs))
+        part_runs = (
+            role.runs if isinstance(role, HeadParts) else (Run(rows),) for rows, role in parts
+        )
+        return HeadParts(tuple(run for runs in part_runs for run in runs))
     runs: list[tuple[int, int]] = []
     for rows, role in parts:
         runs += role.runs if isinstance(role, Interleaved) else [(rows, 0)]

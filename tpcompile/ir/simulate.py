@@ -51,26 +51,27 @@ def _values(parameter: Parameter, rank: int, read: Read, dtype: torch.dtype) -> 
     if kind.format is None:
         return evaluate(parameter.shards[rank], read).to(dtype)
     parts = {
-        one.suffix: evaluate(own, read).flatten(0, -2) for one, own in parameter.components(rank)
+        component.suffix: evaluate(recipe, read).flatten(0, -2)
+        for component, recipe in parameter.components(rank)
     }
     columns, shape = kind.columns(rank), shape_of(parameter.shards[rank])
-    found = torch.empty((math.prod(shape[:-1]), shape[-1]), dtype=dtype)
-    for start in range(0, len(found), _DECODED_ROWS):
+    decoded = torch.empty((math.prod(shape[:-1]), shape[-1]), dtype=dtype)
+    for start in range(0, len(decoded), _DECODED_ROWS):
         block = slice(start, start + _DECODED_ROWS)
-        some = {suffix: part[block] for suffix, part in parts.items()}
-        found[block] = kind.format.decoded(some, columns, dtype)
-    return found.view(shape)
+        block_parts = {suffix: part[block] for suffix, part in parts.items()}
+        decoded[block] = kind.format.decoded(block_parts, columns, dtype)
+    return decoded.view(shape)
 
 
 def components(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:
     """Return each rank's components of the weights in a format, by the names that ranks use."""
-    found: dict[str, list[torch.Tensor]] = {}
+    tensors: dict[str, list[torch.Tensor]] = {}
     for node in parameters(gm.graph):
         parameter = parameter_of(node)
         for rank in range(info_of(gm).tp if parameter.type.format is not None else 0):
-            for part, own in parameter.components(rank):
-                found.setdefault(f"{node.target}{part.suffix}", []).append(evaluate(own, read))
-    return found
+            for part, recipe in parameter.components(rank):
+                tensors.setdefault(f"{node.target}{part.suffix}", []).append(evaluate(recipe, read))
+    return tensors
 
 
 def whole_value(tensor: Tensor, read: Read, dtype: torch.dtype) -> torch.Tensor:
@@ -94,7 +95,7 @@ def run_ranks(
     values: Values = {}
     for node in gm.graph.nodes:
         if node.op == "placeholder":
-            values[node] = [own[node.name] for own in dealt]
+            values[node] = [local_inputs[node.name] for local_inputs in dealt]
         elif node.op == "get_attr":
             values[node] = list(weights[node.target])
         elif node.op == "output":
@@ -148,8 +149,8 @@ def rank_inputs(
     which are filled with NaN.
     """
     ranks = range(info_of(gm).tp)
-    keeps = next((node for node in gm.graph.nodes if node.target in CACHE_WRITERS), None)
-    bound = arguments_of(keeps) if keeps else {}
+    writer = next((node for node in gm.graph.nodes if node.target in CACHE_WRITERS), None)
+    bound = arguments_of(writer) if writer else {}
     if not bound or bound["cache"].op != "placeholder":
         return [dict(inputs) for _ in ranks]
     block, kind = bound["block"], value_type(bound["cache"])
@@ -165,9 +166,9 @@ def rank_inputs(
     count = sum(held) * block
     dealt = [{**inputs, **placed, "cache": empty_cache(kind, rank, count)} for rank in ranks]
     states = [node for node in gm.graph.nodes if node.op == "placeholder" and _holds_states(node)]
-    for rank, own in enumerate(dealt if states else ()):
-        own["read"] = own["write"] = torch.arange(len(held))
-        own.update({n.name: empty_states(value_type(n), rank, len(held)) for n in states})
+    for rank, local_inputs in enumerate(dealt if states else ()):
+        local_inputs["read"] = local_inputs["write"] = torch.arange(len(held))
+        local_inputs.update({n.name: empty_states(value_type(n), rank, len(held)) for n in states})
     return dealt
 
 
@@ -185,8 +186,8 @@ def empty_cache(kind: ValueType, rank: int, slots: int) -> torch.Tensor:
     """Return a rank's KV cache, filled with NaN."""
     shape = [slots if isinstance(extent, str) else extent for extent in kind.local_shape(rank)]
     shape[-1], dtype = row_in_memory(shape[-1], kind.dtype, kind.format)
-    found = torch.empty(shape, dtype=dtype)
-    return found.fill_(nan_element(found))
+    cache = torch.empty(shape, dtype=dtype)
+    return cache.fill_(nan_element(cache))
 
 
 def _call(
@@ -199,9 +200,9 @@ def _call(
     spec = spec_of(node)
     assert spec is not None, node
     if spec.across is not None:
-        source, *others = (arg for arg in arguments_of(node).values() if isinstance(arg, fx.Node))
-        given = [values[other] for other in others]
-        return list(spec.across(values[source], type_of(source), type_of(node), *given))
+        source, *operands = (arg for arg in arguments_of(node).values() if isinstance(arg, fx.Node))
+        operand_values = [values[argument] for argument in operands]
+        return list(spec.across(values[source], type_of(source), type_of(node), *operand_values))
     results = []
     for rank in range(ranks):
         args = [_local(arg, values, rank) for arg in node.args]

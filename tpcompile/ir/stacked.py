@@ -29,10 +29,10 @@ class StackedLinear(NamedTuple):
 
 def linears_of(name: str, shape: Sequence[int]) -> Iterator[StackedLinear]:
     """Yield the linears of the experts of a stacked weight; other weights have none."""
-    path, _, own = name.rpartition(".")
+    path, _, leaf = name.rpartition(".")
     if len(shape) != 3 or path.rpartition(".")[2] != _EXPERTS:
         return
-    linears = _LINEARS.get(own, ())
+    linears = _LINEARS.get(leaf, ())
     rows = shape[1] // max(1, len(linears))
     for place, linear in enumerate(linears):
         first = place * rows
@@ -68,8 +68,8 @@ def parts_of(
     suffix = component.suffix if component else ""
     last = stored or _WEIGHT + suffix
     return [
-        StackedPart(f"{one.module}.{last}", one.expert, one.rows)
-        for one in linears_of(tensor.name.removesuffix(suffix), tensor.shape)
+        StackedPart(f"{linear.module}.{last}", linear.expert, linear.rows)
+        for linear in linears_of(tensor.name.removesuffix(suffix), tensor.shape)
     ]
 
 

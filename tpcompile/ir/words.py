@@ -27,8 +27,8 @@ def packed(integers: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the words of each row of integers, which are in int8."""
     left_over = -integers.shape[-1] % (WORD_BITS // bits)
     octets = pad(integers.contiguous().view(torch.uint8) + (1 << bits - 1), (0, left_over))
-    each = 8 // bits
-    parts = (octets[..., part::each] << part * bits for part in range(each))
+    per_octet = 8 // bits
+    parts = (octets[..., part::per_octet] << part * bits for part in range(per_octet))
     return _viewed(reduce(torch.bitwise_or, parts), torch.int32)
 
 

@@ -63,27 +63,27 @@ class CacheKv:
         if self.block < 1:
             raise UsageError(f"block must be at least 1 token, got {self.block}")
         stored = kv_format(self.kv)
-        found = calls(gm, ATTENTION)
-        if not found:
+        attentions = calls(gm, ATTENTION)
+        if not attentions:
             return Report()
-        cache = _cache_type(found, self.block, stored)
-        inputs = _new_inputs(gm.graph, cache, value_type(found[0]).shape[0])
-        for layer, node in enumerate(found):
+        cache = _cache_type(attentions, self.block, stored)
+        inputs = _new_inputs(gm.graph, cache, value_type(attentions[0]).shape[0])
+        for layer, node in enumerate(attentions):
             bound = {**arguments_of(node), **inputs, "layer": layer, "block": self.block}
             with gm.graph.inserting_before(node):
                 new = insert_bound(node, PAGED_ATTENTION, bound)
             replace(node, new)
             gm.graph.erase_node(node)
-        return Report(matches=len(found))
+        return Report(matches=len(attentions))
 
 
-def _cache_type(found: list[fx.Node], block: int, stored: Format | None) -> ValueType:
+def _cache_type(attentions: list[fx.Node], block: int, stored: Format | None) -> ValueType:
     """Return the type of the cache; it serves all layers, so their keys must have one type."""
-    kinds = list(dict.fromkeys(value_type(operand(node, 1)) for node in found))
-    odd = next((node for node in found if value_type(operand(node, 1)) != kinds[0]), None)
+    kinds = list(dict.fromkeys(value_type(operand(node, 1)) for node in attentions))
+    odd = next((node for node in attentions if value_type(operand(node, 1)) != kinds[0]), None)
     if odd is not None:
         raise PassError(
-            f"The keys of %{odd.name} must have the type of the keys of %{found[0].name}",
+            f"The keys of %{odd.name} must have the type of the keys of %{attentions[0].name}",
             where=str(origin_of(odd)),
             got=str(value_type(operand(odd, 1))),
             expected=str(kinds[0]),
@@ -92,13 +92,13 @@ def _cache_type(found: list[fx.Node], block: int, stored: Format | None) -> Valu
     by_token = isinstance(kind.placement, Shard) and isinstance(kind.placement.layout, TokenLayout)
     if kind.dims != 3 or by_token or isinstance(kind.placement, Partial):
         raise PassError(
-            f"The keys of %{found[0].name} cannot be cached",
-            where=str(origin_of(found[0])),
+            f"The keys of %{attentions[0].name} cannot be cached",
+            where=str(origin_of(attentions[0])),
             got=str(kind),
             expected="k[T, kv_heads, width], replicated or sharded by head",
             hint="Put cache-kv after raise-attention and the sharding passes",
         )
-    shape = (len(found), 2, "C", *kind.shape[1:])
+    shape = (len(attentions), 2, "C", *kind.shape[1:])
     cache = ValueType(shape, kind.dtype, role=CacheOf(block), format=stored)
     layout = kind.layout_of(1)
     return cache if layout is None else cache.sharded(HEADS, layout)
@@ -112,12 +112,12 @@ def _new_inputs(graph: fx.Graph, cache: ValueType, tokens: Dim) -> dict[str, fx.
         "lengths": ValueType(("N",), torch.long),
         CACHE: cache,
     }
-    made = {}
+    inputs = {}
     with graph.inserting_after(last):
         for name, kind in reversed(kinds.items()):
-            made[name] = graph.placeholder(name)
-            made[name].meta |= {"type": kind, "origin": origin_of(last)}
-    return made
+            inputs[name] = graph.placeholder(name)
+            inputs[name].meta |= {"type": kind, "origin": origin_of(last)}
+    return inputs
 
 
 def stored_format(gm: fx.GraphModule) -> Format | None:

@@ -112,8 +112,8 @@ def _without_batch(node: fx.Node) -> None:
     """Rewrite the node's arguments and type for operands that have lost dimension 0."""
     spec = SPECS[node.target]
     args: list[Any] = []
-    given: tuple[Any, ...] = node.args
-    for name, arg in zip(spec.argument_names, given, strict=False):
+    old_args: tuple[Any, ...] = node.args
+    for name, arg in zip(spec.argument_names, old_args, strict=False):
         if name in _SHIFTED:
             args.append(
                 [_shift(node, d) for d in arg]

@@ -61,17 +61,17 @@ def _fuse(graph: fx.Graph, norm: fx.Node, order: dict[fx.Node, int]) -> None:
     with graph.inserting_before(norm):
         fused = insert(norm, ADD_RMS_NORM, x, residual, *scale)
         normed = insert_item(norm, fused, 0, "normed")
-        kept = insert_item(norm, fused, 1, "residual")
+        new_total = insert_item(norm, fused, 1, "residual")
     replace(norm, normed)
-    replace(total, kept)
-    order.update({normed: order[norm], kept: order[norm], fused: order[norm]})
+    replace(total, new_total)
+    order.update({normed: order[norm], new_total: order[norm], fused: order[norm]})
 
 
 def _terms(added: fx.Node, kind: ValueType) -> tuple[fx.Node, fx.Node]:
     """Return the two terms; the first has the dtype of the rounded sum."""
     x, residual = added.args[:2]
-    both = isinstance(x, fx.Node) and isinstance(residual, fx.Node)
-    check(both and not added.kwargs, added, "it is not a plain sum of two values")
+    are_nodes = isinstance(x, fx.Node) and isinstance(residual, fx.Node)
+    check(are_nodes and not added.kwargs, added, "it is not a plain sum of two values")
     assert isinstance(x, fx.Node) and isinstance(residual, fx.Node)
     same = value_type(x).shape == value_type(residual).shape
     check(same, added, "its terms must have the same shape")

@@ -35,9 +35,9 @@ class FuseDeltaStep:
     after: ClassVar[tuple[str, ...]] = ("fuse-delta", "keep-states")
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        found = [node for node in calls(gm, _LAST) if operand(node).target is GATED_RMS_NORM]
+        ends = [node for node in calls(gm, _LAST) if operand(node).target is GATED_RMS_NORM]
         return fuse_at(
-            gm, ((node, partial(fuse_call, _target(node), gm.graph, node)) for node in found)
+            gm, ((node, partial(fuse_call, _target(node), gm.graph, node)) for node in ends)
         )
 
 

@@ -44,23 +44,23 @@ class FuseExperts:
         report = fuse_calls(gm, NORM_EXPERTS)
         for fuse in (partial(fuse_call, SHARED_EXPERT), _add_residual):
             sites = [node for node in calls(gm, aten.add.Tensor) if _terms_of(node) is not None]
-            found = fuse_at(gm, [(node, partial(fuse, gm.graph, node)) for node in sites])
-            report.matches += found.matches
+            next_report = fuse_at(gm, [(node, partial(fuse, gm.graph, node)) for node in sites])
+            report.matches += next_report.matches
         return report
 
 
 def _terms_of(added: fx.Node) -> fx.Node | None:
     """Return the results of experts that a node adds to another value."""
-    return next((one for one in added.all_input_nodes if one.target in EXPERT_TERMS), None)
+    return next((value for value in added.all_input_nodes if value.target in EXPERT_TERMS), None)
 
 
 def _add_residual(graph: fx.Graph, added: fx.Node) -> None:
     terms = _terms_of(added)
     assert terms is not None
-    others = [one for one in added.all_input_nodes if one is not terms]
-    check(len(others) == 1 and len(terms.users) == 1, added, "it adds no residual to the experts")
+    values = [value for value in added.all_input_nodes if value is not terms]
+    check(len(values) == 1 and len(terms.users) == 1, added, "it adds no residual to the experts")
     check(value_type(added) == value_type(terms), added, "the results of experts are not whole")
     with graph.inserting_before(added):
-        new = insert(added, ADD_RESIDUAL, terms, others[0])
+        new = insert(added, ADD_RESIDUAL, terms, values[0])
     replace(added, new)
     graph.erase_node(added)

@@ -28,7 +28,7 @@ class FuseGateUp:
     name: ClassVar[str] = "fuse-gate-up"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        sites = ((node, partial(_fuse, gm, node, found)) for node, found in _projections(gm))
+        sites = ((node, partial(_fuse, gm, node, inputs)) for node, inputs in _projections(gm))
         report = fuse_at(gm, sites)
         drop_unused_parameters(gm)
         return report

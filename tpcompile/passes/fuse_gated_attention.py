@@ -28,9 +28,9 @@ class FuseGatedAttention:
 
 
 def _fuse(graph: fx.Graph, gated: fx.Node) -> None:
-    found = absorbed(SPECS[GATED_ATTENTION_REDUCE].pattern, gated)
+    bindings = absorbed(SPECS[GATED_ATTENTION_REDUCE].pattern, gated)
     with graph.inserting_before(gated):
-        bound = {**found, "dtype": value_type(gated).dtype}
+        bound = {**bindings, "dtype": value_type(gated).dtype}
         new = insert_bound(gated, GATED_ATTENTION_REDUCE, bound)
     replace(gated, new)
     graph.erase_node(gated)

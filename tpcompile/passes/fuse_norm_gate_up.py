@@ -35,8 +35,8 @@ class FuseNormGateUp:
 
     def apply(self, gm: fx.GraphModule) -> Report:
         sites = [(node, partial(_fuse_swiglu, gm.graph, node)) for node in calls(gm, SWIGLU)]
-        others = ((mlp.result, partial(_fuse, gm.graph, mlp)) for mlp in activations(gm.graph))
-        return fuse_at(gm, [*sites, *others])
+        other_sites = ((mlp.result, partial(_fuse, gm.graph, mlp)) for mlp in activations(gm.graph))
+        return fuse_at(gm, [*sites, *other_sites])
 
 
 def _fuse_swiglu(graph: fx.Graph, node: fx.Node) -> None:
@@ -45,9 +45,9 @@ def _fuse_swiglu(graph: fx.Graph, node: fx.Node) -> None:
 
 def _fuse(graph: fx.Graph, mlp: OtherMlp) -> None:
     gated = len(mlp.projections) == 2
-    found = [one for one in Activation if matches(one.pattern(gated), mlp.result)]
-    check(found, mlp.node, mlp.unsupported, _NEAR)
-    fuse_call(_target(found[0], *mlp.projections), graph, mlp.result)
+    matched = [member for member in Activation if matches(member.pattern(gated), mlp.result)]
+    check(matched, mlp.node, mlp.unsupported, _NEAR)
+    fuse_call(_target(matched[0], *mlp.projections), graph, mlp.result)
 
 
 def _target(activation: Activation, *projections: fx.Node) -> Any:

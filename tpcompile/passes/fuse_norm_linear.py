@@ -46,13 +46,13 @@ def _fuse(graph: fx.Graph, linear: fx.Node) -> None:
         f"its weight must have no role, got {role}",
         1,
     )
-    found = absorbed(PATTERN, linear)
+    bindings = absorbed(PATTERN, linear)
     with graph.inserting_before(linear):
-        if found["rows"] is not None:
+        if bindings["rows"] is not None:
             picked = operand(linear)
-            along_rows = found["dim"] == 0 and value_type(found["x"]).dims > 1
+            along_rows = bindings["dim"] == 0 and value_type(bindings["x"]).dims > 1
             check(along_rows, picked, "it selects along the normed dimension")
-            found["x"] = insert(picked, INDEX_SELECT, found["x"], 0, found["rows"])
-        new = insert_bound(linear, NORM_LINEAR, found)
+            bindings["x"] = insert(picked, INDEX_SELECT, bindings["x"], 0, bindings["rows"])
+        new = insert_bound(linear, NORM_LINEAR, bindings)
     replace(linear, new)
     graph.erase_node(linear)

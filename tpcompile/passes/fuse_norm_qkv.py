@@ -55,11 +55,11 @@ def _fuse(graph: fx.Graph, attention: fx.Node) -> None:
     sources = head_ops(read["q"])[-1].all_input_nodes
     apart = any(source.target is LINEAR for source in sources)
     target = NORM_Q_K_V_ROPE_APPEND if apart else NORM_QKV_ROPE_APPEND
-    found = absorbed(list(SPECS[target].pattern.args), stored, attention)
-    found.setdefault("head_eps", 0.0)
-    found["heads"] = [value_type(heads).shape[1] for heads in stored[:3]]
+    bindings = absorbed(list(SPECS[target].pattern.args), stored, attention)
+    bindings.setdefault("head_eps", 0.0)
+    bindings["heads"] = [value_type(heads).shape[1] for heads in stored[:3]]
     with graph.inserting_before(attention):
-        queries = insert_bound(read["q"], target, found)
+        queries = insert_bound(read["q"], target, bindings)
         replace(read["q"], queries)
         mixed = insert_bound(attention, CACHED_ATTENTION, {**read, "q": queries})
     replace(attention, mixed)

@@ -37,8 +37,8 @@ class FuseQkv:
         report = fuse_at(
             gm,
             (
-                (each.attention, partial(fuse_linears, gm, [each.query, each.key, each.value]))
-                for each in blocks
+                (block.attention, partial(fuse_linears, gm, [block.query, block.key, block.value]))
+                for block in blocks
             ),
         )
         drop_unused_parameters(gm)

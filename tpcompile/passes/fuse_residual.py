@@ -69,8 +69,8 @@ def _adds_bias(node: fx.Node) -> bool:
 
 
 def _fuse(graph: fx.Graph, added: fx.Node) -> None:
-    target, found, (_, *inside) = _matched(added)
-    last, residual = added, found["residual"]
+    target, bindings, (_, *inside) = _matched(added)
+    last, residual = added, bindings["residual"]
     check(residual not in inside, added, "it adds a projection to itself")
     check_absorbed(inside, added)
     if target is LINEAR_RESIDUAL:
@@ -80,24 +80,24 @@ def _fuse(graph: fx.Graph, added: fx.Node) -> None:
         check(reduced, projected, "its result is partial and must be reduced first")
     else:
         last = _rounded(added, residual, inside[0])
-        _check_alike(added, residual, found["partial"])
-        check_absorbed([found["partial"]], *inside)
+        _check_alike(added, residual, bindings["partial"])
+        check_absorbed([bindings["partial"]], *inside)
     with graph.inserting_before(last):
-        new = insert_bound(added, target, found)
+        new = insert_bound(added, target, bindings)
     replace(last, new)
 
 
 def _matched(added: fx.Node) -> tuple[Any, Bindings, list[fx.Node]]:
     """Return the op whose body ends in the addition, its arguments, and the calls of its body."""
-    one, other, *_ = arguments_of(added).values()
-    both = isinstance(one, fx.Node) and isinstance(other, fx.Node)
-    check(both, added, "it is not a plain sum of two values", 1)
+    left, right, *_ = arguments_of(added).values()
+    are_nodes = isinstance(left, fx.Node) and isinstance(right, fx.Node)
+    check(are_nodes, added, "it is not a plain sum of two values", 1)
     for target, pattern in ((LINEAR_RESIDUAL, _PROJECTED), (ALL_REDUCE_RESIDUAL, _SUMMED)):
         for args in (pattern.args, pattern.args[::-1]):
             with suppress(MissError):
-                found, nodes = match_calls(Call(pattern.target, args), added)
-                if found["bias"] is None or value_type(found["bias"]).dims == 1:
-                    return target, found, nodes
+                bindings, nodes = match_calls(Call(pattern.target, args), added)
+                if bindings["bias"] is None or value_type(bindings["bias"]).dims == 1:
+                    return target, bindings, nodes
     raise MissError(added, "neither term is a projection", 0)
 
 

@@ -24,12 +24,12 @@ class InsertCollectives:
     name: ClassVar[str] = "insert-collectives"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        found = calls(gm, REDISTRIBUTE)
-        for node in found:
+        nodes = calls(gm, REDISTRIBUTE)
+        for node in nodes:
             source = operand(node)
             replace(node, _collective(node, source))
             gm.graph.erase_node(node)
-        return Report(matches=len(found))
+        return Report(matches=len(nodes))
 
 
 def _collective(node: fx.Node, source: fx.Node) -> fx.Node:

@@ -50,17 +50,17 @@ class InterleaveRotary:
         sides: dict[fx.Node, _Side] = {}
         for attention in attentions:
             try:
-                found = [_side(attention, operand(attention, place)) for place in (0, 1)]
+                pair = [_side(attention, operand(attention, place)) for place in (0, 1)]
             except MissError as miss:
                 report.miss(miss)
                 continue
-            both = {side.interleaved for side in found}
-            if len(both) > 1:
+            interleaved = {side.interleaved for side in pair}
+            if len(interleaved) > 1:
                 raise _refusal(
-                    found[1].nodes[0], "queries and keys are rotated in different layouts"
+                    pair[1].nodes[0], "queries and keys are rotated in different layouts"
                 )
-            if both == {False}:
-                sides |= {side.nodes[0]: side for side in found}
+            if interleaved == {False}:
+                sides |= {side.nodes[0]: side for side in pair}
         _check_readers(sides, attentions)
         for node, width in _parameters(sides).items():
             set_parameter(node, _interleaved(parameter_of(node), width))
@@ -103,8 +103,8 @@ def _side(attention: fx.Node, rotated: fx.Node) -> _Side:
     if turned != width:
         part = f"only {turned} of the {width} elements of a head are rotated"
         raise MissError(attention, f"{part} in %{rotated.name}", len(chain))
-    made = chain[-1]
-    linear = operand(made) if made.target is aten.unflatten.int else made
+    heads = chain[-1]
+    linear = operand(heads) if heads.target is aten.unflatten.int else heads
     if linear.target is not LINEAR:
         hint = "Put interleave-rotary before fuse-qkv"
         raise _refusal(linear, "its rows must come from a separate linear", hint)
@@ -153,9 +153,9 @@ def _interleaved(parameter: Parameter, width: int) -> Parameter:
     view = (rows // width, 2, width // 2)
     whole = Permute(parameter.whole, 0, view, (0, 2, 1))
     kind = parameter.type.in_role(Interleaved(((rows, width),)))
-    made = Parameter(kind, whole, ()).on_ranks(len(parameter.shards))
+    permuted = Parameter(kind, whole, ()).on_ranks(len(parameter.shards))
     layout = kind.layout_of(0)
-    return made.sharded(0, layout) if isinstance(layout, Layout) else made
+    return permuted.sharded(0, layout) if isinstance(layout, Layout) else permuted
 
 
 def _rotate_pairs(side: _Side) -> None:

@@ -48,8 +48,8 @@ class KeepStates:
     rewrites: ClassVar[tuple[Rewrite, ...]] = (FROM_THE_START,)
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        found = {target: calls(gm, target) for target, *_ in _KEPT}
-        first = next((node for nodes in found.values() for node in nodes), None)
+        nodes_by_target = {target: calls(gm, target) for target, *_ in _KEPT}
+        first = next((node for nodes in nodes_by_target.values() for node in nodes), None)
         if first is None:
             return Report()
         lengths = next((n for n in gm.graph.nodes if n.name == "lengths"), None)
@@ -63,15 +63,15 @@ class KeepStates:
         numbers = {name: _input(lengths, name, value_type(lengths)) for name in ("write", "read")}
         matches = 0
         for target, resumed, name, state in _KEPT:
-            nodes = found[target]
+            nodes = nodes_by_target[target]
             if not nodes:
                 continue
             kinds = [state(node, len(nodes)) for node in nodes]
-            kept = _input(lengths, name, _common(kinds, nodes))
+            states = _input(lengths, name, _common(kinds, nodes))
             for layer, node in enumerate(nodes):
-                given = {**arguments_of(node), **numbers, "lengths": lengths, name: kept}
+                bound = {**arguments_of(node), **numbers, "lengths": lengths, name: states}
                 with gm.graph.inserting_before(node):
-                    new = insert_bound(node, resumed, {**given, "layer": layer})
+                    new = insert_bound(node, resumed, {**bound, "layer": layer})
                 replace(node, new)
                 gm.graph.erase_node(node)
             matches += len(nodes)
@@ -80,9 +80,9 @@ class KeepStates:
 
 def _input(after: fx.Node, name: str, kind: ValueType) -> fx.Node:
     with after.graph.inserting_after(after):
-        made = after.graph.placeholder(name)
-    made.meta |= {"type": kind, "origin": origin_of(after)}
-    return made
+        placeholder = after.graph.placeholder(name)
+    placeholder.meta |= {"type": kind, "origin": origin_of(after)}
+    return placeholder
 
 
 def _common(kinds: list[ValueType], nodes: list[fx.Node]) -> ValueType:

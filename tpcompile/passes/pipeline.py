@@ -193,8 +193,8 @@ def decode_pipeline(
 
 def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
     """Return the decode pipeline that gives the same weights, layouts and KV cache as `passes`."""
-    kept = [p for p in passes if type(p) not in (FuseAddNorm, SelectRows, SequenceParallel, *_STEP)]
-    return [*kept, *_made(_STEP, False, SplitAttention(spans))]
+    base = [p for p in passes if type(p) not in (FuseAddNorm, SelectRows, SequenceParallel, *_STEP)]
+    return [*base, *_made(_STEP, False, SplitAttention(spans))]
 
 
 class DecodeFork:
@@ -224,9 +224,9 @@ class DecodeFork:
         """Run the remaining decode passes; return the graph of instruction groups."""
         assert self._graph is not None, "the prompt pipeline has not run"
         passes = decoding(self.passes, spans)
-        rest, done = passes[self.shared :], passes[: self.shared]
+        later, done = passes[self.shared :], passes[: self.shared]
         prover = prover or Prover(self.prover.expressions)
-        return run_passes(self._graph, rest, instruments, done, self._on_failure, prover=prover)[0]
+        return run_passes(self._graph, later, instruments, done, self._on_failure, prover=prover)[0]
 
 
 def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:
@@ -337,7 +337,7 @@ def _make(name: str, options: str) -> list[Pass]:
     return [kind(**_values(f"pass {name}", kind, options))]
 
 
-def _values(whose: str, kind: type[Any], options: str) -> dict[str, Any]:
+def _values(owner: str, kind: type[Any], options: str) -> dict[str, Any]:
     """Parse the options of a pass or a pipeline, each as the type of its default."""
     fields = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
@@ -345,16 +345,16 @@ def _values(whose: str, kind: type[Any], options: str) -> dict[str, Any]:
         key, _, value = (part.strip() for part in option.partition("="))
         if key not in fields:
             known = did_you_mean(key, fields) if fields else "It has no options"
-            raise UsageError(f"The {whose} has no option {key!r}", hint=known)
+            raise UsageError(f"The {owner} has no option {key!r}", hint=known)
         if key in values:
-            raise UsageError(f"The {whose} sets the option {key} twice", got=options)
+            raise UsageError(f"The {owner} sets the option {key} twice", got=options)
         expected: Any = type(fields[key].default)
         meant = "true or false" if expected is bool else expected.__name__.upper()
         try:
             values[key] = _yes_or_no(value) if expected is bool else expected(value)
         except ValueError as error:
             raise UsageError(
-                f"Invalid value {value!r} for the option {key} of the {whose}",
+                f"Invalid value {value!r} for the option {key} of the {owner}",
                 expected=f"{key}={meant}",
             ) from error
     return values

@@ -114,10 +114,10 @@ class PlanSharding:
             for mlp in mlp_blocks(gm.graph)
         }
         ffn |= {block.experts.name: _experts(block.experts, tp, self.experts) for block in mixtures}
-        for found, what in ((heads, "attention"), (ffn, "MLP")):
-            if tp > 1 and not found:
+        for plans, noun in ((heads, "attention"), (ffn, "MLP")):
+            if tp > 1 and not plans:
                 raise ShardingError(
-                    f"The graph has no {what} to split over {tp} ranks",
+                    f"The graph has no {noun} to split over {tp} ranks",
                     hint="Put plan-sharding after raise-swiglu and raise-attention",
                 )
         head_of(gm.graph)
@@ -136,16 +136,16 @@ def _heads(attention: fx.Node, tp: int) -> HeadPlan:
 
 
 def _linear_heads(rule: fx.Node, tp: int) -> HeadPlan:
-    given = arguments_of(rule)
-    values, keys = (value_type(given[name]).extent(-2) for name in "vk")
+    arguments = arguments_of(rule)
+    values, keys = (value_type(arguments[name]).extent(-2) for name in "vk")
     return plan_heads(values, keys, tp, LINEAR_HEADS)
 
 
 def _experts(node: fx.Node, tp: int, how: str) -> Layout:
-    given = arguments_of(node)
-    down = value_type(given["down"])
+    arguments = arguments_of(node)
+    down = value_type(arguments["down"])
     count, features = down.extent(0), down.extent(2)
-    chosen = value_type(given["ids"]).extent(-1)
+    chosen = value_type(arguments["ids"]).extent(-1)
     plans = expert_plans(count, features, chosen, tp, down.stored.grain)
     if not plans or (how != "auto" and how not in plans):
         raise ShardingError(

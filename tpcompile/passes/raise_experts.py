@@ -50,11 +50,11 @@ class RaiseExperts:
 
 
 def _raise(choice: fx.Node) -> None:
-    found = match(_CHOICE, choice)
+    bindings = match(_CHOICE, choice)
     items = {int(item.args[1]): item for item in choice.users if item.target is operator.getitem}  # type: ignore[arg-type]
     check(items.keys() == {0, 1}, choice, "its values and its numbers must both be read")
     scores, normalized = _normalized(items[0])
-    logits: fx.Node = found["logits"]
+    logits: fx.Node = bindings["logits"]
     if value_type(scores).dtype != value_type(logits).dtype:
         scores = _only_user(scores, aten.to.dtype)
     check(
@@ -63,7 +63,7 @@ def _raise(choice: fx.Node) -> None:
         "its scores must be rounded to the dtype of the logits",
     )
     with choice.graph.inserting_before(choice):
-        new = insert(choice, TOP_EXPERTS, logits, found["count"], normalized)
+        new = insert(choice, TOP_EXPERTS, logits, bindings["count"], normalized)
         replace(scores, insert_item(scores, new, 0, f"{new.name}_scores"))
         replace(items[1], insert_item(items[1], new, 1, f"{new.name}_ids"))
 
@@ -74,8 +74,8 @@ def _normalized(values: fx.Node) -> tuple[fx.Node, bool]:
     if not divided:
         return values, False
     (scores,) = divided
-    right = matches(_NORMALIZED, scores) and operand(scores) is values
-    check(right, scores, "it must divide the scores by their sum")
+    matched = matches(_NORMALIZED, scores) and operand(scores) is values
+    check(matched, scores, "it must divide the scores by their sum")
     return scores, True
 
 

@@ -50,19 +50,19 @@ class RaiseGates:
         return rewrite_each(gm, _RULES)
 
 
-def _decay(node: fx.Node, found: Bindings) -> fx.Node:
+def _decay(node: fx.Node, bindings: Bindings) -> fx.Node:
     for name in ("rate", "bias"):
-        check(found[name].op == "get_attr", node, f"its {name} must be a parameter")
+        check(bindings[name].op == "get_attr", node, f"its {name} must be a parameter")
     check(value_type(node).dtype == torch.float32, node, "the decay must be computed in fp32")
-    return insert(node, DELTA_DECAY, found["a"], found["rate"], found["bias"])
+    return insert(node, DELTA_DECAY, bindings["a"], bindings["rate"], bindings["bias"])
 
 
-def _gated_norm(node: fx.Node, found: Bindings) -> fx.Node:
+def _gated_norm(node: fx.Node, bindings: Bindings) -> fx.Node:
     """Undo the merging of tokens and heads, and return the merged result for other readers."""
-    x, gate = (_before_merge(found[name]) for name in ("x", "gate"))
+    x, gate = (_before_merge(bindings[name]) for name in ("x", "gate"))
     check(value_type(x) == value_type(gate), node, "the gate must have the type of the heads")
     check(value_type(node).dtype == value_type(x).dtype, node, "the result must be rounded once")
-    normed = insert(node, GATED_RMS_NORM, x, gate, found["weight"], found["eps"])
+    normed = insert(node, GATED_RMS_NORM, x, gate, bindings["weight"], bindings["eps"])
     normed.meta["type"] = value_type(x)
     return insert(node, aten.reshape.default, normed, [-1, value_type(x).shape[-1]])
 
@@ -75,9 +75,9 @@ def _before_merge(merged: fx.Node) -> fx.Node:
     return heads
 
 
-def _after_merge(node: fx.Node, found: Bindings) -> fx.Node:
+def _after_merge(node: fx.Node, bindings: Bindings) -> fx.Node:
     """Undo the merging of tokens and heads: return the heads, or the features of a token."""
-    heads: fx.Node = found["x"]
+    heads: fx.Node = bindings["x"]
     if value_type(node) == value_type(heads):
         return heads
     shape = value_type(heads).shape
@@ -94,8 +94,8 @@ def _product(shape: tuple[int | str, ...]) -> int:
     return heads * width if isinstance(heads, int) and isinstance(width, int) else 0
 
 
-def _sigmoid_gate(node: fx.Node, found: Bindings) -> fx.Node:
-    x, gate = found["x"], found["gate"]
+def _sigmoid_gate(node: fx.Node, bindings: Bindings) -> fx.Node:
+    x, gate = bindings["x"], bindings["gate"]
     check(x.target is not LINEAR, node, "it is the activation of an MLP")
     check(value_type(x) == value_type(gate), node, "the gate must have the type of the value")
     return insert(node, SIGMOID_GATE, x, gate)

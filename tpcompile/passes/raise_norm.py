@@ -55,22 +55,22 @@ class RaiseNorm:
         return rewrite_each(gm, _RULES).require(gm, "RMS norm", RMS_NORM, aten.layer_norm.default)
 
 
-def _plain(node: fx.Node, found: Bindings) -> fx.Node:
-    return insert(node, RMS_NORM, *_operands(node, found))
+def _plain(node: fx.Node, bindings: Bindings) -> fx.Node:
+    return insert(node, RMS_NORM, *_operands(node, bindings))
 
 
-def _zero_centered(node: fx.Node, found: Bindings) -> fx.Node:
-    return insert(node, RMS_NORM, *_operands(node, found), True)
+def _zero_centered(node: fx.Node, bindings: Bindings) -> fx.Node:
+    return insert(node, RMS_NORM, *_operands(node, bindings), True)
 
 
-def _layer_norm(node: fx.Node, found: Bindings) -> fx.Node:
-    x, weight, eps = _operands(node, found)
+def _layer_norm(node: fx.Node, bindings: Bindings) -> fx.Node:
+    x, weight, eps = _operands(node, bindings)
     return insert(node, aten.layer_norm.default, x, [value_type(x).shape[-1]], weight, None, eps)
 
 
-def _operands(node: fx.Node, found: Bindings) -> tuple[fx.Node, fx.Node, float]:
-    x = _unwidened(found["wide"])
-    weight = found["weight"]
+def _operands(node: fx.Node, bindings: Bindings) -> tuple[fx.Node, fx.Node, float]:
+    x = _unwidened(bindings["wide"])
+    weight = bindings["weight"]
     kind = value_type(x)
     check(weight.op == "get_attr", weight, "the scale of a norm must be a parameter")
     check(
@@ -78,9 +78,9 @@ def _operands(node: fx.Node, found: Bindings) -> tuple[fx.Node, fx.Node, float]:
         weight,
         f"the scale must have shape {kind.shape[-1:]}, got {value_type(weight).shape}",
     )
-    check(value_type(found["wide"]).dtype == torch.float32, x, "the mean must be taken in fp32")
+    check(value_type(bindings["wide"]).dtype == torch.float32, x, "the mean must be taken in fp32")
     check(value_type(node).dtype == kind.dtype, node, "the result must have the dtype of x")
-    return x, weight, found["eps"]
+    return x, weight, bindings["eps"]
 
 
 def _unwidened(wide: fx.Node) -> fx.Node:

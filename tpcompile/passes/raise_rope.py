@@ -87,39 +87,41 @@ class RaiseRope:
             pairs, replacement = _pairs(halves), partial(_replacement_of_pairs, halves)
             rules += [(Call(aten.to.dtype, (pairs, UNKNOWN)), replacement), (pairs, replacement)]
         report = rewrite_each(gm, rules).require(gm, "rotation of heads", ROPE, ROPE_PAIRS)
-        rewrite_each(gm, ((one, _of_whole_heads) for one in (PARTIAL, PARTIAL_PAIRS)))
+        rewrite_each(gm, ((pattern, _of_whole_heads) for pattern in (PARTIAL, PARTIAL_PAIRS)))
         return report
 
 
-def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
-    x = found["x"]
-    width = _check_tables(x, found["cos"], found["sin"])
+def _replacement(node: fx.Node, bindings: Bindings) -> fx.Node:
+    x = bindings["x"]
+    width = _check_tables(x, bindings["cos"], bindings["sin"])
     half = width // 2
     check(
-        found["low_dim"] % 3 == 2 and found["high_dim"] % 3 == 2,
+        bindings["low_dim"] % 3 == 2 and bindings["high_dim"] % 3 == 2,
         x,
         "the halves must be slices of the last axis",
     )
     check(
-        found["middle"] == half and found["start"] == half and found["end"] >= min(END, width),
+        bindings["middle"] == half
+        and bindings["start"] == half
+        and bindings["end"] >= min(END, width),
         x,
-        f"the halves must be cut at {half}, got {found['middle']} and {found['start']}",
+        f"the halves must be cut at {half}, got {bindings['middle']} and {bindings['start']}",
     )
-    return _rotation(node, ROPE, x, found)
+    return _rotation(node, ROPE, x, bindings)
 
 
-def _replacement_of_pairs(halves: bool, node: fx.Node, found: Bindings) -> fx.Node:
-    x = found["x"]
-    width, dtype = _check_tables(x, found["cos"], found["sin"]), value_type(x).dtype
-    ends = (found["even_end"], found["odd_end"])
-    check(found["dim"] % 3 == 2, x, "the pairs must be slices of the last axis")
+def _replacement_of_pairs(halves: bool, node: fx.Node, bindings: Bindings) -> fx.Node:
+    x = bindings["x"]
+    width, dtype = _check_tables(x, bindings["cos"], bindings["sin"]), value_type(x).dtype
+    ends = (bindings["even_end"], bindings["odd_end"])
+    check(bindings["dim"] % 3 == 2, x, "the pairs must be slices of the last axis")
     check(min(ends) >= width, x, "the pairs must be those of all elements")
-    check(not halves or found["half"] == width // 2, x, "the tables must be cut in the middle")
+    check(not halves or bindings["half"] == width // 2, x, "the tables must be cut in the middle")
     check(value_type(node).dtype == dtype, node, "the result must have the dtype of x")
     total = operand(node) if node.target is aten.to.dtype else node
     terms = {value_type(term).dtype for term in total.all_input_nodes}
     check(len(terms) == 1, node, "both products must have the same dtype")
-    return _rotation(node, ROPE_PAIRS, x, found, halves, terms != {dtype})
+    return _rotation(node, ROPE_PAIRS, x, bindings, halves, terms != {dtype})
 
 
 def _check_tables(x: fx.Node, cos: fx.Node, sin: fx.Node) -> int:
@@ -145,20 +147,22 @@ def _check_tables(x: fx.Node, cos: fx.Node, sin: fx.Node) -> int:
     return width
 
 
-def _of_whole_heads(node: fx.Node, found: Bindings) -> fx.Node:
-    x = found["x"]
+def _of_whole_heads(node: fx.Node, bindings: Bindings) -> fx.Node:
+    x = bindings["x"]
     shape = value_type(x).shape
-    last = found["dim"] == len(shape) - 1 == 2 and value_type(node).shape == shape
+    last = bindings["dim"] == len(shape) - 1 == 2 and value_type(node).shape == shape
     check(
-        last and found["end"] >= min(END, int(shape[-1])), node, "it must keep the other elements"
+        last and bindings["end"] >= min(END, int(shape[-1])),
+        node,
+        "it must keep the other elements",
     )
-    if "halves" not in found:
-        return _rotation(node, ROPE, x, found)
-    return _rotation(node, ROPE_PAIRS, x, found, found["halves"], found["wide"])
+    if "halves" not in bindings:
+        return _rotation(node, ROPE, x, bindings)
+    return _rotation(node, ROPE_PAIRS, x, bindings, bindings["halves"], bindings["wide"])
 
 
-def _rotation(node: fx.Node, op: Any, x: fx.Node, found: Bindings, *options: bool) -> fx.Node:
+def _rotation(node: fx.Node, op: Any, x: fx.Node, bindings: Bindings, *options: bool) -> fx.Node:
     """Insert a rotation between two transposes, since the op takes tokens first."""
     tokens_first = insert(node, aten.transpose.int, x, 0, 1)
-    rotated = insert(node, op, tokens_first, found["cos"], found["sin"], *options)
+    rotated = insert(node, op, tokens_first, bindings["cos"], bindings["sin"], *options)
     return insert(node, aten.transpose.int, rotated, 0, 1)

@@ -34,8 +34,8 @@ class RaiseSwiglu:
         return report.require(gm, "SwiGLU", SWIGLU, EXPERTS)
 
 
-def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
-    gate, up = found["gate"], found["up"]
+def _replacement(node: fx.Node, bindings: Bindings) -> fx.Node:
+    gate, up = bindings["gate"], bindings["up"]
     check(
         value_type(gate).shape == value_type(up).shape, node, "gate and up must have the same shape"
     )

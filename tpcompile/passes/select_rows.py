@@ -86,21 +86,21 @@ def _hoist(graph: fx.Graph, select: fx.Node) -> None:
 
 def _only_for(graph: fx.Graph, select: fx.Node, extent: Dim | None) -> dict[fx.Node, None]:
     """Return the nodes, computed row by row, on which only `select` depends; the last one first."""
-    found: dict[fx.Node, None] = {}
+    nodes: dict[fx.Node, None] = {}
     for node in reversed(graph.nodes):
-        readers = node.users and all(user is select or user in found for user in node.users)
+        readers = node.users and all(user is select or user in nodes for user in node.users)
         if readers and node.target in _BY_ROW and _rows(node) == extent:
-            found[node] = None
-    items = [node for node in found if node.target is operator.getitem]
+            nodes[node] = None
+    items = [node for node in nodes if node.target is operator.getitem]
     for item in items:
-        if operand(item) not in found:
-            del found[item]
-    return found
+        if operand(item) not in nodes:
+            del nodes[item]
+    return nodes
 
 
 def _rows(node: fx.Node) -> Dim | None:
     """Return the first extent of a value, or of all parts of a value."""
     kind = type_of(node)
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    extents = {one.shape[0] for one in kinds if isinstance(one, ValueType) and one.shape}
+    extents = {part.shape[0] for part in kinds if isinstance(part, ValueType) and part.shape}
     return extents.pop() if len(extents) == 1 else None

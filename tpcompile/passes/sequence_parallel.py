@@ -66,10 +66,10 @@ def _all_scattered(node: fx.Node, scattered: dict[fx.Node, None]) -> bool:
 
 def _gather_for_others(node: fx.Node, scattered: dict[fx.Node, None]) -> None:
     """Gather the value for readers that need every token."""
-    others = [user for user in node.users if user not in scattered]
-    if not others:
+    readers = [user for user in node.users if user not in scattered]
+    if not readers:
         return
     whole = insert_after(node, ALL_GATHER, node, 0)
     whole.meta["type"] = value_type(node)
-    for user in others:
+    for user in readers:
         user.replace_input_with(node, whole)

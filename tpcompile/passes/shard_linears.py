@@ -78,8 +78,8 @@ class ShardLinears:
 
 def _shard_experts(block: ExpertBlock, layout: Layout) -> int:
     """Give a rank whole experts, or some features of each; one sum joins all results."""
-    given = arguments_of(block.experts)
-    gate_up, down = given["gate_up"], given["down"]
+    arguments = arguments_of(block.experts)
+    gate_up, down = arguments["gate_up"], arguments["down"]
     if placement_of(gate_up) != REPLICATE:
         return 0
     if layout.axis == EXPERT_AXIS:
@@ -94,8 +94,8 @@ def _shard_experts(block: ExpertBlock, layout: Layout) -> int:
 
 def _shard_delta(block: DeltaBlock, heads: HeadPlan) -> int:
     """Shard linear attention by its value heads; keys, channels and gates follow them."""
-    given = arguments_of(block.rule)
-    widths = {name: value_type(given[name]).shape[-1] for name in "kv"}
+    arguments = arguments_of(block.rule)
+    widths = {name: value_type(arguments[name]).shape[-1] for name in "kv"}
     key, value = (
         layout.with_grain(int(widths[name]))
         for name, layout in (("k", heads.keys), ("v", heads.queries))

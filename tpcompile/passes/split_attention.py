@@ -32,8 +32,8 @@ class SplitAttention:
     def apply(self, gm: fx.GraphModule) -> Report:
         if self.spans < 1:
             raise UsageError(f"spans must be at least 1, got {self.spans}")
-        found = calls(gm, CACHED_ATTENTION)
-        for node in found:
+        attentions = calls(gm, CACHED_ATTENTION)
+        for node in attentions:
             operands = {**arguments_of(node), "spans": self.spans}
             with gm.graph.inserting_before(node):
                 partial = insert_bound(node, PARTIAL_ATTENTION, operands)
@@ -42,4 +42,4 @@ class SplitAttention:
                 mixed = insert(node, ATTENTION_REDUCE, values, lse, value_type(node).dtype)
             replace(node, mixed)
             gm.graph.erase_node(node)
-        return Report(matches=len(found))
+        return Report(matches=len(attentions))

@@ -81,26 +81,28 @@ class SplitHeads:
 
 
 def _split(gm: fx.GraphModule, split: fx.Node) -> None:
-    given, heads = arguments_of(split), operand(split)
+    bound, heads = arguments_of(split), operand(split)
     transposed = heads.target is aten.transpose.int and {*heads.args[1:]} == {0, 1}
-    made = operand(heads) if transposed else heads
-    check(made.target is aten.unflatten.int, split, "it splits no heads")
-    linear, last = operand(made), value_type(made).dims - 1
+    unflattened = operand(heads) if transposed else heads
+    check(unflattened.target is aten.unflatten.int, split, "it splits no heads")
+    linear, last = operand(unflattened), value_type(unflattened).dims - 1
     check(
-        linear.target is LINEAR and given["dim"] % (last + 1) == last, split, "it splits no heads"
+        linear.target is LINEAR and bound["dim"] % (last + 1) == last,
+        split,
+        "it splits no heads",
     )
-    for node in (linear, made, heads):
+    for node in (linear, unflattened, heads):
         check(len(node.users) == 1, node, "another node reads the whole heads")
-    width, items = value_type(made).extent(-1), list(split.users)
+    width, items = value_type(unflattened).extent(-1), list(split.users)
     first = 0
-    for place, size in enumerate(given["split_sizes"]):
-        own = [item for item in items if item.args[1] == place]
-        with gm.graph.inserting_before(made):
+    for place, size in enumerate(bound["split_sizes"]):
+        part_items = [item for item in items if item.args[1] == place]
+        with gm.graph.inserting_before(unflattened):
             part = _part(gm, linear, Run(0, size, first, width), place)
-            whole = insert(made, aten.unflatten.int, part, last - 1, [-1, size])
+            whole = insert(unflattened, aten.unflatten.int, part, last - 1, [-1, size])
             if transposed:
-                whole = insert(made, aten.transpose.int, whole, 0, 1)
-        for item in own:
+                whole = insert(unflattened, aten.transpose.int, whole, 0, 1)
+        for item in part_items:
             if not transposed:
                 _view_again(item, part)
             replace(item, whole)
@@ -125,9 +127,9 @@ def _rows(gm: fx.GraphModule, node: fx.Node, run: Run, place: int) -> fx.Node:
     rows = shape_of(recipe)[0]
     kind = Parameter.replicated(recipe, whole.type.dtype, info_of(gm).tp).type
     role = HeadParts((run._replace(rows=rows),))
-    name, _, what = str(node.target).rpartition("_")
-    made = Parameter(kind.in_role(role), recipe, (recipe,) * info_of(gm).tp)
-    return new_parameter(gm.graph, f"{name}_{place}_{what}", made, origin_of(node), gm)
+    name, _, suffix = str(node.target).rpartition("_")
+    parameter = Parameter(kind.in_role(role), recipe, (recipe,) * info_of(gm).tp)
+    return new_parameter(gm.graph, f"{name}_{place}_{suffix}", parameter, origin_of(node), gm)
 
 
 def _view_again(item: fx.Node, part: fx.Node) -> None:

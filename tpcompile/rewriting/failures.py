@@ -44,8 +44,8 @@ def _run(gm: fx.GraphModule, passes: Sequence[Pass]) -> tuple[fx.GraphModule, st
         except FailedPassError as error:
             return gm, f"{current.name}: {error.problems[0].rule}"
         except CompileError as error:
-            said = _NAMES.sub("", error.message)
-            return gm, f"{current.name}: {type(error).__name__} {said}"
+            message = _NAMES.sub("", error.message)
+            return gm, f"{current.name}: {type(error).__name__} {message}"
         except Exception as error:
             return gm, f"{current.name}: {_place_of(error)}"
     return gm, ""
@@ -71,11 +71,11 @@ def error_of_numbers(
             return failed
         one_by_one = any(node.target in DECODE_OPS for node in after.graph.nodes)
         try:
-            wanted, found = (_result(graph, one_by_one, tables) for graph in (gm, after))
+            expected, actual = (_result(graph, one_by_one, tables) for graph in (gm, after))
         except Exception as error:
             return f"cannot be run: {_place_of(error)}"
-        difference = (found - wanted).abs().max()
-        return "" if bool(difference <= tolerance * wanted.abs().max()) else "wrong numbers"
+        difference = (actual - expected).abs().max()
+        return "" if bool(difference <= tolerance * expected.abs().max()) else "wrong numbers"
 
     return error_of
 

@@ -62,29 +62,29 @@ def graph_pass(kind: _Kind) -> _Kind:
     return kind
 
 
-def check_options(what: str, kind: Any, method: str) -> None:
+def check_options(noun: str, kind: Any, method: str) -> None:
     """Raise UsageError unless pipeline text can express this pass or pipeline and its options."""
     whole = dataclasses.is_dataclass(kind) and callable(getattr(kind, method, None))
     if not whole or not isinstance(getattr(kind, "name", None), str):
         raise UsageError(
-            f"{kind.__name__} is not a valid {what}",
+            f"{kind.__name__} is not a valid {noun}",
             expected=f"a dataclass with a class variable name and a method {method}",
         )
     bare = [field.name for field in dataclasses.fields(kind) if field.default is MISSING]
     if bare:
         raise UsageError(
-            f"The option {bare[0]} of the {what} {kind.name} has no default",
+            f"The option {bare[0]} of the {noun} {kind.name} has no default",
             expected="a default for every option, so that the name alone is valid",
         )
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind.name):
         raise UsageError(
-            f"The name of the {what} {kind.name!r} is not valid",
+            f"The name of the {noun} {kind.name!r} is not valid",
             expected="lower-case letters and digits, in parts joined by '-'",
         )
     for option in dataclasses.fields(kind):
         if type(option.default) not in (bool, int, float, str):
             raise UsageError(
-                f"The option {option.name} of the {what} {kind.name} cannot be parsed from text",
+                f"The option {option.name} of the {noun} {kind.name} cannot be parsed from text",
                 got=f"the default {option.default!r}",
                 expected="a default that is a bool, int, float or str",
             )
@@ -121,9 +121,9 @@ class Stage:
     _replay: Callable[[], fx.GraphModule] = field(repr=False)
 
     def __repr__(self) -> str:
-        made, stats = self.text_form or self.name, self.stats
+        label, stats = self.text_form or self.name, self.stats
         nodes = f"{stats.nodes_before} → {stats.nodes_after} nodes"
-        return f"<stage {made}: {stats.matches} matches, {nodes}>"
+        return f"<stage {label}: {stats.matches} matches, {nodes}>"
 
     @cached_property
     def graph(self) -> fx.GraphModule:
@@ -230,9 +230,9 @@ def _add_sentence(error: Exception, sentence: str) -> None:
     if isinstance(error, FailedPassError):
         error.reproducer = sentence
     if isinstance(error, CompileError):
-        said = str(error)
-        space = "\n" if "\n" in said else " "
-        error.args = (f"{said}{space}{sentence}".rstrip(),)
+        message = str(error)
+        space = "\n" if "\n" in message else " "
+        error.args = (f"{message}{space}{sentence}".rstrip(),)
     elif sentence:
         error.add_note(sentence)
 
@@ -299,8 +299,8 @@ def _history(done: Sequence[Pass]) -> str:
 def _listed(problems: Sequence[Problem], most: int = 3) -> str:
     different = merged(problems)
     shown = "\n  ".join(map(str, different[:most]))
-    rest = f"\n  and {len(different) - most} other problems" if len(different) > most else ""
-    return f":\n  {shown}{rest}"
+    remaining = f"\n  and {len(different) - most} other problems" if len(different) > most else ""
+    return f":\n  {shown}{remaining}"
 
 
 def _stage(

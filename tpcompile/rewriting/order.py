@@ -17,9 +17,9 @@ def check_order(passes: Sequence[Any], done: Sequence[Any] = ()) -> None:
     names = [current.name for current in (*done, *passes)]
     for place, current in enumerate(passes, len(done)):
         early = set(names[:place])
-        wrong = _wrong(current, set(names[place:]) - early, early)
-        if wrong and current.name not in early:
-            raise UsageError(wrong.removesuffix("."), got=",".join(names))
+        message = _wrong(current, set(names[place:]) - early, early)
+        if message and current.name not in early:
+            raise UsageError(message.removesuffix("."), got=",".join(names))
 
 
 def order_refusal(current: Any, done: Sequence[str]) -> str:
@@ -29,9 +29,9 @@ def order_refusal(current: Any, done: Sequence[str]) -> str:
 
 def _wrong(current: Any, missing: Collection[str], early: Collection[str]) -> str:
     wants = [
-        f"{word} {_listed(others)}"
+        f"{word} {_listed(names)}"
         for word, wrong in (("after", missing), ("before", early))
-        if (others := [other for other in getattr(current, word, ()) if other in wrong])
+        if (names := [name for name in getattr(current, word, ()) if name in wrong])
     ]
     return f"{current.name} must run {' and '.join(wants)}." if wants else ""
 

@@ -49,29 +49,29 @@ def matches(pattern: Any, value: Any) -> bool:
 
 def match_calls(pattern: Any, value: Any) -> tuple[Bindings, list[fx.Node]]:
     """Return the bindings of a match and the nodes that its calls match, or raise MissError."""
-    found: _Found = {}
-    _match(pattern, value, found, 0)
-    bindings = {name: value for name, value in found.items() if isinstance(name, str)}
-    return bindings, [node for call, node in found.items() if isinstance(call, Call)]
+    matched: _Found = {}
+    _match(pattern, value, matched, 0)
+    bindings = {name: value for name, value in matched.items() if isinstance(name, str)}
+    return bindings, [node for call, node in matched.items() if isinstance(call, Call)]
 
 
-def _match(pattern: Any, value: Any, found: _Found, depth: int) -> int:
-    """Extend `found` and return the number of calls matched so far."""
+def _match(pattern: Any, value: Any, matched: _Found, depth: int) -> int:
+    """Extend `matched` and return the number of calls matched so far."""
     match pattern:
         case Value() | Number():
-            _bind(pattern, value, found, depth)
+            _bind(pattern, value, matched, depth)
         case Call():
-            return _match_call(pattern, value, found, depth)
+            return _match_call(pattern, value, matched, depth)
         case Maybe(target, inner):
-            return _match(inner, value.args[0] if _calls(value, target) else value, found, depth)
+            return _match(inner, value.args[0] if _calls(value, target) else value, matched, depth)
         case Optional(call):
             if _calls(value, call.target):
-                return _match_call(call, value, found, depth)
-            inner, *rest = call.args
-            found.update((part.name, None) for part in rest if isinstance(part, Value))
-            return _match(inner, value, found, depth)
+                return _match_call(call, value, matched, depth)
+            inner, *omitted = call.args
+            matched.update((part.name, None) for part in omitted if isinstance(part, Value))
+            return _match(inner, value, matched, depth)
         case list() | tuple():
-            return _match_list(pattern, value, found, depth)
+            return _match_list(pattern, value, matched, depth)
         case Unknown():
             pass
         case _:
@@ -80,64 +80,64 @@ def _match(pattern: Any, value: Any, found: _Found, depth: int) -> int:
     return depth
 
 
-def _match_list(patterns: Sequence[Any], value: Any, found: _Found, depth: int) -> int:
+def _match_list(patterns: Sequence[Any], value: Any, matched: _Found, depth: int) -> int:
     if not isinstance(value, list | tuple) or len(value) != len(patterns):
         raise MissError(
             _node(value), f"expected a list of {len(patterns)}, got {_said(value)}", depth
         )
     for part, item in zip(patterns, value, strict=True):
-        depth = _match(part, item, found, depth)
+        depth = _match(part, item, matched, depth)
     return depth
 
 
-def _match_call(pattern: Call, value: Any, found: _Found, depth: int) -> int:
+def _match_call(pattern: Call, value: Any, matched: _Found, depth: int) -> int:
     if not _calls(value, pattern.target):
         raise _other_call(pattern.target, value, depth)
-    if pattern in found:
-        if found[pattern] is not value:
-            raise MissError(value, f"expected %{found[pattern]}, got %{value}", depth)
+    if pattern in matched:
+        if matched[pattern] is not value:
+            raise MissError(value, f"expected %{matched[pattern]}, got %{value}", depth)
         return depth
-    found[pattern] = value
+    matched[pattern] = value
     if not pattern.commutes:
-        return _match_args(pattern.args, value, found, depth + 1)
+        return _match_args(pattern.args, value, matched, depth + 1)
     nearest: MissError | None = None
     for order in (pattern.args, pattern.args[::-1]):
-        trial = dict(found)
+        trial = dict(matched)
         try:
             reached = _match_args(order, value, trial, depth + 1)
         except MissError as miss:
             if nearest is None or miss.depth > nearest.depth:
                 nearest = miss
         else:
-            found.update(trial)
+            matched.update(trial)
             return reached
     assert nearest is not None
     raise nearest
 
 
-def _match_args(patterns: tuple[Any, ...], node: fx.Node, found: _Found, depth: int) -> int:
+def _match_args(patterns: tuple[Any, ...], node: fx.Node, matched: _Found, depth: int) -> int:
     """Match the arguments of a call; arguments that the pattern omits must have their defaults."""
     spec = SPECS[node.target]
-    given = list(arguments_of(node).items())
-    if len(given) < len(patterns):
-        raise MissError(node, f"expected {len(patterns)} arguments, got {len(given)}", depth)
-    for name, arg in given[len(patterns) :]:
+    arguments = list(arguments_of(node).items())
+    if len(arguments) < len(patterns):
+        raise MissError(node, f"expected {len(patterns)} arguments, got {len(arguments)}", depth)
+    for name, arg in arguments[len(patterns) :]:
         if arg != spec.defaults.get(name):
             raise MissError(node, f"the pattern does not allow {name}={_said(arg)}", depth)
-    for part, (name, arg) in zip(patterns, given, strict=False):
+    for part, (name, arg) in zip(patterns, arguments, strict=False):
         try:
-            depth = _match(part, arg, found, depth)
+            depth = _match(part, arg, matched, depth)
         except MissError as miss:
             if miss.node is not None:
                 raise
-            own = miss.reason.startswith("its ")  # it is about the node, not about the argument
-            reason = miss.reason if own else f"argument {name}: {miss.reason}"
+            about_node = miss.reason.startswith("its ")  # and not about the argument
+            reason = miss.reason if about_node else f"argument {name}: {miss.reason}"
             raise MissError(node, reason, miss.depth) from miss
     return depth
 
 
-def _bind(pattern: Value | Number, value: Any, found: _Found, depth: int) -> None:
-    name, known = pattern.name, found.setdefault(pattern.name, value)
+def _bind(pattern: Value | Number, value: Any, matched: _Found, depth: int) -> None:
+    name, known = pattern.name, matched.setdefault(pattern.name, value)
     if isinstance(pattern, Number):
         if not isinstance(value, int | float):
             raise MissError(_node(value), f"expected a number {name}, got {_said(value)}", depth)

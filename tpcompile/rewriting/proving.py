@@ -56,8 +56,8 @@ class Difference:
     @cached_property
     def wholes(self) -> tuple[str, str]:
         """The result before the pass, and after it."""
-        both = [term for term in (self.before, self.after) if term is not None]
-        texts = iter(shown_short(both, self.naming, self._path[:-1]))
+        terms = [term for term in (self.before, self.after) if term is not None]
+        texts = iter(shown_short(terms, self.naming, self._path[:-1]))
         was, now = (
             f"no {self.what}" if term is None else f"{self.what} = {next(texts)}"
             for term in (self.before, self.after)
@@ -117,19 +117,19 @@ class Prover:
         if self._unproved or old is None:
             return None, self._unproved or unread
         assert self._values is not None
-        found = self._difference(old, self._values, current)
-        if found is None:
+        difference = self._difference(old, self._values, current)
+        if difference is None:
             return None, ""
-        problem, found = self._located(gm, old, self._values, found)
+        problem, difference = self._located(gm, old, self._values, difference)
         if not declares(current):
-            return None, f"it declares no rewrites, and {found}"
+            return None, f"it declares no rewrites, and {difference}"
         unknown = _unknown_op(gm)
         if unknown:
-            return None, f"{unknown} has no rule of values, and {found}"
+            return None, f"{unknown} has no rule of values, and {difference}"
         return problem, ""
 
     def _located(
-        self, gm: fx.GraphModule, old: GraphValues, new: GraphValues, found: Difference
+        self, gm: fx.GraphModule, old: GraphValues, new: GraphValues, difference: Difference
     ) -> tuple[Problem, Difference]:
         """Return the problem of the first node that makes a wrong value, and its difference."""
         mistakes = self.expressions.mistakes(gm, earlier_values(old, new), self._rewrites)
@@ -137,10 +137,10 @@ class Prover:
         node = wrong[0][0] if wrong else output_of(gm.graph)
         if wrong:
             _, before, after = wrong[0]
-            found = Difference(f"%{node.name}", before.body, after.body)
-        known = _named_before(old, found.before) | called_values(new, node)
-        found = replace(found, naming=Names(self.expressions.terms, known))
-        got, expected = found.sides
+            difference = Difference(f"%{node.name}", before.body, after.body)
+        known = _named_before(old, difference.before) | called_values(new, node)
+        difference = replace(difference, naming=Names(self.expressions.terms, known))
+        got, expected = difference.sides
         problem = Problem(
             node=node.name,
             source=str(origin_of(node)),
@@ -150,10 +150,10 @@ class Prover:
             hint="correct the pass, or let it declare the rewrite that it uses: docs/proofs.md "
             "says how to read expressions",
             line=format_node(node),
-            details=found.details,
+            details=difference.details,
             others=tuple(other.name for other, *_ in wrong[1:]),
         )
-        return problem, found
+        return problem, difference
 
     def _read(self, gm: fx.GraphModule) -> None:
         try:
@@ -208,9 +208,9 @@ def declares(current: Any) -> bool:
 
 def _of_outputs(old: Iterable[Value], new: Iterable[Value]) -> Difference | None:
     before, after = tuple(old), tuple(new)
-    for place, (one, other) in enumerate(zip(before, after, strict=False)):
-        if (one.shape, one.dtype, one.body) != (other.shape, other.dtype, other.body):
-            return Difference(f"result {place}", one.body, other.body)
+    for place, (left, right) in enumerate(zip(before, after, strict=False)):
+        if (left.shape, left.dtype, left.body) != (right.shape, right.dtype, right.body):
+            return Difference(f"result {place}", left.body, right.body)
     if len(before) == len(after):
         return None
     extra = max(before, after, key=len)[min(len(before), len(after))].body
@@ -222,12 +222,12 @@ def _of_states(
 ) -> Difference | None:
     for key, state in old.states.items():
         source, layer = key
-        what = f"layer {layer} of %{_name_of(source)}"
+        name = f"layer {layer} of %{_name_of(source)}"
         other = new.states.get(key)
         if other is None or other.term is not state.term:
-            return Difference(what, state.term, other and other.term)
+            return Difference(name, state.term, other and other.term)
         if other.interleaved != state.interleaved and not may_reorder:
-            return Difference(f"the order within heads of {what}", state.term, None)
+            return Difference(f"the order within heads of {name}", state.term, None)
     for key, state in new.states.items():
         if key not in old.states and not may_add:
             return Difference(f"layer {key[1]} of %{_name_of(key[0])}", None, state.term)

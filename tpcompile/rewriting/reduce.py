@@ -75,15 +75,15 @@ class Reducer:
         """
         before = list(_alike(node))
         low, high = 0, len(before)
-        found = best
+        shortest = best
         while low < high:
             middle = low if low == 0 and high == len(before) else (low + high) // 2
             smaller = self._tried(best, _bypass(node.name, before[middle].name))
             if smaller is not None:
-                found, high = smaller, middle
+                shortest, high = smaller, middle
             else:
                 low = middle + 1
-        return found
+        return shortest
 
     def _tried(self, gm: fx.GraphModule, edit: Edit) -> fx.GraphModule | None:
         """Return the edited graph if it is smaller, valid, and has the same error."""
@@ -135,9 +135,9 @@ def _as_input(name: str) -> Edit:
         node = _find(gm, name)
         assert node is not None
         with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
-            given = gm.graph.placeholder(f"{name}_in")
-        given.meta["type"] = type_of(node)
-        node.replace_all_uses_with(given)
+            placeholder = gm.graph.placeholder(f"{name}_in")
+        placeholder.meta["type"] = type_of(node)
+        node.replace_all_uses_with(placeholder)
 
     return edit
 
@@ -158,8 +158,8 @@ def _clean(gm: fx.GraphModule) -> None:
             gm.graph.erase_node(node)
     drop_unused_parameters(gm)
     info = info_of(gm)
-    kept = {tensor.name for node in parameters(gm.graph) for tensor in made_of(node)}
-    biases = frozenset(pair for pair in info.biases if kept.issuperset(pair))
+    tensors = {tensor.name for node in parameters(gm.graph) for tensor in made_of(node)}
+    biases = frozenset(pair for pair in info.biases if tensors.issuperset(pair))
     rotary = info.rotary if any(node.target == ROTARY for node in gm.graph.nodes) else None
     plan = info.plan and _plan_of(gm, info.plan)
     gm.meta["tpcompile"] = replace(info, biases=biases, rotary=rotary, plan=plan)

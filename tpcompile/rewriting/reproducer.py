@@ -30,9 +30,9 @@ def is_worth_reproducing(error: Exception) -> bool:
 def reproducer_of(graph: str, pipeline: str, error: Exception) -> str:
     """Return a reproducer: comments with the pipeline, and the text of the graph before it."""
     kind = "" if isinstance(error, CompileError) else f"{type(error).__name__}: "
-    said = " ".join(f"{kind}{error}".split())
-    shown = said if len(said) <= _SHOWN else said[:_SHOWN] + "…"
-    listed = ", ".join(f"{name} {own}" for name, own in versions().items())
+    message = " ".join(f"{kind}{error}".split())
+    shown = message if len(message) <= _SHOWN else message[:_SHOWN] + "…"
+    listed = ", ".join(f"{name} {number}" for name, number in versions().items())
     return (
         "# `tpcompile opt FILE` shows the error again, `tpcompile reduce FILE` shrinks the graph.\n"
         f"# error: {shown}\n# versions: {listed}\n{with_pipeline(graph, pipeline)}"
@@ -42,8 +42,8 @@ def reproducer_of(graph: str, pipeline: str, error: Exception) -> str:
 def pipeline_of(text: str) -> str | None:
     """Return the pipeline of a reproducer, or None for other text."""
     header = re.split(r"^graph ", text, maxsplit=1, flags=re.MULTILINE)[0]
-    found = _PIPELINE.search(header)
-    return found.group(1).strip() if found else None
+    match = _PIPELINE.search(header)
+    return match.group(1).strip() if match else None
 
 
 def with_pipeline(graph: str, pipeline: str) -> str:
@@ -53,13 +53,13 @@ def with_pipeline(graph: str, pipeline: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that a compilation depends on, and of Python."""
-    found = {}
+    numbers = {}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            numbers[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "without metadata"
-    return {**found, "Python": platform.python_version()}
+            numbers[name] = "without metadata"
+    return {**numbers, "Python": platform.python_version()}
 
 
 def write_reproducer(text: str) -> str:

@@ -26,23 +26,23 @@ class Report:
     matches: int = 0
     nearest: MissError | None = field(default=None)
 
-    def miss(self, miss: MissError, at: fx.Node | None = None) -> None:
-        """Record a refusal if it is the closest yet; store its reason on `at`, the unfused node."""
-        if at is not None:
-            keep_refusal(at, miss.depth, str(miss))
+    def miss(self, miss: MissError, node: fx.Node | None = None) -> None:
+        """Record a refusal if it is the closest yet; store its reason on the unfused `node`."""
+        if node is not None:
+            keep_refusal(node, miss.depth, str(miss))
         if self.nearest is None or miss.depth > self.nearest.depth:
             self.nearest = miss
 
-    def require(self, gm: fx.GraphModule, what: str, *produced: Any) -> Report:
+    def require(self, gm: fx.GraphModule, noun: str, *produced: Any) -> Report:
         """Raise PassError if nothing matched, unless the graph already has an op in `produced`."""
         if self.matches or any(node.target in produced for node in gm.graph.nodes):
             return self
         nearest = f"only the near miss {self.nearest}" if self.nearest else "no candidate"
         line = format_node(self.nearest.node) if self.nearest and self.nearest.node else ""
         raise PassError(
-            f"There is no {what} in the graph of {model_of(gm.graph)}",
+            f"There is no {noun} in the graph of {model_of(gm.graph)}",
             got=nearest + (f", in {line}" if line else ""),
-            expected=f"at least one {what}",
+            expected=f"at least one {noun}",
             hint="The model computes this in a form that tpcompile does not recognise",
         )
 
@@ -73,10 +73,10 @@ def rewrite_each(gm: fx.GraphModule, rules: Iterable[tuple[Call, Replacement]]) 
     """Run `rewrite` with every pattern and its replacement, one after the other."""
     report = Report()
     for pattern, replacement in rules:
-        found = rewrite(gm, pattern, replacement)
-        report.matches += found.matches
-        if found.nearest is not None:
-            report.miss(found.nearest)
+        next_report = rewrite(gm, pattern, replacement)
+        report.matches += next_report.matches
+        if next_report.nearest is not None:
+            report.miss(next_report.nearest)
     return report
 
 
@@ -113,9 +113,9 @@ def fuse_calls(gm: fx.GraphModule, target: Any) -> Report:
 
 def fuse_call(target: Any, graph: fx.Graph, node: fx.Node) -> None:
     """Replace the calls that end with `node` with a call of a composite op, or raise MissError."""
-    found = absorbed(SPECS[target].pattern, node)
+    bindings = absorbed(SPECS[target].pattern, node)
     with graph.inserting_before(node):
-        new = insert_bound(node, target, found)
+        new = insert_bound(node, target, bindings)
     replace(node, new)
     graph.erase_node(node)
 
@@ -156,13 +156,13 @@ def insert(like: fx.Node, target: Any, *args: Any, name: str | None = None) -> f
     return node
 
 
-def insert_bound(like: fx.Node, target: Any, found: Bindings) -> fx.Node:
+def insert_bound(like: fx.Node, target: Any, bound: Bindings) -> fx.Node:
     """Insert a call with its arguments by name; defaults at the end are left out."""
     spec = SPECS[target]
     names = list(spec.argument_names)
-    while names[-1] in spec.defaults and found.get(names[-1]) == spec.defaults[names[-1]]:
+    while names[-1] in spec.defaults and bound.get(names[-1]) == spec.defaults[names[-1]]:
         names.pop()
-    return insert(like, target, *(found[name] for name in names))
+    return insert(like, target, *(bound[name] for name in names))
 
 
 def insert_item(like: fx.Node, source: fx.Node, index: int, name: str) -> fx.Node:

@@ -136,8 +136,8 @@ def _attention_block(node: fx.Node) -> AttentionBlock:
 
 
 def _delta_block(node: fx.Node) -> DeltaBlock:
-    given = arguments_of(node)
-    parts = [_expect(given[name], aten.unflatten.int, node, "heads") for name in "qkv"]
+    bound = arguments_of(node)
+    parts = [_expect(bound[name], aten.unflatten.int, node, "heads") for name in "qkv"]
     items = [_expect(operand(part), operator.getitem, node, "channels") for part in parts]
     split = _expect(operand(items[0]), aten.split_with_sizes.default, node, "channels")
     if [(operand(item), item.args[1]) for item in items] != [(split, place) for place in range(3)]:
@@ -148,8 +148,8 @@ def _delta_block(node: fx.Node) -> DeltaBlock:
             expected="the channels of queries, keys and values, side by side in this order",
         )
     conv = _expect(operand(split), CAUSAL_CONV, node, "channels")
-    decay = _expect(given["decay"], DELTA_DECAY, node, "a decay")
-    sigmoid = _expect(given["beta"], aten.sigmoid.default, node, "a share")
+    decay = _expect(bound["decay"], DELTA_DECAY, node, "a decay")
+    sigmoid = _expect(bound["beta"], aten.sigmoid.default, node, "a share")
     norm = _only_user(node, GATED_RMS_NORM)
     return DeltaBlock(
         node,
@@ -164,8 +164,8 @@ def _delta_block(node: fx.Node) -> DeltaBlock:
 
 
 def _expert_block(node: fx.Node) -> ExpertBlock:
-    given = arguments_of(node)
-    items = [_expect(given[name], operator.getitem, node, "a choice") for name in ("scores", "ids")]
+    bound = arguments_of(node)
+    items = [_expect(bound[name], operator.getitem, node, "a choice") for name in ("scores", "ids")]
     choices = {operand(item) for item in items}
     choice = _expect(choices.pop(), TOP_EXPERTS, node, "a choice")
     if choices or [item.args[1] for item in items] != [0, 1]:
@@ -187,11 +187,11 @@ def _shared_expert(experts: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     (total,) = experts.users if len(experts.users) == 1 else (experts,)
     if total.target is not aten.add.Tensor:
         return None
-    gated = next((one for one in total.all_input_nodes if one is not experts), experts)
+    gated = next((value for value in total.all_input_nodes if value is not experts), experts)
     if gated.target is not aten.mul.Tensor:
         return None
-    gates = [one for one in gated.all_input_nodes if one.target is aten.sigmoid.default]
-    results = [one for one in gated.all_input_nodes if one.target is LINEAR]
+    gates = [value for value in gated.all_input_nodes if value.target is aten.sigmoid.default]
+    results = [value for value in gated.all_input_nodes if value.target is LINEAR]
     if len(gates) != 1 or len(results) != 1 or operand(results[0]).target is not SWIGLU:
         return None
     gate = _expect(operand(gates[0]), LINEAR, experts, "the gate of the shared expert")
@@ -229,9 +229,9 @@ def _expect(source: object, target: object, reader: fx.Node, role: str) -> fx.No
     assert isinstance(source, fx.Node)
     if source.target is not target:
         wanted = "a separate linear" if target is LINEAR else f"a result of {SPECS[target].name}"
-        whose = f"%{reader.name} of {model_of(reader.graph)}"
+        subject = f"%{reader.name} of {model_of(reader.graph)}"
         raise ShardingError(
-            f"{whose} cannot be sharded: {role} must be {wanted}",
+            f"{subject} cannot be sharded: {role} must be {wanted}",
             where=str(origin_of(source)),
             got=format_node(source),
             expected=f"{role} as {SPECS[target].name}",
@@ -269,15 +269,15 @@ def _only_user(node: fx.Node, target: object) -> fx.Node:
 
 def embedding_of(graph: fx.Graph) -> fx.Node:
     """Return the embedding that looks up the token ids."""
-    found: list[fx.Node] = [n for n in graph.nodes if n.target in EMBEDDINGS]
-    if len(found) != 1:
-        raise ShardingError(f"The graph has {len(found)} embeddings", expected="exactly one")
-    return found[0]
+    embeddings: list[fx.Node] = [n for n in graph.nodes if n.target in EMBEDDINGS]
+    if len(embeddings) != 1:
+        raise ShardingError(f"The graph has {len(embeddings)} embeddings", expected="exactly one")
+    return embeddings[0]
 
 
 def output_of(graph: fx.Graph) -> fx.Node:
-    found: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")
-    return found
+    output: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")
+    return output
 
 
 def head_of(graph: fx.Graph) -> fx.Node:

@@ -42,25 +42,25 @@ def stored_weights(
     stored = _stacked(module, _weights(module, config, scales, rounds))
     if not rounds:
         return stored
-    if not any(one.format.may_round for one in stored.values()):
+    if not any(weight.format.may_round for weight in stored.values()):
         raise UsageError(
             "Only linears with integers as weights round activations, and this model has none",
             got="activations='int8'",
             hint='Add weights="int8" or weights="int4", or omit activations',
         )
     return {
-        name: replace(one, format=one.format.rounding()) if one.format.may_round else one
-        for name, one in stored.items()
+        name: replace(item, format=item.format.rounding()) if item.format.may_round else item
+        for name, item in stored.items()
     }
 
 
 def _weights(
     module: nn.Module, config: Any, scales: Mapping[str, torch.dtype], rounds: bool
 ) -> dict[str, StoredWeight]:
-    found = getattr(config, "quantization_config", None)
-    if found is None:
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
         return {}
-    scheme = found.to_dict() if hasattr(found, "to_dict") else found
+    scheme = quantization.to_dict() if hasattr(quantization, "to_dict") else quantization
     if not isinstance(scheme, dict):
         refuse("", scheme, "an object")
     method = method_of(scheme)
@@ -74,25 +74,25 @@ def _weights(
 
 def _stacked(module: nn.Module, stored: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:
     """Return the weights, with experts stacked; those of a layer must be stored alike."""
-    found = dict(stored)
+    weights = dict(stored)
     first: dict[str, str] = {}
-    for one in model_linears(module):
-        own = f"{one.name}.weight"
-        if own == one.weight:
+    for linear in model_linears(module):
+        name = f"{linear.name}.weight"
+        if name == linear.weight:
             continue
-        example = first.setdefault(one.weight, own)
-        if stored.get(own) != stored.get(example):
-            formats = [stored[n].format if n in stored else "values" for n in (example, own)]
+        example = first.setdefault(linear.weight, name)
+        if stored.get(name) != stored.get(example):
+            formats = [stored[n].format if n in stored else "values" for n in (example, name)]
             raise UnsupportedError(
                 "The experts of a layer must be stored alike",
-                where=own,
+                where=name,
                 got=f"{formats[1]}, beside {formats[0]} of {example}",
                 expected="one format for all experts of a layer",
                 hint="Use the original checkpoint, in bfloat16 or float32",
             )
-        if own in found:
-            found[one.weight] = found.pop(own)
-    return found
+        if name in weights:
+            weights[linear.weight] = weights.pop(name)
+    return weights
 
 
 def encodings_of(tensors: Iterable[Tensor], stored: Mapping[str, StoredWeight]) -> Encodings:
@@ -103,13 +103,13 @@ def encodings_of(tensors: Iterable[Tensor], stored: Mapping[str, StoredWeight]) 
     for tensor in whole.values():
         if tensor.name not in stored:
             continue
-        own = stored[tensor.name]
-        for part in own.format.components:
-            codec = own.layout.codecs.get(part.suffix)
+        weight = stored[tensor.name]
+        for part in weight.format.components:
+            codec = weight.layout.codecs.get(part.suffix)
             if codec is not None:
                 components[tensor.name + part.suffix] = codec
         for module, shape in _linears_of(tensor):
-            for name, value in own.layout.known(shape, own.format.columns).items():
+            for name, value in weight.layout.known(shape, weight.format.columns).items():
                 if f"{module}.{name}" not in whole:
                     known[f"{module}.{name}"] = value
     return Encodings(components, known)
@@ -120,5 +120,5 @@ def _linears_of(tensor: Tensor) -> Iterator[tuple[str, tuple[int, ...]]]:
     stacked = list(linears_of(tensor.name, tensor.shape))
     if not stacked:
         yield tensor.name.rpartition(".")[0], tensor.shape
-    for one in stacked:
-        yield one.module, (one.rows[1] - one.rows[0], tensor.shape[2])
+    for linear in stacked:
+        yield linear.module, (linear.rows[1] - linear.rows[0], tensor.shape[2])

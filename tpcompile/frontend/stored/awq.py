@@ -50,8 +50,8 @@ def weights_of(
     """Return the weights of a scheme of AWQ."""
     require_all(_SCHEME, scheme)
     left = names_of_modules("modules_to_not_convert", scheme.get("modules_to_not_convert") or [])
-    found = {}
+    weights = {}
     for name, columns, dtype in linears_in_groups(module, scheme.get("group_size"), scales, left):
         stored = Format.grouped(Kind.INT4, dtype, columns, offsets=True)
-        found[f"{name}.weight"] = StoredWeight(stored, _LAYOUT)
-    return found
+        weights[f"{name}.weight"] = StoredWeight(stored, _LAYOUT)
+    return weights

@@ -92,9 +92,9 @@ def weights_of(
     if any(group.get("input_activations") is not None for group in groups.values()):
         log.warning(_WITH_ROUNDING if rounds else _WITHOUT_ROUNDING)
     ignored, targets = _Patterns(_patterns("ignore", scheme.get("ignore") or [])), _Patterns(groups)
-    for name, one in module.named_modules():
-        classes = class_names(type(one))
-        embeds = isinstance(one, nn.Embedding) and ignored.chosen(name, classes) is None
+    for name, part in module.named_modules():
+        classes = class_names(type(part))
+        embeds = isinstance(part, nn.Embedding) and ignored.chosen(name, classes) is None
         target = targets.chosen(name, classes) if embeds else None
         if target is not None:
             refuse("config_groups.targets", f"{target}, which names {name}", "linears only")
@@ -111,38 +111,38 @@ def weights_of(
 def _groups(scheme: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the group of each target; the last one if several groups have the same target."""
     groups = scheme.get("config_groups")
-    found = list(groups.values()) if isinstance(groups, dict) else []
-    if not found or not all(isinstance(one, dict) for one in found):
+    listed = list(groups.values()) if isinstance(groups, dict) else []
+    if not listed or not all(isinstance(group, dict) for group in listed):
         refuse("config_groups", groups, "groups with targets and weights")
     return {
-        target: one
-        for one in found
-        for target in _patterns("config_groups.targets", one.get("targets"))
+        target: group
+        for group in listed
+        for target in _patterns("config_groups.targets", group.get("targets"))
     }
 
 
 def _patterns(name: str, value: Any) -> list[str]:
     """Return names and regular expressions of modules."""
-    found = names_of_modules(name, value)
-    for one in found:
-        if one.startswith(_REGEX):
-            check_pattern(name, one.removeprefix(_REGEX), one)
-    return found
+    patterns = names_of_modules(name, value)
+    for pattern in patterns:
+        if pattern.startswith(_REGEX):
+            check_pattern(name, pattern.removeprefix(_REGEX), pattern)
+    return patterns
 
 
 class _Patterns:
     """Names of modules, regular expressions of them, and names of classes."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._plain = {one for one in patterns if not one.startswith(_REGEX)}
-        regular = sorted(one for one in patterns if one.startswith(_REGEX))
-        self._regular = {one: re.compile(one.removeprefix(_REGEX)) for one in regular}
+        self._plain = {pattern for pattern in patterns if not pattern.startswith(_REGEX)}
+        regular = sorted(pattern for pattern in patterns if pattern.startswith(_REGEX))
+        self._regular = {pattern: re.compile(pattern.removeprefix(_REGEX)) for pattern in regular}
 
     def chosen(self, name: str, classes: Sequence[str]) -> str | None:
         """Return the most specific one that names a module, matches its name or its class."""
         names = names_of_module(name)
-        named = [own for own in names if own in self._plain]
-        named += [one for one, regular in self._regular.items() if any(map(regular.match, names))]
+        named = [alias for alias in names if alias in self._plain]
+        named += [text for text, regular in self._regular.items() if any(map(regular.match, names))]
         return next(iter([*named, *sorted(self._plain.intersection(classes))]), None)
 
 
@@ -150,37 +150,37 @@ def _stored(
     scheme: Mapping[str, Any], group: Mapping[str, Any], whole: int, scales: torch.dtype
 ) -> StoredWeight:
     """Return how a weight is stored; `whole` is the number of its columns."""
-    given = group.get("weights")
-    if not isinstance(given, dict):
-        refuse("config_groups.weights", given, "an object")
+    weights = group.get("weights")
+    if not isinstance(weights, dict):
+        refuse("config_groups.weights", weights, "an object")
     require_all(_GROUP, group, "config_groups.")
-    require_all(_WEIGHTS, given, "config_groups.weights.")
+    require_all(_WEIGHTS, weights, "config_groups.weights.")
     name = group.get("format") or scheme["format"]
     if name == _MIXED:
         refuse("config_groups.format", None, f"one of {', '.join(_LAYOUTS)}, for each group")
-    layouts, offsets = _LAYOUTS[name], not given["symmetric"]
-    layout = layouts.get(given["num_bits"])
+    layouts, offsets = _LAYOUTS[name], not weights["symmetric"]
+    layout = layouts.get(weights["num_bits"])
     if layout is None:
         bits = " or ".join(map(str, layouts))
-        refuse("config_groups.weights.num_bits", given["num_bits"], f"{bits} with {name}")
+        refuse("config_groups.weights.num_bits", weights["num_bits"], f"{bits} with {name}")
     wanted = "float" if layout.kind == Kind.FP8 else "int"
-    if given["type"] != wanted:
-        refuse("config_groups.weights.type", given["type"], f"{wanted!r} with {name}")
-    columns, codecs = _groups_of(given, whole)
+    if weights["type"] != wanted:
+        refuse("config_groups.weights.type", weights["type"], f"{wanted!r} with {name}")
+    columns, codecs = _groups_of(weights, whole)
     if offsets and (codecs or layout.kind == Kind.FP8):
         refuse("config_groups.weights.symmetric", False, "True, for floats, tensors and blocks")
     layout = replace(layout, codecs={**layout.codecs, **codecs})
     return StoredWeight(Format.grouped(layout.kind, scales, columns, offsets=offsets), layout)
 
 
-def _groups_of(given: Mapping[str, Any], whole: int) -> tuple[int, dict[str, Codec]]:
+def _groups_of(weights: Mapping[str, Any], whole: int) -> tuple[int, dict[str, Codec]]:
     """Return the columns per scale, and the codec of scales that several rows share."""
-    match given["strategy"]:
+    match weights["strategy"]:
         case "group":
-            return columns_of(given.get("group_size"), whole), {}
+            return columns_of(weights.get("group_size"), whole), {}
         case "block":
             name = "config_groups.weights.block_structure"
-            rows, columns = block_of(name, given.get("block_structure"))
+            rows, columns = block_of(name, weights.get("block_structure"))
             return columns, {SCALE: OfRows("weight_scale", rows)}
         case "tensor":
             return 0, {SCALE: OfWeight("weight_scale", 1)}

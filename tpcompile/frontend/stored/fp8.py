@@ -44,11 +44,11 @@ def weights_of(
         rows, columns = block_of(_BLOCK, scheme[_BLOCK])
         codec = OfRows(_SCALES, rows)
     layout = Layout(Kind.FP8, {"": Finite("weight"), SCALE: codec})
-    found = {}
+    weights = {}
     for name in _converted(module, scheme.get(_LEFT)):
         dtype = scales.get(f"{name}.{_SCALES}", torch.float32)
-        found[f"{name}.weight"] = StoredWeight(Format.grouped(Kind.FP8, dtype, columns), layout)
-    return found
+        weights[f"{name}.weight"] = StoredWeight(Format.grouped(Kind.FP8, dtype, columns), layout)
+    return weights
 
 
 def _converted(module: nn.Module, left: Any) -> list[str]:
@@ -56,7 +56,7 @@ def _converted(module: nn.Module, left: Any) -> list[str]:
 
     Experts are left by the name of the module that has all of a layer, as in Hugging Face.
     """
-    linears = {one.name: one for one in model_linears(module)}
+    linears = {linear.name: linear for linear in model_linears(module)}
     if left is None:
         head = head_of(module)
         return [name for name in linears if name != head]
@@ -68,6 +68,6 @@ def _converted(module: nn.Module, left: Any) -> list[str]:
 
     @cache
     def converted(module: str) -> bool:
-        return all(should_convert_module(one, left) for one in names_of_module(module))
+        return all(should_convert_module(alias, left) for alias in names_of_module(module))
 
-    return [name for name, one in linears.items() if converted(one.module)]
+    return [name for name, linear in linears.items() if converted(linear.module)]

@@ -23,8 +23,8 @@ def weights_of(
     module: nn.Module, scheme: Mapping[str, Any], scales: Mapping[str, torch.dtype], rounds: bool
 ) -> dict[str, StoredWeight]:
     """Return the weights that are not stored as values."""
-    found = {}
-    linears = {f"{one.name}.weight" for one in model_linears(module)}
+    weights = {}
+    linears = {f"{linear.name}.weight" for linear in model_linears(module)}
     modules = dict(module.named_modules())
     for name, kind in _kinds_of(scheme).items():
         owner = modules.get(name.rpartition(".")[0])
@@ -35,11 +35,12 @@ def weights_of(
                 "tpcompile does not read weights of this kind",
                 where=name,
                 got=kind.name,
-                expected=", ".join(one.name for one in CONTENTS) + ", for linears and embeddings",
+                expected=", ".join(known.name for known in CONTENTS)
+                + ", for linears and embeddings",
                 hint="Use a file in another quantization, such as Q8_0 or Q4_K_M",
             )
-        found[name] = _stored(kind)
-    return found
+        weights[name] = _stored(kind)
+    return weights
 
 
 def _kinds_of(scheme: Mapping[str, Any]) -> dict[str, GgufKind]:
@@ -52,9 +53,9 @@ def _kinds_of(scheme: Mapping[str, Any]) -> dict[str, GgufKind]:
 def _stored(kind: GgufKind) -> StoredWeight:
     contents, block = CONTENTS[kind], kind.block
     codecs = {
-        one.suffix: Blocks(
-            _WEIGHT, block.bytes, block.columns // one.columns, contents.parts[one.suffix]
+        part.suffix: Blocks(
+            _WEIGHT, block.bytes, block.columns // part.columns, contents.parts[part.suffix]
         )
-        for one in contents.format.components
+        for part in contents.format.components
     }
     return StoredWeight(contents.format, Layout(contents.format.kind, codecs))

@@ -45,11 +45,11 @@ def weights_of(
     bits, symmetric = scheme["bits"], scheme["sym"]
     less = 0 if scheme.get("checkpoint_format") == "gptq_v2" else 1
     layout = _layout(bits, less, symmetric)
-    found = {}
+    weights = {}
     for name, columns, dtype in linears_in_groups(module, scheme.get("group_size"), scales):
         stored = Format.grouped(layout.kind, dtype, columns, offsets=not symmetric)
-        found[f"{name}.weight"] = StoredWeight(stored, layout)
-    return found
+        weights[f"{name}.weight"] = StoredWeight(stored, layout)
+    return weights
 
 
 def _layout(bits: int, less: int, symmetric: bool) -> Layout:
@@ -62,20 +62,20 @@ def _layout(bits: int, less: int, symmetric: bool) -> Layout:
 
     def known(weight: tuple[int, ...], columns: int) -> dict[str, Known]:
         rows, width = weight
-        each = columns or width
-        found = {
-            "g_idx": Known(_groups(width, each), ("I32", "I64"), hint=_UNORDERED),
+        group_columns = columns or width
+        tensors = {
+            "g_idx": Known(_groups(width, group_columns), ("I32", "I64"), hint=_UNORDERED),
             # Some tools write biases of zeros for linears that have none.
             "bias": Known(torch.zeros(()).expand(rows), ("F32", "F16", "BF16"), required=False),
         }
         if symmetric:
-            middle = torch.zeros((), dtype=torch.int8).expand(rows, width // each)
-            found["qzeros"] = Known(zeros.encoded(middle), ("I32",), hint=_ZEROS)
-        return found
+            middle = torch.zeros((), dtype=torch.int8).expand(rows, width // group_columns)
+            tensors["qzeros"] = Known(zeros.encoded(middle), ("I32",), hint=_ZEROS)
+        return tensors
 
     return Layout(kind, codecs, known)
 
 
 @cache
-def _groups(columns: int, each: int) -> torch.Tensor:
-    return torch.arange(columns, dtype=torch.int32) // each
+def _groups(columns: int, group_columns: int) -> torch.Tensor:
+    return torch.arange(columns, dtype=torch.int32) // group_columns

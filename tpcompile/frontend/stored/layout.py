@@ -58,17 +58,17 @@ Supported = Mapping[str, tuple[Any, ...]]
 """Properties of a configuration, and their supported values."""
 
 
-def require_all(supported: Supported, given: Mapping[str, Any], whose: str = "") -> None:
-    """Raise for the first property with another value; `whose` is the prefix of its name."""
+def require_all(supported: Supported, properties: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise for the first property with another value; `prefix` comes before its name."""
     for name, allowed in supported.items():
-        if given.get(name) not in allowed:
-            refuse(whose + name, given.get(name), " or ".join(map(repr, allowed)))
+        if properties.get(name) not in allowed:
+            refuse(prefix + name, properties.get(name), " or ".join(map(repr, allowed)))
 
 
 def columns_of(group_size: Any, whole: int) -> int:
     """Return the columns per group; raise unless they divide those of the weight."""
-    right = type(group_size) is int and 0 < group_size <= MOST_COLUMNS
-    if not right or whole % group_size:
+    valid = type(group_size) is int and 0 < group_size <= MOST_COLUMNS
+    if not valid or whole % group_size:
         refuse("group_size", group_size, f"a number that divides {whole} columns")
     return int(group_size)
 
@@ -76,8 +76,8 @@ def columns_of(group_size: Any, whole: int) -> int:
 def block_of(name: str, value: Any) -> tuple[int, int]:
     """Return the rows and columns that share a scale, given by a property of the configuration."""
     sizes = value if isinstance(value, list | tuple) else ()
-    right = len(sizes) == 2 and all(type(one) is int and one > 0 for one in sizes)
-    if not right or sizes[1] > MOST_COLUMNS:
+    valid = len(sizes) == 2 and all(type(size) is int and size > 0 for size in sizes)
+    if not valid or sizes[1] > MOST_COLUMNS:
         refuse(name, value, f"the rows and the columns of a block, at most {MOST_COLUMNS}")
     rows, columns = sizes
     return rows, columns
@@ -85,17 +85,17 @@ def block_of(name: str, value: Any) -> tuple[int, int]:
 
 def names_of_modules(name: str, value: Any) -> list[str]:
     """Return the names of modules that a property of the configuration has."""
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         refuse(name, value, "names of modules")
     return value
 
 
-def check_pattern(name: str, pattern: str, given: str) -> None:
+def check_pattern(name: str, pattern: str, value: str) -> None:
     """Raise unless a property of the configuration gives a regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:
-        refuse(name, given, f"a regular expression ({error})")
+        refuse(name, value, f"a regular expression ({error})")
 
 
 def refuse(name: str, value: Any, expected: str) -> NoReturn:
@@ -121,14 +121,14 @@ def linears_in_groups(
     `left` are the starts or the ends of the names of linears that stay.
     """
     head, ends = head_of(module), tuple(left)
-    for one in model_linears(module):
-        stays = one.name == head or any(
-            own.startswith(ends) or own.endswith(ends) for own in names_of_module(one.name)
+    for linear in model_linears(module):
+        stays = linear.name == head or any(
+            alias.startswith(ends) or alias.endswith(ends) for alias in names_of_module(linear.name)
         )
         if not stays:
-            whole = one.shape[1]
+            whole = linear.shape[1]
             columns = 0 if group_size == _WHOLE_ROWS else columns_of(group_size, whole)
-            yield one.name, columns, scales.get(f"{one.name}.scales", one.dtype)
+            yield linear.name, columns, scales.get(f"{linear.name}.scales", linear.dtype)
 
 
 _WHOLE_ROWS = -1

@@ -31,18 +31,18 @@ class Activation(IntEnum):
     function: Callable[[Any], Any]
 
     def __new__(cls, number: int, function: Callable[[Any], Any]) -> Activation:
-        one = int.__new__(cls, number)
-        one._value_ = number
-        one.function = function
-        return one
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.function = function
+        return member
 
     def of(self, *projections: Any) -> Any:
         """Compute act(gate) · up, or act(up) of an MLP without a gate."""
-        first, *others = projections
+        first, *up = projections
         active = self.function(first)
-        return active * others[0] if others else active
+        return active * up[0] if up else active
 
     def pattern(self, gated: bool) -> Call:
         """Return the calls between the projections and the down projection."""
-        found: Call = pattern_of(self.of, *(("gate", "up") if gated else ("up",)))
-        return found
+        call: Call = pattern_of(self.of, *(("gate", "up") if gated else ("up",)))
+        return call

@@ -87,8 +87,8 @@ def _across(
     if kind.layout_of(-1) is None:
         return [argmax(value) for value in values]
     pairs = [local_argmax(value, first_column(kind, rank)) for rank, value in enumerate(values)]
-    found = best_of(*(torch.stack(each) for each in zip(*pairs, strict=True)))
-    return [found.clone() for _ in values]
+    best = best_of(*(torch.stack(per_rank) for per_rank in zip(*pairs, strict=True)))
+    return [best.clone() for _ in values]
 
 
 def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
@@ -103,8 +103,8 @@ def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
 
 
 def _value(scope: Scope, logits: Value) -> Value:
-    kept = reduced(scope.terms, "argmax", logits, torch.long)
-    return Value(logits.shape[:-1], torch.long, kept.body)
+    index = reduced(scope.terms, "argmax", logits, torch.long)
+    return Value(logits.shape[:-1], torch.long, index.body)
 
 
 ARGMAX = define(argmax, rule=_rule, cost=_cost, across=_across, value=_value)

@@ -36,8 +36,8 @@ def attention(
     tokens = out.flatten(0, -3)  # before canonicalize there is a batch dimension of 1
     q, k, v = (heads.flatten(0, -3) for heads in (q, k, v))
     for start, stop in pairwise(starts.tolist()):
-        own = slice(start, stop)
-        tokens[own] = attend(q[own], k[own], v[own], scale, window, kv_heads)
+        rows = slice(start, stop)
+        tokens[rows] = attend(q[rows], k[rows], v[rows], scale, window, kv_heads)
     return out
 
 
@@ -64,8 +64,8 @@ def attend(
     if not new:
         return torch.empty_like(q)
     if new == 1:  # one row needs no mask, so the heads of a group can be rows
-        seen = slice(0 if window is None else max(0, length - window), length)
-        keys, values = (side[seen].transpose(0, 1).unsqueeze(0) for side in (k, v))
+        visible = slice(0 if window is None else max(0, length - window), length)
+        keys, values = (side[visible].transpose(0, 1).unsqueeze(0) for side in (k, v))
         query = q.view(1, shared, group, width)
         mixed = functional.scaled_dot_product_attention(query, keys, values, scale=scale)
         return mixed.reshape(1, heads, width)
@@ -112,8 +112,8 @@ def causal_mask(new: int, length: int, window: int | None, device: torch.device)
     An additive mask would need infinities, and zero times infinity is NaN.
     """
     before = length - new
-    seen = torch.ones(new, length, dtype=torch.bool, device=device).tril(before)
-    return seen if window is None else seen.triu(before + 1 - window)
+    mask = torch.ones(new, length, dtype=torch.bool, device=device).tril(before)
+    return mask if window is None else mask.triu(before + 1 - window)
 
 
 def attention_rule(

@@ -134,17 +134,17 @@ def composite(
         calls.append(_call(target, args))
         return calls[-1]
 
-    def run(interpret: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-        tensors = {n: k for n, k in given.items() if isinstance(k, ValueType | Value)}
+    def run(interpret: Callable[..., Any], bound: Mapping[str, Any]) -> Any:
+        tensors = {n: k for n, k in bound.items() if isinstance(k, ValueType | Value)}
         missing = [n for n, kind in types.items() if kind == "Tensor" and n not in tensors]
         if missing:
-            raise TypeError(f"{missing[0]} must be a tensor, got {given[missing[0]]}")
-        return _kind(body(**{**given, **{n: Operand(k, interpret) for n, k in tensors.items()}}))
+            raise TypeError(f"{missing[0]} must be a tensor, got {bound[missing[0]]}")
+        return _kind(body(**{**bound, **{n: Operand(k, interpret) for n, k in tensors.items()}}))
 
     @wraps(body)  # the explorer shows the body as the rule
-    def rule(**given: Any) -> Any:
-        check(**given)
-        return run(_infer, given)
+    def rule(**bound: Any) -> Any:
+        check(**bound)
+        return run(_infer, bound)
 
     pattern = run(trace, {n: _placeholder(n, kind, reasons or {}) for n, kind in types.items()})
     weights = tuple(call.args[1].name for call in calls if call.target is LINEAR)
@@ -216,12 +216,12 @@ def _localize(calls: Sequence[Call]) -> Localize | None:
             names = zip(spec.argument_names, (arg.name for arg in call.args), strict=False)
             owners.append((spec.rule, spec.localize, dict(names)))
 
-    def localize(result: Any, rank: int, **given: Any) -> dict[str, Any]:
+    def localize(result: Any, rank: int, **bound: Any) -> dict[str, Any]:
         local: dict[str, Any] = {}
         for rule, local_arguments, names in owners:
-            own = {name: given[outer] for name, outer in names.items()}
-            found = local_arguments(rule(**own), rank, **own)
-            local |= {names[name]: value for name, value in found.items()}
+            call_arguments = {name: bound[outer] for name, outer in names.items()}
+            localized = local_arguments(rule(**call_arguments), rank, **call_arguments)
+            local |= {names[name]: value for name, value in localized.items()}
         return local
 
     return localize if owners else None

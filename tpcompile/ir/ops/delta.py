@@ -44,10 +44,10 @@ def causal_conv(
     token.
     """
     out = torch.empty_like(x)
-    tokens, given = out.flatten(0, -2), x.flatten(0, -2)
+    tokens, inputs = out.flatten(0, -2), x.flatten(0, -2)
     for start, stop in pairwise(starts.tolist()):
-        before = given.new_zeros(weight.shape[-1] - 1, given.shape[-1])
-        tokens[start:stop] = convolved(torch.cat([before, given[start:stop]]), weight, bias)
+        before = inputs.new_zeros(weight.shape[-1] - 1, inputs.shape[-1])
+        tokens[start:stop] = convolved(torch.cat([before, inputs[start:stop]]), weight, bias)
     return out
 
 
@@ -97,9 +97,11 @@ def gated_delta_rule(
     q, k, v = (heads.flatten(0, -3) for heads in (q, k, v))
     decay, beta = decay.flatten(0, -2), beta.flatten(0, -2)
     for start, stop in pairwise(starts.tolist()):
-        own = slice(start, stop)
+        rows = slice(start, stop)
         state = new_state(k, v)
-        tokens[own] = delta_rule(q[own], k[own], v[own], decay[own], beta[own], state, k_heads)
+        tokens[rows] = delta_rule(
+            q[rows], k[rows], v[rows], decay[rows], beta[rows], state, k_heads
+        )
     return out
 
 
@@ -128,7 +130,7 @@ def delta_rule(
     operands = query, key, value, decay.float(), beta.float()
     results = []
     for start in range(0, len(v), CHUNK):
-        query, key, value, log, share = (one[start : start + CHUNK] for one in operands)
+        query, key, value, log, share = (operand[start : start + CHUNK] for operand in operands)
         update = _step if len(value) == 1 else _chunk
         results.append(update(query, key, value, log, share, state))
     return torch.cat(results).to(v.dtype) if results else torch.empty_like(v)
@@ -150,8 +152,8 @@ def _step(
 ) -> torch.Tensor:
     """Apply the recurrence to one token."""
     state *= decay[0].exp()[:, None, None]
-    kept = (state * key[0].unsqueeze(-1)).sum(-2)
-    delta = (value[0] - kept) * beta[0].unsqueeze(-1)
+    recalled = (state * key[0].unsqueeze(-1)).sum(-2)
+    delta = (value[0] - recalled) * beta[0].unsqueeze(-1)
     state += key[0].unsqueeze(-1) * delta.unsqueeze(-2)
     return (state * query[0].unsqueeze(-1)).sum(-2).unsqueeze(0)
 
@@ -169,7 +171,7 @@ def _chunk(
     What the tokens add to the state solves a triangular system: each replaces a share of what the
     state, with the additions of the tokens before it, returns for its key.
     """
-    query, key, value = (one.transpose(0, 1) for one in (query, key, value))
+    query, key, value = (operand.transpose(0, 1) for operand in (query, key, value))
     share = beta.t().unsqueeze(-1)
     total = decay.t().cumsum(-1)  # the logarithm of the decay since the start of the chunk
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()
@@ -242,8 +244,8 @@ def delta_rule_type(
     for name, gate in (("decay", decay), ("beta", beta)):
         require(gate.shape == v.shape[:-1], rule, f"{name} {gate}, v {v}", "one gate per head of v")
         layout = v.layout_of(-2)
-        own = gate.placement == REPLICATE if layout is None else gate.layout_of(-1) == layout
-        require(own, rule, f"{name} {gate}, v {v}", "the gates of a rank's own value heads")
+        matches = gate.placement == REPLICATE if layout is None else gate.layout_of(-1) == layout
+        require(matches, rule, f"{name} {gate}, v {v}", "the gates of a rank's own value heads")
     require(decay.dtype == torch.float32, rule, decay, "a decay in fp32")
     require(beta.dtype in (v.dtype, torch.float32), rule, beta, f"a share in {v.dtype} or fp32")
     check_starts(starts, rule)

@@ -71,19 +71,19 @@ class Routed(NamedTuple):
     """The numbers of the chosen experts, `[tokens, chosen]`."""
 
 
-def replayed(own: Routed, given: torch.Tensor, normalized: bool) -> torch.Tensor:
-    """Return the scores of the `given` experts of each token, in their order.
+def replayed(routed: Routed, ids: torch.Tensor, normalized: bool) -> torch.Tensor:
+    """Return the scores of the experts `ids` of each token, in their order.
 
     A token whose own choice is the same keeps its scores; otherwise its logits determine them.
     """
-    places = (given.unsqueeze(-1) == own.ids.unsqueeze(-2)).int().argmax(-1)
-    kept, others = own.scores.gather(-1, places), scores_of(own.logits, given, normalized)
-    return torch.where(same_experts(own.ids, given).unsqueeze(-1), kept, others)
+    places = (ids.unsqueeze(-1) == routed.ids.unsqueeze(-2)).int().argmax(-1)
+    scores, recomputed = routed.scores.gather(-1, places), scores_of(routed.logits, ids, normalized)
+    return torch.where(same_experts(routed.ids, ids).unsqueeze(-1), scores, recomputed)
 
 
-def same_experts(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def same_experts(ids: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return whether two choices are the same, in any order, for each token."""
-    return (ids.sort(-1).values == others.sort(-1).values).all(-1)
+    return (ids.sort(-1).values == other.sort(-1).values).all(-1)
 
 
 def experts(
@@ -103,10 +103,10 @@ def experts(
     weights of chosen experts are read.
     """
     total = torch.zeros_like(x, dtype=torch.float32)
-    for own, tokens, places in chosen(ids, first, len(down)):
-        gate, up = linear(x[tokens], gate_up[own]).chunk(2, -1)
+    for expert, tokens, places in chosen(ids, first, len(down)):
+        gate, up = linear(x[tokens], gate_up[expert]).chunk(2, -1)
         weights = scores[tokens, places].float().unsqueeze(-1)
-        total[tokens] += linear(swiglu(gate, up, silu), down[own]).float() * weights
+        total[tokens] += linear(swiglu(gate, up, silu), down[expert]).float() * weights
     return total.to(x.dtype)
 
 
@@ -119,9 +119,9 @@ def chosen(
     """
     numbers, counts = torch.unique(ids, return_counts=True)
     order = torch.argsort(ids.flatten(), stable=True)
-    for number, found in zip(numbers.tolist(), torch.split(order, counts.tolist()), strict=True):
+    for number, picks in zip(numbers.tolist(), torch.split(order, counts.tolist()), strict=True):
         if 0 <= number - first < count:
-            yield number - first, found // ids.shape[1], found % ids.shape[1]
+            yield number - first, picks // ids.shape[1], picks % ids.shape[1]
 
 
 def _top_experts_rule(
@@ -174,7 +174,7 @@ def _experts_rule(
 
 def _placement(gate_up: ValueType, down: ValueType) -> Placement:
     """Return the placement of the sum: of all experts, of some, or of some features of each."""
-    own, features = down.layout_of(0), down.layout_of(2)
+    whole, features = down.layout_of(0), down.layout_of(2)
     if gate_up.placement == down.placement == REPLICATE:
         return REPLICATE
     if isinstance(features, Layout):
@@ -182,9 +182,9 @@ def _placement(gate_up: ValueType, down: ValueType) -> Placement:
         split = gate_up.layout_of(1) == FusedLayout((features, features))
         wanted = "the same features of gate, of up and of the columns of down on a rank"
     else:
-        layout, split = own, own is not None and gate_up.layout_of(0) == own
+        layout, split = whole, whole is not None and gate_up.layout_of(0) == whole
         wanted = "one run of whole experts per rank, or some features of each"
-        split = split and isinstance(own, Layout) and all(len(part) == 1 for part in own.parts)
+        split = split and isinstance(whole, Layout) and all(len(part) == 1 for part in whole.parts)
     require(split, "experts", f"{gate_up}, {down}", wanted)
     assert isinstance(layout, Layout)
     overlap = layout.overlap()

@@ -36,8 +36,8 @@ class RoundingWeight:
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Apply the linear."""
         wide = None if bias is None else bias.float()
-        found = functional.linear(rounded(x, self.format, self.first), self.values, wide)
-        return found.to(x.dtype)
+        out = functional.linear(rounded(x, self.format, self.first), self.values, wide)
+        return out.to(x.dtype)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -111,4 +111,6 @@ def decoded_rows(
 
 def _named(stored: Format, parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the components of a weight by suffix."""
-    return {one.suffix: part for one, part in zip(stored.components, parts, strict=True)}
+    return {
+        component.suffix: part for component, part in zip(stored.components, parts, strict=True)
+    }

@@ -64,10 +64,10 @@ def local_map(
     assert isinstance(readers, Layout)
     group = readers.units // heads
     held = read.held(rank) if isinstance(read, Layout) else list(range(heads))
-    found = [held.index(head // group) for head in readers.held(rank)]
-    shared, rest = divmod(len(found), len(held))
-    even = not rest and found == [place // shared for place in range(len(found))]
-    return {} if even else {name: found}
+    places = [held.index(head // group) for head in readers.held(rank)]
+    shared, remainder = divmod(len(places), len(held))
+    even = not remainder and places == [place // shared for place in range(len(places))]
+    return {} if even else {name: places}
 
 
 def heads_read(readers: int, read: int, mapped: Sequence[int] | None) -> Sequence[int]:

@@ -109,7 +109,7 @@ def _parts(layout: object) -> str:
     """Return the units of each rank as text, such as `units 0:3 | 3:6`."""
     if not hasattr(layout, "parts"):
         return str(getattr(layout, "segments", layout or "whole"))
-    runs = ("+".join(f"{start}:{stop}" for start, stop in own) for own in layout.parts)
+    runs = ("+".join(f"{start}:{stop}" for start, stop in part) for part in layout.parts)
     return f"units {' | '.join(runs)}"
 
 

@@ -189,8 +189,8 @@ _normed = value_of_reference(rms_norm)
 
 def _add_rms_norm_value(scope: Scope, x: Value, residual: Value, **norm: Any) -> tuple[Value, ...]:
     if not scope.allows(NORM_BEFORE_ROUNDING):
-        both: tuple[Value, ...] = _added_and_normed(scope, x=x, residual=residual, **norm)
-        return both
+        outputs: tuple[Value, ...] = _added_and_normed(scope, x=x, residual=residual, **norm)
+        return outputs
     total = scope.interpret(aten.add.Tensor, (x, residual))
     rounded = cast(scope.terms, total, x.dtype)
     return _normed(scope, x=rounded, **norm), rounded

@@ -44,15 +44,17 @@ def paged_attention(
     out = torch.empty_like(q)
     sequences = zip(pairwise(starts.tolist()), lengths.tolist(), tables, strict=True)
     for (start, stop), length, table in sequences:
-        new, own = stop - start, slice(start, stop)
+        new, rows = stop - start, slice(start, stop)
         first = first_seen(new, length, window)
         if not new:
             continue
         if length == new and not is_rounded(cache):  # the cache need not be read
-            out[own] = attend(q[own], k[own], v[own], scale, window, kv_heads)
+            out[rows] = attend(q[rows], k[rows], v[rows], scale, window, kv_heads)
         else:
-            own_k, own_v = (read_tokens(one, table, first, length, block) for one in (keys, values))
-            out[own] = attend_rows(q[own], own_k, own_v, scale, window, kv_heads)
+            seen_k, seen_v = (
+                read_tokens(side, table, first, length, block) for side in (keys, values)
+            )
+            out[rows] = attend_rows(q[rows], seen_k, seen_v, scale, window, kv_heads)
     return out
 
 
@@ -143,8 +145,8 @@ def _rule(
 
 def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
     q, _, _, cache, *_ = operands
-    kept = stored_type(cache, q.shape[0])
-    return attention_cost(result, [q, kept, kept], rank)
+    stored = stored_type(cache, q.shape[0])
+    return attention_cost(result, [q, stored, stored], rank)
 
 
 PAGED_ATTENTION = define(

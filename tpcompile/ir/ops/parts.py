@@ -26,8 +26,8 @@ def select_rule(self: ValueType, dim: int, index: int) -> ValueType:
     extent = self.shape[dim]
     inside = isinstance(extent, str) or -extent <= index < extent
     require(inside, "dimension", f"index {index}", f"an index within the extent {extent} of {self}")
-    behind = isinstance(self.placement, Shard) and self.placement.dim > dim
-    return shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(behind))
+    is_after = isinstance(self.placement, Shard) and self.placement.dim > dim
+    return shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(is_after))
 
 
 def slice_rule(
@@ -60,8 +60,8 @@ def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
             kind,
             f"the same number of dimensions and the dtype of {first}",
         )
-        others = (*kind.shape[:dim], *kind.shape[dim + 1 :])
-        fits = others == (*first.shape[:dim], *first.shape[dim + 1 :])
+        other_extents = (*kind.shape[:dim], *kind.shape[dim + 1 :])
+        fits = other_extents == (*first.shape[:dim], *first.shape[dim + 1 :])
         require(fits, "concat", kind, f"the same other extents as {first}")
         extent = kind.shape[dim]
         require(
@@ -84,8 +84,8 @@ def stack_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
     for kind in tensors:
         require(kind == first, "stack", kind, f"the type of the first value, {first}")
     require(not isinstance(first.placement, Partial), "partial-nonlinear", first, "a summed value")
-    behind = isinstance(first.placement, Shard) and first.placement.dim >= dim
-    return shifted(first, (*first.shape[:dim], len(tensors), *first.shape[dim:]), int(behind))
+    is_after = isinstance(first.placement, Shard) and first.placement.dim >= dim
+    return shifted(first, (*first.shape[:dim], len(tensors), *first.shape[dim:]), int(is_after))
 
 
 def split_rule(
@@ -133,12 +133,12 @@ def _joined_segments(
     """Return the layouts of parts with these sizes, each of one or more segments, or None."""
     left, parts = list(segments), list[Layout | FusedLayout]()
     for size in sizes:
-        own: list[Layout] = []
-        while left and sum(segment.size for segment in own) < size:
-            own.append(left.pop(0))
-        if sum(segment.size for segment in own) != size:
+        part: list[Layout] = []
+        while left and sum(segment.size for segment in part) < size:
+            part.append(left.pop(0))
+        if sum(segment.size for segment in part) != size:
             return None
-        parts.append(own[0] if len(own) == 1 else FusedLayout(tuple(own)))
+        parts.append(part[0] if len(part) == 1 else FusedLayout(tuple(part)))
     return None if left else parts
 
 
@@ -147,7 +147,7 @@ def chunk_rule(self: ValueType, chunks: int, dim: int = 0) -> tuple[ValueType, .
     require(isinstance(extent, int), "split", self, "a known extent")
     assert isinstance(extent, int)
     size = -(-extent // chunks)
-    return split_rule(self, tuple(min(size, extent - at) for at in range(0, extent, size)), dim)
+    return split_rule(self, tuple(min(size, extent - low) for low in range(0, extent, size)), dim)
 
 
 def split_localize(
@@ -159,8 +159,8 @@ def split_localize(
 def rows_rule(self: ValueType, dim: int, index: ValueType) -> ValueType:
     dim = dim_of(self, dim)
     unsharded(self, dim, "index")
-    good = index.placement == REPLICATE and index.dims == 1
-    require(good, "rows", index, "a one-dimensional tensor of rows, replicated on every rank")
+    valid = index.placement == REPLICATE and index.dims == 1
+    require(valid, "rows", index, "a one-dimensional tensor of rows, replicated on every rank")
     require(index.dtype in _WHOLE_NUMBERS, "rows", index, "row numbers, not a mask")
     return shifted(self, (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :]), 0)
 

@@ -45,12 +45,12 @@ def resumed_conv(
     layer: int,
 ) -> torch.Tensor:
     """Compute the `causal_conv` of new tokens, after the tokens whose tails are stored."""
-    out, kept = torch.empty_like(x), weight.shape[-1] - 1
-    for own, is_new, old, new in _sequences(starts, lengths, read, write):
-        tail = x.new_zeros(kept, x.shape[-1]) if is_new else tails[layer, old]
-        inputs = torch.cat([tail, x[own]])
-        out[own] = convolved(inputs, weight, bias)
-        tails[layer, new] = inputs[len(inputs) - kept :]
+    out, tail_length = torch.empty_like(x), weight.shape[-1] - 1
+    for tokens, is_new, old, new in _sequences(starts, lengths, read, write):
+        tail = x.new_zeros(tail_length, x.shape[-1]) if is_new else tails[layer, old]
+        inputs = torch.cat([tail, x[tokens]])
+        out[tokens] = convolved(inputs, weight, bias)
+        tails[layer, new] = inputs[len(inputs) - tail_length :]
     return out
 
 
@@ -70,10 +70,12 @@ def resumed_delta_rule(
 ) -> torch.Tensor:
     """Compute the `gated_delta_rule` of new tokens, starting from the states."""
     out = torch.empty_like(v)
-    for own, is_new, old, new in _sequences(starts, lengths, read, write):
+    for tokens, is_new, old, new in _sequences(starts, lengths, read, write):
         state = states[layer, new]
         state.copy_(new_state(k, v) if is_new else states[layer, old])
-        out[own] = delta_rule(q[own], k[own], v[own], decay[own], beta[own], state, k_heads)
+        out[tokens] = delta_rule(
+            q[tokens], k[tokens], v[tokens], decay[tokens], beta[tokens], state, k_heads
+        )
     return out
 
 
@@ -81,7 +83,7 @@ def _sequences(
     starts: torch.Tensor, lengths: torch.Tensor, read: torch.Tensor, write: torch.Tensor
 ) -> Iterator[tuple[slice, bool, int, int]]:
     """Yield the tokens of each sequence with new ones, whether it is new, and its two states."""
-    numbers = (one.tolist() for one in (lengths, read, write))
+    numbers = (tensor.tolist() for tensor in (lengths, read, write))
     for (start, stop), length, old, new in zip(pairwise(starts.tolist()), *numbers, strict=True):
         if stop > start:
             yield slice(start, stop), length == stop - start, old, new

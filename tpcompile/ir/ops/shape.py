@@ -28,9 +28,9 @@ aten = torch.ops.aten
 FLATTEN, UNFLATTEN = aten.flatten.using_ints, aten.unflatten.int
 
 
-def unsharded(kind: ValueType, dim: int, doing: str) -> None:
+def unsharded(kind: ValueType, dim: int, action: str) -> None:
     if kind.layout_of(dim) is not None:
-        refuse("whole-axis", kind, f"dimension {dim} whole on every rank, to {doing} it")
+        refuse("whole-axis", kind, f"dimension {dim} whole on every rank, to {action} it")
 
 
 def shifted(kind: ValueType, shape: Sequence[Dim], moved: int) -> ValueType:
@@ -68,8 +68,8 @@ def view_rule(self: ValueType, size: tuple[Any, ...] = (), shape: Any = None) ->
         wanted,
         f"as many elements as {self}",
     )
-    rest = _product(total // known, left)
-    return ValueType(tuple(rest if extent == -1 else extent for extent in wanted), self.dtype)
+    inferred = _product(total // known, left)
+    return ValueType(tuple(inferred if extent == -1 else extent for extent in wanted), self.dtype)
 
 
 def _elements(shape: Iterable[Dim]) -> tuple[int, list[str]]:
@@ -103,15 +103,15 @@ def transpose_rule(self: ValueType, dim0: int, dim1: int) -> ValueType:
 
 def unsqueeze_rule(self: ValueType, dim: int) -> ValueType:
     dim = dim_of(self, dim, extra=1)
-    behind = isinstance(self.placement, Shard) and self.placement.dim >= dim
-    return shifted(self, (*self.shape[:dim], 1, *self.shape[dim:]), int(behind))
+    is_after = isinstance(self.placement, Shard) and self.placement.dim >= dim
+    return shifted(self, (*self.shape[:dim], 1, *self.shape[dim:]), int(is_after))
 
 
 def squeeze_rule(self: ValueType, dim: int) -> ValueType:
     dim = dim_of(self, dim)
     require(self.shape[dim] == 1, "squeeze", self, f"an extent of 1 in dimension {dim}")
-    behind = isinstance(self.placement, Shard) and self.placement.dim > dim
-    return shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(behind))
+    is_after = isinstance(self.placement, Shard) and self.placement.dim > dim
+    return shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(is_after))
 
 
 def expand_rule(self: ValueType, size: tuple[Any, ...], implicit: bool = False) -> ValueType:
@@ -144,8 +144,8 @@ def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueTy
     role = role_of_heads(self, dim, width)
     layout = self.layout_of(dim)
     if layout is None:
-        behind = isinstance(self.placement, Shard) and self.placement.dim > dim
-        return shifted(self, shape, int(behind)).in_role(role)
+        is_after = isinstance(self.placement, Shard) and self.placement.dim > dim
+        return shifted(self, shape, int(is_after)).in_role(role)
     whole = isinstance(layout, Layout) and layout.grain == width
     require(
         whole,
@@ -168,8 +168,8 @@ def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> Valu
     shape = (*self.shape[:start], outer * inner, *self.shape[end + 1 :])
     layout = self.layout_of(start)
     if layout is None:
-        behind = isinstance(self.placement, Shard) and self.placement.dim > end
-        return shifted(self, shape, -int(behind))
+        is_after = isinstance(self.placement, Shard) and self.placement.dim > end
+        return shifted(self, shape, -int(is_after))
     require(isinstance(layout, Layout), "flatten", self, "one logical axis")
     assert isinstance(layout, Layout)
     return ValueType(shape, self.dtype, Shard(start, layout.with_grain(layout.grain * inner)))

@@ -90,8 +90,8 @@ class OpSpec:
                 raise TypeError(f"the argument {name} is given twice")
             if name not in self.argument_names:
                 raise TypeError(f"{self.name} has no argument {name}")
-        given = {**self.defaults, **positional, **kwargs}
-        return {name: given[name] for name in self.argument_names if name in given}
+        arguments = {**self.defaults, **positional, **kwargs}
+        return {name: arguments[name] for name in self.argument_names if name in arguments}
 
     def call(self, bound: dict[str, Any]) -> Any:
         """Run the op on tensors of one rank."""
@@ -188,7 +188,7 @@ def package_of(node: fx.Node) -> str:
     """Return the package that declares the op of a node, or "" if it is tpcompile's own."""
     spec = spec_of(node)
     modules = (spec.reference, spec.rule) if spec else ()
-    packages = {str(getattr(one, "__module__", None)).partition(".")[0] for one in modules}
+    packages = {str(getattr(item, "__module__", None)).partition(".")[0] for item in modules}
     return next(iter(packages - _NO_PLUGINS), "")
 
 

@@ -19,26 +19,26 @@ def folded(names: Iterable[str]) -> list[str]:
     """Fold names that differ only in their first number, such as that of a layer."""
     groups: dict[tuple[str, str], list[int]] = {}
     for name in names:
-        found = _NUMBER.search(name)
-        ends = (name[: found.start()], name[found.end() :]) if found else (name, "")
-        groups.setdefault(ends, []).extend([int(found.group())] if found else [])
-    return [f"{first}{_numbers(found)}{last}" for (first, last), found in groups.items()]
+        match = _NUMBER.search(name)
+        ends = (name[: match.start()], name[match.end() :]) if match else (name, "")
+        groups.setdefault(ends, []).extend([int(match.group())] if match else [])
+    return [f"{first}{_numbers(numbers)}{last}" for (first, last), numbers in groups.items()]
 
 
-def _numbers(found: list[int]) -> str:
-    if len(found) < 2:
-        return "".join(map(str, found))
-    spans = texts_of_runs(found, "..")
+def _numbers(numbers: list[int]) -> str:
+    if len(numbers) < 2:
+        return "".join(map(str, numbers))
+    spans = texts_of_runs(numbers, "..")
     return "{" + ",".join(spans) + "}"
 
 
 def unfolded(text: str) -> list[str]:
     """Return the names that a folded name stands for. Raise ValueError if it is not valid."""
-    found = _FOLDED.search(text)
-    if found is None:
+    match = _FOLDED.search(text)
+    if match is None:
         return [text]
     numbers: list[int] = []
-    for part in found.group(1).split(","):
+    for part in match.group(1).split(","):
         span = _RANGE.fullmatch(part)
         if span is None:
             raise ValueError("numbers such as {0..3,5}")
@@ -46,4 +46,4 @@ def unfolded(text: str) -> list[str]:
         if last - first >= MOST_NAMES:
             raise ValueError(f"at most {MOST_NAMES:,} names")
         numbers += range(first, last + 1)
-    return [f"{text[: found.start()]}{number}{text[found.end() :]}" for number in numbers]
+    return [f"{text[: match.start()]}{number}{text[match.end() :]}" for number in numbers]

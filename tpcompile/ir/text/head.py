@@ -77,9 +77,9 @@ class Head:
             self.info.biases |= set(_biases(line))
 
     def _layout(self, line: Scanner) -> None:
-        found = line.match(_LAYOUT, "the name of a layout")
-        if found.group() in self.layouts:
-            raise line.refusal(f"The layout {found.group()} is defined twice")
+        match = line.match(_LAYOUT, "the name of a layout")
+        if match.group() in self.layouts:
+            raise line.refusal(f"The layout {match.group()} is defined twice")
         line.expect(" = ")
         units = line.integer("a number of units")
         if not 0 < units <= _MOST_UNITS:
@@ -89,16 +89,16 @@ class Head:
         while line.accept(" | "):
             parts.append(_part(line, units))
         line.expect_end()
-        self.layouts[found.group()] = Layout(found.group(1), units, 1, tuple(parts))
+        self.layouts[match.group()] = Layout(match.group(1), units, 1, tuple(parts))
 
     def _plan(self, line: Scanner) -> None:
         types = TypeParser(self.layouts, self.info.tp)
-        found = [types.layout(line, None)]
+        parsed = [types.layout(line, None)]
         if line.accept(" ") and not line.sees(": "):
-            found.append(types.layout(line, None))
+            parsed.append(types.layout(line, None))
             line.expect(" ")
-        layouts = [layout for layout in found if isinstance(layout, Layout)]
-        if len(layouts) != len(found):
+        layouts = [layout for layout in parsed if isinstance(layout, Layout)]
+        if len(layouts) != len(parsed):
             raise line.refusal("A plan has no fused layouts")
         plan = self.info.plan or Plan(self.info.tp, {}, {}, layouts[0])
         if line.at_end():
@@ -136,28 +136,28 @@ def _object(line: Scanner) -> str:
     start = line.place
     text = line.rest()
     try:
-        found = json.loads(text)
+        config = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        config = None
+    if not isinstance(config, dict):
         line.place = start
         raise line.refusal("The configuration is not valid", "an object in JSON")
-    return json.dumps(found, sort_keys=True)
+    return json.dumps(config, sort_keys=True)
 
 
 def _part(line: Scanner, units: int) -> tuple[Interval, ...]:
     """Read the units of a rank."""
-    found: list[Interval] = []
-    while not found or (line.sees(" ") and not line.sees(" | ")):
-        if found:
+    intervals: list[Interval] = []
+    while not intervals or (line.sees(" ") and not line.sees(" | ")):
+        if intervals:
             line.expect(" ")
         start = line.integer("the first unit")
         line.expect("-")
         stop = line.integer("the last unit")
         if not start < stop <= units:
             raise line.refusal(f"{start}-{stop} is not inside of the {units} units")
-        found.append((start, stop))
-    return tuple(found)
+        intervals.append((start, stop))
+    return tuple(intervals)
 
 
 def _users(line: Scanner) -> Iterator[str]:

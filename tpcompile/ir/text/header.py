@@ -60,8 +60,8 @@ def _plan(plan: Plan, names: LayoutNames) -> Iterator[str]:
         users.setdefault(f"{written(heads.queries)} {written(heads.keys)}", []).append(name)
     for name, layout in plan.ffn.items():
         users.setdefault(written(layout), []).append(name)
-    for layouts, found in users.items():
-        yield f"{layouts} : {', '.join(f'%{name}' for name in folded(found))}"
+    for layouts, user_names in users.items():
+        yield f"{layouts} : {', '.join(f'%{name}' for name in folded(user_names))}"
     yield written(plan.vocab)
 
 

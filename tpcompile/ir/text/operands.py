@@ -83,12 +83,12 @@ class OperandParser:
     def _list(self, line: Scanner, depth: int) -> list[Any]:
         if depth > _DEEPEST:
             raise line.refusal("The list is nested too deeply")
-        found: list[Any] = []
+        items: list[Any] = []
         while not line.accept("]"):
-            if found:
+            if items:
                 line.expect(", ")
-            found.append(self.any(line, depth + 1))
-        return found
+            items.append(self.any(line, depth + 1))
+        return items
 
     def value(self, line: Scanner) -> fx.Node:
         """Read the name of a value that a line before has defined."""

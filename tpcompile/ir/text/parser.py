@@ -116,11 +116,11 @@ class _Parser:
         line.expect(" = ")
         if (line.sees("input :")) != (self._section == INPUTS):
             raise line.refusal(f"The section {self._section!r} has only other lines")
-        made = self._made(line, name)
+        builder = self._made(line, name)
         line.expect(" : ")
         kind = self._types.any(line)
         origin = replace(_origin(line), layer=self._layer)
-        node = made(kind, origin)
+        node = builder(kind, origin)
         if node.name != name or not is_name(name):
             line.place = start
             raise line.refusal(f"%{name} is not a valid name for a value")
@@ -171,10 +171,10 @@ class _Parser:
         while line.accept(f"; rank {len(shards)}: "):
             shards.append(parser.recipe())
         line.expect(")")
-        made = self._with_shards(line, Parameter(kind, whole, tuple(shards)))
+        parameter = self._with_shards(line, Parameter(kind, whole, tuple(shards)))
 
         def node(kind: AnyType, origin: Origin) -> fx.Node:
-            return new_parameter(self._graph, name, made, origin, self._root)
+            return new_parameter(self._graph, name, parameter, origin, self._root)
 
         return node
 

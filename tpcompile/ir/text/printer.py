@@ -43,9 +43,9 @@ def format_graph(
     if rank is not None or layer is not None:
         nodes = [n for n in gm.graph.nodes if layer is None or _is_in(n, layer)]
         part = f"rank {rank} of {info.tp}" if rank is not None else f"layer {layer}, tp={info.tp}"
-        whose = part if rank is None or layer is None else f"{part}, layer {layer}"
+        selection = part if rank is None or layer is None else f"{part}, layer {layer}"
         lines = _lines(nodes, Printer(rank=rank, origins=origins))
-        return "\n".join([f"graph {quoted(info.name)} ({whose})", *lines]) + "\n"
+        return "\n".join([f"graph {quoted(info.name)} ({selection})", *lines]) + "\n"
     kinds = [node.meta["type"] for node in gm.graph.nodes if "type" in node.meta]
     names = names_of_layouts(info, [*kinds, *info.outputs])
     lines = _lines(gm.graph.nodes, Printer(names=names, origins=origins))
@@ -60,9 +60,9 @@ def _is_in(node: fx.Node, layer: int) -> bool:
 def _lines(nodes: Iterable[fx.Node], printer: Printer) -> Iterator[str]:
     section = ""
     for node in nodes:
-        found = section_of(node)
-        if found != section:
-            section = found
+        next_section = section_of(node)
+        if next_section != section:
+            section = next_section
             yield section
         yield "  " + printer.node(node)
 
@@ -113,8 +113,8 @@ class Printer:
         written = written_recipe(parameter.whole, shape)
         if parameter.shards == shards_of(parameter):
             return written
-        own = (f"rank {r}: {written_recipe(s, shape)}" for r, s in enumerate(parameter.shards))
-        return "; ".join((written, *own))
+        shards = (f"rank {r}: {written_recipe(s, shape)}" for r, s in enumerate(parameter.shards))
+        return "; ".join((written, *shards))
 
 
 def shards_of(parameter: Parameter) -> tuple[Any, ...]:

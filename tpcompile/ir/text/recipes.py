@@ -57,10 +57,10 @@ class RecipeParser:
         sources = [self._sliced()]
         dim = 0
         while line.accept(" ++"):
-            own = self._dim_of_sum()
-            if len(sources) > 1 and own != dim:
+            next_dim = self._dim_of_sum()
+            if len(sources) > 1 and next_dim != dim:
                 raise line.refusal("The dimensions of a concatenation differ", f"dim {dim}")
-            dim = own
+            dim = next_dim
             sources.append(self._sliced())
             self._check_alike(sources, dim)
         self._depth -= 1
@@ -82,7 +82,7 @@ class RecipeParser:
             )
 
     def _sliced(self) -> Recipe:
-        line, found = self._line, self._atom()
+        line, recipe = self._line, self._atom()
         while line.accept("["):
             dim = 0
             while line.accept(":, "):
@@ -90,19 +90,19 @@ class RecipeParser:
             start = line.integer("the first index")
             line.expect(":")
             stop = line.integer("the last index")
-            extent = self._extent(found, dim)
+            extent = self._extent(recipe, dim)
             if not start < stop <= extent:
                 raise line.refusal(f"The slice {start}:{stop} is not inside of {extent} indices")
             line.expect("]")
-            found = Slice(found, dim, start, stop)
-        return found
+            recipe = Slice(recipe, dim, start, stop)
+        return recipe
 
     def _atom(self) -> Recipe:
         line = self._line
         if line.accept("("):
-            found = self.recipe()
+            recipe = self.recipe()
             line.expect(")")
-            return found
+            return recipe
         if line.accept("permute("):
             return self._permute()
         if line.accept("pad("):

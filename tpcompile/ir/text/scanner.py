@@ -27,10 +27,10 @@ class Scanner:
 
     def refusal(self, message: str, expected: str = "", hint: str = "") -> UsageError:
         """Return an error that shows the text from here on."""
-        rest = self.text[self.place :]
-        shown = rest if len(rest) <= _SHOWN else rest[:_SHOWN] + "…"
+        remaining = self.text[self.place :]
+        shown = remaining if len(remaining) <= _SHOWN else remaining[:_SHOWN] + "…"
         where = f"line {self.number}, column {self.indent + self.place + 1}"
-        got = repr(shown) if rest else "the end of the line"
+        got = repr(shown) if remaining else "the end of the line"
         return UsageError(message, where=where, got=got, expected=expected, hint=hint)
 
     def at_end(self) -> bool:
@@ -41,9 +41,9 @@ class Scanner:
 
     def accept(self, word: str) -> bool:
         """Skip a word if it comes next."""
-        found = self.sees(word)
-        self.place += len(word) if found else 0
-        return found
+        is_next = self.sees(word)
+        self.place += len(word) if is_next else 0
+        return is_next
 
     def expect(self, word: str) -> None:
         if not self.accept(word):
@@ -55,46 +55,46 @@ class Scanner:
 
     def match(self, pattern: re.Pattern[str], expected: str) -> re.Match[str]:
         """Read text that matches a pattern."""
-        found = pattern.match(self.text, self.place)
-        if found is None:
+        match = pattern.match(self.text, self.place)
+        if match is None:
             raise self.refusal("The line is not valid", expected=expected)
-        self.place = found.end()
-        return found
+        self.place = match.end()
+        return match
 
     def rest(self) -> str:
         """Read the rest of the line."""
-        found = self.text[self.place :]
+        remaining = self.text[self.place :]
         self.place = len(self.text)
-        return found
+        return remaining
 
-    def integer(self, what: str) -> int:
+    def integer(self, expected: str) -> int:
         """Read an integer of at least 0."""
         start = self.place
-        found = self.match(_INTEGER, what).group()
-        if len(found) > MOST_DIGITS:
+        digits = self.match(_INTEGER, expected).group()
+        if len(digits) > MOST_DIGITS:
             self.place = start
-            raise self.refusal(f"A number must have at most {MOST_DIGITS} digits", what)
-        return int(found)
+            raise self.refusal(f"A number must have at most {MOST_DIGITS} digits", expected)
+        return int(digits)
 
-    def name(self, what: str) -> str:
+    def name(self, expected: str) -> str:
         """Read a name, which may be quoted."""
         if not self.sees('"'):
-            return self.match(BARE, what).group()
+            return self.match(BARE, expected).group()
         start = self.place
-        found = self.match(QUOTED, what).group()
+        quoted = self.match(QUOTED, expected).group()
         try:
-            name: str = json.loads(found)
+            name: str = json.loads(quoted)
         except ValueError as error:
             self.place = start
             raise self.refusal("A quoted name is not valid", "a string as in JSON") from error
         return name
 
-    def integers(self, close: str, what: str) -> tuple[int, ...]:
+    def integers(self, close: str, expected: str) -> tuple[int, ...]:
         """Read integers between commas up to a closing word."""
         if self.accept(close):
             return ()
-        found = [self.integer(what)]
+        numbers = [self.integer(expected)]
         while not self.accept(close):
             self.expect(", ")
-            found.append(self.integer(what))
-        return tuple(found)
+            numbers.append(self.integer(expected))
+        return tuple(numbers)

@@ -55,12 +55,12 @@ class TypeParser:
     def any(self, line: Scanner) -> AnyType:
         """Read a type, and check that it has the form in which it is printed."""
         start = line.place
-        found = self._any(line)
-        wanted = format_type(found, names=self._names)
+        kind = self._any(line)
+        wanted = format_type(kind, names=self._names)
         if line.text[start : line.place] != wanted:
             line.place = start
             raise line.refusal("The parts of a type do not agree with each other", wanted)
-        return found
+        return kind
 
     def _any(self, line: Scanner) -> AnyType:
         if line.accept("int "):
@@ -82,9 +82,9 @@ class TypeParser:
             if shape:
                 line.expect(", ")
             shape.append(_extent(line))
-            own = _PARTS.match(line.text, line.place)
-            parts.append(own.group() if own else "")
-            line.place = own.end() if own else line.place
+            match = _PARTS.match(line.text, line.place)
+            parts.append(match.group() if match else "")
+            line.place = match.end() if match else line.place
         line.expect(" ")
         placement = self._placement(line, shape, parts)
         stored = _format(line)
@@ -113,21 +113,21 @@ class TypeParser:
     def layout(self, line: Scanner, extent: Dim | None) -> Layout | FusedLayout:
         """Read a layout of an extent, or of the number of its units if no extent is given."""
         start = line.place
-        found: list[Layout] = []
+        layouts: list[Layout] = []
         grains: list[int] = []
-        while not found or line.accept("+"):
-            found.append(self._named(line))
+        while not layouts or line.accept("+"):
+            layouts.append(self._named(line))
             if line.accept("*"):
                 grains.append(line.integer("the elements of a unit"))
-        units = sum(layout.units for layout in found)
+        units = sum(layout.units for layout in layouts)
         if not grains:
             size = units if extent is None else extent
             whole = isinstance(size, int) and units and size % units == 0
-            grains = [size // units] * len(found) if whole else []  # type: ignore[operator]
-        if len(grains) != len(found) or 0 in grains:
+            grains = [size // units] * len(layouts) if whole else []  # type: ignore[operator]
+        if len(grains) != len(layouts) or 0 in grains:
             line.place = start
             raise line.refusal(f"The layout does not fit an extent of {extent}")
-        segments = [layout.with_grain(g) for layout, g in zip(found, grains, strict=True)]
+        segments = [layout.with_grain(g) for layout, g in zip(layouts, grains, strict=True)]
         return segments[0] if len(segments) == 1 else FusedLayout(tuple(segments))
 
     def _named(self, line: Scanner) -> Layout:
@@ -151,11 +151,11 @@ def _extent(line: Scanner) -> Dim:
 def read_dtype(line: Scanner) -> torch.dtype:
     start = line.place
     name = line.match(SYMBOL, "a dtype").group()
-    found = DTYPES.get(name, getattr(torch, name, None))
-    if not isinstance(found, torch.dtype):
+    dtype = DTYPES.get(name, getattr(torch, name, None))
+    if not isinstance(dtype, torch.dtype):
         line.place = start
         raise line.refusal(f"{name} is not a dtype", f"one of {', '.join(DTYPES)}")
-    return found
+    return dtype
 
 
 def _format(line: Scanner) -> Format | None:
@@ -209,12 +209,12 @@ def _head_parts(line: Scanner) -> Iterator[Run]:
 
 
 def _named(line: Scanner, *names: str) -> list[int]:
-    found = []
+    numbers = []
     for number, name in enumerate(names):
         line.expect(f", {name}=" if number else f"{name}=")
-        found.append(line.integer(f"the {name}"))
+        numbers.append(line.integer(f"the {name}"))
     line.expect(")")
-    return found
+    return numbers
 
 
 def _run(line: Scanner) -> tuple[int, int]:

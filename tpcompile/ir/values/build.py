@@ -104,7 +104,7 @@ def called(
 ) -> tuple[Value, ...]:
     """Return the results, each a shape and a dtype, of an op on whole values, and on a state."""
     head, args = call_of(name, bound)
-    operands = [terms.whole(*each) for each in args]
+    operands = [terms.whole(*arg) for arg in args]
     source = terms.call(head, operands if state is None else [*operands, state])
     return tuple(
         Value(shape, dtype, terms.read(source, own_indices(shape), place, dtype))

@@ -34,14 +34,14 @@ class Change:
 
     __slots__ = ("_deep", "_done", "_keys", "_local", "_moved", "by", "shift")
 
-    def __init__(self, by: dict[Name, Index], shift: int = 0) -> None:
-        self.by, self.shift = by, shift
-        names = (*by, *(name for index in by.values() for name in names_of(index)))
+    def __init__(self, indices: dict[Name, Index], shift: int = 0) -> None:
+        self.by, self.shift = indices, shift
+        names = (*indices, *(name for index in indices.values() for name in names_of(index)))
         self._local = bool(shift) or any(kind == BOUND for kind, _ in names)
-        self._keys = None if any(kind == BOUND for kind, _ in by) else frozenset(by)
+        self._keys = None if any(kind == BOUND for kind, _ in indices) else frozenset(indices)
         self._done: dict[int, dict[Term, Term]] = defaultdict(dict)
         self._moved: dict[int, dict[tuple[Index, ...], tuple[Index, ...]]] = defaultdict(dict)
-        self._deep: dict[int, dict[Name, Index]] = {0: by}
+        self._deep: dict[int, dict[Name, Index]] = {0: indices}
 
     def under(self, depth: int) -> dict[Name, Index]:
         """Return the replacement within this number of further binders."""
@@ -75,7 +75,7 @@ class Change:
 
 def replaced(
     index: Index,
-    by: Mapping[Name, Index],
+    replacements: Mapping[Name, Index],
     compute: Callable[[Any], Any],
     depth: int = 0,
     shift: int = 0,
@@ -84,17 +84,17 @@ def replaced(
 
     Bound variables from `depth` on that are not replaced are renamed by `shift`.
     """
-    if not shift and not any(map(_is_replaced, index.digits, repeat(by))):
+    if not shift and not any(map(_is_replaced, index.digits, repeat(replacements))):
         return index
     parts = [constant(index.constant)]
     for factor, of, divisor, modulus in index.digits:
         kind, name, extent = of
         if kind != COMPUTED:
-            new = by.get((kind, name))
+            new = replacements.get((kind, name))
             if new is None and shift and kind == BOUND and name >= depth:
                 of = Variable(kind, name + shift, extent)
         elif isinstance(name, Inexact):
-            inner = replaced(name.dividend, by, compute, depth, shift)
+            inner = replaced(name.dividend, replacements, compute, depth, shift)
             new = divided(inner, name.divisor)[name.remainder]
         else:
             new = variable(COMPUTED, compute(name), extent)
@@ -109,9 +109,9 @@ def replaced(
     return plus(*parts)
 
 
-def _is_replaced(digit: Digit, by: Mapping[Name, Index]) -> bool:
+def _is_replaced(digit: Digit, replacements: Mapping[Name, Index]) -> bool:
     variable = digit.variable
-    return variable[0] == COMPUTED or variable[:2] in by
+    return variable[0] == COMPUTED or variable[:2] in replacements
 
 
 def deeper(index: Index, depth: int) -> Index:

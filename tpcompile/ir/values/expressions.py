@@ -116,7 +116,7 @@ class Expressions:
         return scope
 
     def mistakes(
-        self, gm: fx.GraphModule, right: Mapping[fx.Node, Value], rewrites: frozenset[Rewrite]
+        self, gm: fx.GraphModule, expected: Mapping[fx.Node, Value], rewrites: frozenset[Rewrite]
     ) -> Iterator[tuple[fx.Node, Value, Value]]:
         """Yield each node whose value is wrong although its operands are right.
 
@@ -129,7 +129,7 @@ class Expressions:
                 continue
             scope.events = []
             values[node] = value = self._value(scope, node, values)
-            wanted = right.get(node)
+            wanted = expected.get(node)
             if wanted is not None and value.body is not wanted.body:
                 yield node, wanted, value
                 if wanted.shape == value.shape:
@@ -220,11 +220,11 @@ class Expressions:
             raise UnprovedError(f"{spec.name} overwrites an operand, and has no rule", node)
         kind = _plain_result(spec, bound) if node is None else type_of(node)
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        results = [(each.shape, each.dtype) for each in kinds if isinstance(each, ValueType)]
+        results = [(item.shape, item.dtype) for item in kinds if isinstance(item, ValueType)]
         if len(results) < len(kinds):
             raise UnprovedError(f"{spec.name} computes a number, and has no rule", node)
-        found = called(self.terms, spec.name, bound, *results)
-        return found if isinstance(kind, tuple) else found[0]
+        values = called(self.terms, spec.name, bound, *results)
+        return values if isinstance(kind, tuple) else values[0]
 
 
 def _plain_result(spec: OpSpec, bound: dict[str, Any]) -> AnyType:

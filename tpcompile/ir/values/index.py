@@ -118,27 +118,27 @@ def divided(index: Index, divisor: int) -> tuple[Index, Index]:
 
 
 def _divided(index: Index, divisor: int) -> tuple[Index, Index] | None:
-    first, rest = divmod(index.constant, divisor)
+    quotient_constant, remainder_constant = divmod(index.constant, divisor)
     quotient: list[Digit] = []
     remainder: list[Digit] = []
     for digit in index.digits:
-        factor, of, by, modulus = digit
+        factor, of, digit_divisor, modulus = digit
         if factor % divisor == 0:
-            quotient.append(Digit(factor // divisor, of, by, modulus))
+            quotient.append(Digit(factor // divisor, of, digit_divisor, modulus))
             continue
         split, odd = divmod(divisor, factor)
         if odd or factor < 0 or 0 < modulus <= split:
             remainder.append(digit)
             continue
-        if modulus and modulus % split and modulus != count_of(of, by):
+        if modulus and modulus % split and modulus != count_of(of, digit_divisor):
             return None
-        remainder.append(Digit(factor, of, by, split))
-        quotient.append(Digit(1, of, by * split, -(-modulus // split)))
-    low = Index(rest, tuple(remainder))
+        remainder.append(Digit(factor, of, digit_divisor, split))
+        quotient.append(Digit(1, of, digit_divisor * split, -(-modulus // split)))
+    low = Index(remainder_constant, tuple(remainder))
     least, end = bounds(low)
     if end is None or least < 0 or end > divisor:
         return None
-    return sum_of(first, quotient), sum_of(rest, remainder)
+    return sum_of(quotient_constant, quotient), sum_of(remainder_constant, remainder)
 
 
 def count_of(of: Variable, divisor: int) -> int:
@@ -155,11 +155,11 @@ def sum_of(constant: int, digits: Iterable[Digit]) -> Index:
     whole.sort(key=_order)
     joined: list[Digit] = []
     for digit in whole:
-        both = _joined(joined[-1], digit) if joined else None
-        if both is None:
+        combined = _joined(joined[-1], digit) if joined else None
+        if combined is None:
             joined.append(digit)
         else:
-            joined[-1] = both
+            joined[-1] = combined
     return Index(constant, tuple(joined)) if len(joined) == len(whole) else sum_of(constant, joined)
 
 

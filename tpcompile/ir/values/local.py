@@ -31,7 +31,7 @@ class LocalExpressions:
         except (OpaqueError, UnprovedError, RuleError):
             return []
         results = value if isinstance(value, tuple) else (value,)
-        return [shown(each.body, _DEEP) for each in results if isinstance(each, Value)]
+        return [shown(output.body, _DEEP) for output in results if isinstance(output, Value)]
 
     def _value(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
@@ -56,7 +56,7 @@ class LocalExpressions:
             return self._table.parameter(node)
         kind = type_of(node)
         if isinstance(kind, tuple):
-            return tuple(self._named(f"{node.name}.{n}", each) for n, each in enumerate(kind))
+            return tuple(self._named(f"{node.name}.{n}", member) for n, member in enumerate(kind))
         return self._named(node.name, kind)
 
     def _named(self, name: str, kind: ValueType | SymbolType) -> Any:

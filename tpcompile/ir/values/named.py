@@ -48,16 +48,16 @@ class Names:
 
         A correct guess gives the same object, so a wrong one yields no name, never a wrong name.
         """
-        own = own_indices(value.shape)
+        coordinates = own_indices(value.shape)
         if value.body is term:
-            return own
-        by = _bindings(value.body, term, own)
-        if by is None or len(by) < len(own):
+            return coordinates
+        bindings = _bindings(value.body, term, coordinates)
+        if bindings is None or len(bindings) < len(coordinates):
             return None
-        places = {(COORDINATE, n): index for n, index in by.items()}
+        places = {(COORDINATE, n): index for n, index in bindings.items()}
         if self._terms.replace(value.body, self._terms.change(places)) is not term:
             return None
-        return tuple(by[n] for n in range(len(own)))
+        return tuple(bindings[n] for n in range(len(coordinates)))
 
 
 class _Forms:
@@ -103,28 +103,28 @@ def _likeness(term: Term, depth: int) -> Any:
     return term.kind, head, term.dtype, tuple(parts)
 
 
-def _bindings(body: Term, term: Term, own: tuple[Index, ...]) -> dict[int, Index] | None:
+def _bindings(body: Term, term: Term, coordinates: tuple[Index, ...]) -> dict[int, Index] | None:
     """Return an index for each coordinate of a body, such that it may be a term."""
-    by: dict[int, Index] = {}
-    pairs, seen = [(body, term, 0)], {(body, term)}
-    while pairs and len(by) < len(own) and len(seen) < _MOST_PAIRS:
+    bindings: dict[int, Index] = {}
+    pairs, visited = [(body, term, 0)], {(body, term)}
+    while pairs and len(bindings) < len(coordinates) and len(visited) < _MOST_PAIRS:
         left, right, depth = pairs.pop()
         if left is right:
             for kind, n in left.free:
                 if kind == COORDINATE:
-                    by.setdefault(n, own[n])
+                    bindings.setdefault(n, coordinates[n])
             continue
         if _form(left) != _form(right) or left.kind in ("tensor", "input", "call", "whole"):
             return None
         inner = depth + binders_of(left)
-        found = [(*pair, inner) for pair in paired(left, right)]
-        for one, other in zip(left.indices, right.indices, strict=True):
-            _bind(by, one, other, depth)
-            numbers = zip(numbers_of(one), numbers_of(other), strict=False)
-            found += [(*pair, depth) for pair in numbers]
-        pairs += [each for each in found if each[:2] not in seen]
-        seen.update(each[:2] for each in found)
-    return by
+        inner_pairs = [(*pair, inner) for pair in paired(left, right)]
+        for index, other in zip(left.indices, right.indices, strict=True):
+            _bind(bindings, index, other, depth)
+            numbers = zip(numbers_of(index), numbers_of(other), strict=False)
+            inner_pairs += [(*pair, depth) for pair in numbers]
+        pairs += [pair for pair in inner_pairs if pair[:2] not in visited]
+        visited.update(pair[:2] for pair in inner_pairs)
+    return bindings
 
 
 def _form(term: Term) -> Any:
@@ -136,29 +136,29 @@ def paired(left: Term, right: Term) -> list[tuple[Term, Term]]:
     order = right.args
     if left.head in COMMUTATIVE:
         for depth in range(_LIKENESS, -1, -1):
-            own, others = ([_likeness(arg, depth) for arg in term.args] for term in (left, right))
-            straight, crossed = (sum(map(eq, own, each)) for each in (others, reversed(others)))
+            lefts, rights = ([_likeness(arg, depth) for arg in term.args] for term in (left, right))
+            straight, crossed = (sum(map(eq, lefts, keys)) for keys in (rights, reversed(rights)))
             if straight != crossed:
                 order = order if straight > crossed else order[::-1]
                 break
     return list(zip(left.args, order, strict=True))
 
 
-def _bind(by: dict[int, Index], own: Index, other: Index, depth: int) -> None:
+def _bind(bindings: dict[int, Index], index: Index, other: Index, depth: int) -> None:
     """Add the coordinates of an index to bindings, given the index that stands in its place."""
-    for digit in own.digits:
+    for digit in index.digits:
         if digit.variable.kind != COORDINATE or digit != _whole(digit):
             continue
-        if own == Index(0, (digit,)):
-            index = other
+        if index == Index(0, (digit,)):
+            replacement = other
         else:
-            same = [each for each in other.digits if each.coefficient == digit.coefficient]
+            same = [match for match in other.digits if match.coefficient == digit.coefficient]
             if len(same) != 1:
                 continue
-            extra = other.constant - own.constant if digit.coefficient == 1 else 0
-            index = Index(extra, (same[0]._replace(coefficient=1),))
-        if not any(kind == BOUND and place < depth for kind, place in names_of(index)):
-            by.setdefault(digit.variable.name, deeper(index, -depth))
+            extra = other.constant - index.constant if digit.coefficient == 1 else 0
+            replacement = Index(extra, (same[0]._replace(coefficient=1),))
+        if not any(kind == BOUND and place < depth for kind, place in names_of(replacement)):
+            bindings.setdefault(digit.variable.name, deeper(replacement, -depth))
 
 
 def _whole(digit: Digit) -> Digit:

@@ -89,9 +89,9 @@ def free_of(
             )
             for names in inner
         }
-    own = [name for index in indices for name in names_of(index)]
+    free_names = [name for index in indices for name in names_of(index)]
     if kind == "cases":
-        own.append(head[0])
-    if not own and len(inner) == 1:
+        free_names.append(head[0])
+    if not free_names and len(inner) == 1:
         return inner.pop()
-    return _NOTHING.union(own, *inner)
+    return _NOTHING.union(free_names, *inner)

@@ -43,10 +43,10 @@ def parameter_value(terms: Terms, recipe: Recipe, dtype: torch.dtype) -> Value:
 
 def _strided(sources: tuple[Recipe, ...], dim: int) -> int | None:
     """Return the distance of slices of equal size at equal distances, or None for others."""
-    first, *others = sources
-    if not others or not isinstance(first, Slice):
+    first, *later = sources
+    if not later or not isinstance(first, Slice):
         return None
-    second = others[0]
+    second = later[0]
     step = second.start - first.start if isinstance(second, Slice) else 0
     for place, source in enumerate(sources):
         if not isinstance(source, Slice) or source.dim != dim or source.source != first.source:
@@ -62,8 +62,8 @@ def _runs(terms: Terms, recipe: Concat, step: int, dtype: torch.dtype) -> Value:
     assert isinstance(first, Slice)
     shape = shape_of(recipe)
     indices = coordinates(shape)
-    run, rest = divided(indices[dim], first.stop - first.start)
-    indices[dim] = shifted(plus(times(run, step), rest), first.start)
+    run, offset = divided(indices[dim], first.stop - first.start)
+    indices[dim] = shifted(plus(times(run, step), offset), first.start)
     return viewed(terms, parameter_value(terms, first.source, dtype), shape, indices)
 
 

@@ -46,18 +46,18 @@ def rebuilt(terms: Terms, term: Term, change: Change, depth: int) -> Term:
 
 
 def _cases(terms: Terms, term: Term, change: Change, depth: int) -> Term:
-    (kind, own), extents = term.head
-    by = change.under(depth)
-    place = by.get((kind, own))
+    (kind, number), extents = term.head
+    replacements = change.under(depth)
+    place = replacements.get((kind, number))
     if place is None:
-        moved = own + (change.shift if kind == BOUND and own >= depth else 0)
+        moved = number + (change.shift if kind == BOUND and number >= depth else 0)
         name = (kind, moved)
-        if not any(name in names_of(index) for index in by.values()):
+        if not any(name in names_of(index) for index in replacements.values()):
             pieces = [terms.replace(piece, change, depth) for piece in term.args]
             return terms.cases(name, extents, pieces)
         place = variable(kind, moved, sum(extents))
     pieces = [
-        terms.replace(_closed(terms, piece, (kind, own), extent), change, depth + 1)
+        terms.replace(_closed(terms, piece, (kind, number), extent), change, depth + 1)
         for extent, piece in zip(extents, term.args, strict=True)
     ]
     return _picked(terms, place, extents, pieces)
@@ -100,8 +100,8 @@ def threshold_split(
     if not place.digits:
         return None
     high = max(place.digits, key=lambda digit: digit.coefficient)
-    rest = Index(0, tuple(digit for digit in place.digits if digit is not high))
-    low, end = bounds(rest)
+    lower = Index(0, tuple(digit for digit in place.digits if digit is not high))
+    low, end = bounds(lower)
     factor, of, divisor, modulus = high
     if of.kind == COMPUTED or not of.extent or end is None or low < 0:
         return None

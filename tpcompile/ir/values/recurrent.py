@@ -88,8 +88,8 @@ def _operands(
     """Return the operands, with a query and a key for each value head."""
     if k_heads is not None:
         raise OpaqueError("the map of heads of a rank follows from the layouts")
-    heads = [shared_heads(scope.terms, each, -2, v.shape[-2]) for each in (q, k)]
-    wide = {name: without_batch(each, 3) for name, each in zip("qkv", (*heads, v), strict=True)}
+    heads = [shared_heads(scope.terms, operand, -2, v.shape[-2]) for operand in (q, k)]
+    wide = {name: without_batch(item, 3) for name, item in zip("qkv", (*heads, v), strict=True)}
     gates = {"decay": without_batch(decay, 2), "beta": without_batch(beta, 2)}
     return {**wide, **gates, "starts": starts}
 
@@ -99,15 +99,15 @@ def _resumed(
     name: str,
     bound: dict[str, Any],
     sequences: dict[str, Value],
-    kept: Value,
+    states: Value,
     layer: int,
     like: Value,
 ) -> Value:
-    before = scope.state(kept, layer)
-    given = {**bound, **sequences}
-    result = _called(scope, RESUMED + name, given, like, before.term)
-    after = _called(scope, f"state after {name}", given, like, before.term)
-    scope.write(kept, layer, Kept(after.body.args[0]))
+    before = scope.state(states, layer)
+    operands = {**bound, **sequences}
+    result = _called(scope, RESUMED + name, operands, like, before.term)
+    after = _called(scope, f"state after {name}", operands, like, before.term)
+    scope.write(states, layer, Kept(after.body.args[0]))
     if not before.initial or not scope.allows(FROM_THE_START):
         return result
     scope.leave_out(result)

@@ -72,17 +72,17 @@ class Scope:
         value: Value | None = self._ask("input", name)
         return value
 
-    def state(self, kept: Value, layer: int) -> Kept:
+    def state(self, states: Value, layer: int) -> Kept:
         """Return the state of a layer, which is that before the step until it is written."""
-        known: Kept | None = self._ask("state", (kept.body, layer))
+        known: Kept | None = self._ask("state", (states.body, layer))
         if known is not None:
             return known
-        whole = self.terms.whole(kept.shape, kept.body)
+        whole = self.terms.whole(states.shape, states.body)
         return Kept(self.terms.call(("state", layer), [whole]), initial=True)
 
-    def write(self, kept: Value, layer: int, state: Kept) -> None:
+    def write(self, states: Value, layer: int, state: Kept) -> None:
         """Replace the state of a layer."""
-        self._do("write", (kept.body, layer), state)
+        self._do("write", (states.body, layer), state)
 
     def leave_out(self, value: Value) -> None:
         """Record a call, the value of which is that of another one under a rewrite."""
@@ -91,33 +91,33 @@ class Scope:
     def replay(self, events: Sequence[Event]) -> bool:
         """Repeat the actions of a call, if all of its questions have the same answers."""
         written: dict[Any, Kept] = {}
-        for kind, what, answer in events:
+        for kind, subject, answer in events:
             if kind == "write":
-                written[what] = answer
-            elif kind == "state" and what in written:
+                written[subject] = answer
+            elif kind == "state" and subject in written:
                 continue
-            elif kind != "leave out" and self._answer(kind, what) != answer:
+            elif kind != "leave out" and self._answer(kind, subject) != answer:
                 return False
-        for kind, what, answer in events:
+        for kind, subject, answer in events:
             if kind in ("write", "leave out"):
-                self._do(kind, what, answer)
+                self._do(kind, subject, answer)
             else:
-                self.events.append(Event(kind, what, answer))
+                self.events.append(Event(kind, subject, answer))
         return True
 
-    def _ask(self, kind: str, what: Any) -> Any:
-        answer = self._answer(kind, what)
-        self.events.append(Event(kind, what, answer))
+    def _ask(self, kind: str, subject: Any) -> Any:
+        answer = self._answer(kind, subject)
+        self.events.append(Event(kind, subject, answer))
         return answer
 
-    def _answer(self, kind: str, what: Any) -> Any:
+    def _answer(self, kind: str, subject: Any) -> Any:
         if kind == "allows":
-            return what in self.rewrites
-        return (self.inputs if kind == "input" else self.states).get(what)
+            return subject in self.rewrites
+        return (self.inputs if kind == "input" else self.states).get(subject)
 
-    def _do(self, kind: str, what: Any, answer: Any) -> None:
+    def _do(self, kind: str, subject: Any, answer: Any) -> None:
         if kind == "write":
-            self.states[what] = answer
+            self.states[subject] = answer
         else:
-            self.left_out[what] = None
-        self.events.append(Event(kind, what, answer))
+            self.left_out[subject] = None
+        self.events.append(Event(kind, subject, answer))

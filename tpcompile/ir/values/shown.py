@@ -60,19 +60,19 @@ def shown_difference(before: Term, after: Term, naming: Naming) -> tuple[str, st
 
     Terms that differ in their dtypes alone are shown with them.
     """
-    both = before, after
+    terms = before, after
     if before.kind == after.kind == "call" and before.args == after.args:
-        numbers = [_numbers(term.head) for term in both]
-        own, other = (
-            ", ".join(f"{key}={value}" for key, value in mine if (key, value) not in others)
-            for mine, others in (numbers, numbers[::-1])
+        numbers = [_numbers(term.head) for term in terms]
+        old, new = (
+            ", ".join(f"{key}={value}" for key, value in pairs if (key, value) not in other_pairs)
+            for pairs, other_pairs in (numbers, numbers[::-1])
         )
-        if own and other:
-            return own, other
-    own, other = shown_short(both, naming)
-    if own == other and before.dtype is not None and after.dtype is not None:
-        own, other = (f"{own} in {dtype_name(dtype)}" for dtype in (before.dtype, after.dtype))
-    return own, other
+        if old and new:
+            return old, new
+    old, new = shown_short(terms, naming)
+    if old == new and before.dtype is not None and after.dtype is not None:
+        old, new = (f"{old} in {dtype_name(dtype)}" for dtype in (before.dtype, after.dtype))
+    return old, new
 
 
 def _shown(term: Term, how: _How) -> str:
@@ -168,7 +168,7 @@ def _inner(before: Term, after: Term, naming: Naming, is_whole: bool) -> tuple[T
     """Return the different parts of two terms that are alike, or None."""
     if not _alike(before, after) or (not is_whole and naming(before) and naming(after)):
         return None
-    pairs = [(one, other) for one, other in _paired_parts(before, after) if one is not other]
+    pairs = [(old, new) for old, new in _paired_parts(before, after) if old is not new]
     if len(pairs) == 1:
         return pairs[0]
     crossed = _crossed(before, after)
@@ -184,8 +184,8 @@ def _crossed(before: Term, after: Term) -> tuple[Term, Term] | None:
     shared = set(before.args) & set(after.args)
     if len(shared) != 1:
         return None
-    (one,), (other,) = ([arg for arg in term.args if arg not in shared] for term in (before, after))
-    return one, other
+    (old,), (new,) = ([arg for arg in term.args if arg not in shared] for term in (before, after))
+    return old, new
 
 
 def _alike(before: Term, after: Term) -> bool:
@@ -209,12 +209,12 @@ def _numbers_of(term: Term) -> list[Term]:
 
 
 def _computed(index: Index) -> list[Term]:
-    found: list[Term] = []
+    terms: list[Term] = []
     for digit in index.digits:
         name = digit.variable.name
         if digit.variable.kind == COMPUTED:
-            found += _computed(name.dividend) if isinstance(name, Inexact) else [name]
-    return found
+            terms += _computed(name.dividend) if isinstance(name, Inexact) else [name]
+    return terms
 
 
 def _fixed(term: Term) -> Any:

@@ -127,8 +127,8 @@ class Terms:
         if head in COMMUTATIVE:
             operands.sort(key=_NUMBER)
         if head == "mul":
-            for one, other in (operands, operands[::-1]):
-                if one.kind == "const" and one.head == 1 and other.dtype == dtype:
+            for factor, other in (operands, operands[::-1]):
+                if factor.kind == "const" and factor.head == 1 and other.dtype == dtype:
                     return other  # a product with 1 is exact
         return self._term("element", head, tuple(operands), dtype=dtype)
 
@@ -231,11 +231,11 @@ class Terms:
                 return None
         return whole
 
-    def change(self, by: Mapping[Name, Index], shift: int = 0) -> Change:
-        key = shift, frozenset(by.items())
+    def change(self, replacements: Mapping[Name, Index], shift: int = 0) -> Change:
+        key = shift, frozenset(replacements.items())
         change = self._changes.get(key)
         if change is None:
-            change = self._changes[key] = Change(dict(by), shift)
+            change = self._changes[key] = Change(dict(replacements), shift)
         return change
 
     def replace(self, term: Term, change: Change, depth: int = 0) -> Term:
@@ -277,9 +277,9 @@ class Terms:
         known = change.moved(depth)
         moved = known.get(indices)
         if moved is None:
-            by, shift = change.under(depth), change.shift
+            replacements, shift = change.under(depth), change.shift
             compute = partial(self.replace, change=change, depth=depth)
-            parts = [replaced(index, by, compute, depth, shift) for index in indices]
+            parts = [replaced(index, replacements, compute, depth, shift) for index in indices]
             moved = known[indices] = tuple(parts)
         return moved
 

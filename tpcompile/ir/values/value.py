@@ -79,8 +79,8 @@ def at(terms: Terms, value: Value, indices: Sequence[Index]) -> Term:
     if change is None:
         pairs = zip(indices, coordinates(value.shape), value.shape, strict=True)
         axes = [(new, old) for new, old, extent in pairs if extent != 1]
-        by = {(COORDINATE, n): new for n, (new, old) in enumerate(axes) if new != old}
-        change = terms.changes_at[value.shape, tuple(indices)] = terms.change(by)
+        replacements = {(COORDINATE, n): new for n, (new, old) in enumerate(axes) if new != old}
+        change = terms.changes_at[value.shape, tuple(indices)] = terms.change(replacements)
     return terms.replace(value.body, change)
 
 
@@ -91,8 +91,8 @@ def viewed(terms: Terms, value: Value, shape: Sequence[Dim], indices: Sequence[I
 
 def last_bound(terms: Terms, value: Value) -> Term:
     """Return an element of a value whose last axis is bound by an op."""
-    others = coordinates(value.shape)[:-1]
-    return at(terms, value, [*others, variable(BOUND, 0, extent_of(value.shape[-1]))])
+    leading = coordinates(value.shape)[:-1]
+    return at(terms, value, [*leading, variable(BOUND, 0, extent_of(value.shape[-1]))])
 
 
 def broadcast_to(terms: Terms, value: Value, shape: Sequence[Dim]) -> Term:
@@ -102,7 +102,7 @@ def broadcast_to(terms: Terms, value: Value, shape: Sequence[Dim]) -> Term:
     return at(
         terms,
         value,
-        [ZERO if own == 1 else index for own, index in zip(value.shape, indices, strict=True)],
+        [ZERO if size == 1 else index for size, index in zip(value.shape, indices, strict=True)],
     )
 
 
@@ -167,8 +167,8 @@ def product(shape: Sequence[Dim], axes: Sequence[int]) -> tuple[int, tuple[str, 
     return total, tuple(sorted(symbols))
 
 
-def _smaller(one: tuple[int, tuple[str, ...]], other: tuple[int, tuple[str, ...]]) -> bool:
-    return (len(one[1]), one[0]) < (len(other[1]), other[0])
+def _smaller(left: tuple[int, tuple[str, ...]], right: tuple[int, tuple[str, ...]]) -> bool:
+    return (len(left[1]), left[0]) < (len(right[1]), right[0])
 
 
 def transposed(terms: Terms, value: Value, first: int, second: int) -> Value:
@@ -240,5 +240,5 @@ def stacked(terms: Terms, values: Sequence[Value], dim: int) -> Value:
     """Return values side by side along a new axis."""
     dim %= values[0].dims + 1
     shape = values[0].shape
-    each = [reshaped(terms, value, (*shape[:dim], 1, *shape[dim:])) for value in values]
-    return joined(terms, each, dim)
+    parts = [reshaped(terms, value, (*shape[:dim], 1, *shape[dim:])) for value in values]
+    return joined(terms, parts, dim)

@@ -30,8 +30,8 @@ def view(scope: Scope, self: Value, size: Sequence[Any] = (), shape: Any = None)
     total, symbols = product(self.shape, range(self.dims))
     if -1 in wanted:
         place = wanted.index(-1)
-        others = [axis for axis in range(len(wanted)) if axis != place]
-        known, named = product(wanted, others)
+        known_axes = [axis for axis in range(len(wanted)) if axis != place]
+        known, named = product(wanted, known_axes)
         left = [symbol for symbol in symbols if symbol not in named]
         factor = total // known
         wanted[place] = factor if not left else left[0] if factor == 1 else f"{factor}*{left[0]}"
@@ -61,8 +61,8 @@ def unflatten(scope: Scope, self: Value, dim: int, sizes: Sequence[int]) -> Valu
     dim %= self.dims
     parts = list(sizes)
     if -1 in parts:
-        rest, _ = product(parts, [n for n, size in enumerate(parts) if size != -1])
-        parts[parts.index(-1)] = extent_of(self.shape[dim]) // rest
+        known, _ = product(parts, [n for n, size in enumerate(parts) if size != -1])
+        parts[parts.index(-1)] = extent_of(self.shape[dim]) // known
     return reshaped(scope.terms, self, (*self.shape[:dim], *parts, *self.shape[dim + 1 :]))
 
 
@@ -120,7 +120,7 @@ def split(scope: Scope, self: Value, split_sizes: Sequence[int], dim: int = 0) -
 def chunk(scope: Scope, self: Value, chunks: int, dim: int = 0) -> tuple[Value, ...]:
     extent = extent_of(self.shape[dim % self.dims])
     size = -(-extent // chunks)
-    return split(scope, self, [min(size, extent - at) for at in range(0, extent, size)], dim)
+    return split(scope, self, [min(size, extent - start) for start in range(0, extent, size)], dim)
 
 
 def index_select(scope: Scope, self: Value, dim: int, index: Value) -> Value:

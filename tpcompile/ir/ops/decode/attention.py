@@ -51,8 +51,8 @@ def cached_attention(
     for row, (length, table) in enumerate(zip(lengths.tolist(), tables, strict=True)):
         first = 0 if window is None else max(0, length - window)
         k, v = (read_tokens(side, table, first, length, block) for side in (keys, values))
-        own = slice(row, row + 1)
-        out[own] = attend_rows(q[own], k, v, scale, window, kv_heads)
+        rows = slice(row, row + 1)
+        out[rows] = attend_rows(q[rows], k, v, scale, window, kv_heads)
     return out
 
 
@@ -125,7 +125,7 @@ Span = tuple[torch.Tensor, torch.Tensor]
 
 
 def merge(
-    one: Span,
+    span: Span,
     other: Span,
     exp: Callable[[torch.Tensor], torch.Tensor] = torch.exp,
     log: Callable[[torch.Tensor], torch.Tensor] = torch.log,
@@ -134,7 +134,7 @@ def merge(
 
     Merging with an empty span is a no-op; two empty spans give an empty span.
     """
-    (a, a_lse), (b, b_lse) = one, other
+    (a, a_lse), (b, b_lse) = span, other
     most = torch.maximum(a_lse, b_lse)
     empty = most == -torch.inf
     level = most.where(~empty, 0)  # infinity minus infinity is NaN
@@ -252,8 +252,8 @@ def _localize(result: Any, rank: int, q: ValueType, cache: ValueType, **_: Any) 
 def _cost(result: Any, operands: Sequence[ValueType], rank: int) -> Cost:
     """Return the cost of one token per token of context, as for attention."""
     q, cache = operands[:2]
-    kept = stored_type(cache, q.shape[0])
-    return attention_cost(q, [q, kept, kept], rank)
+    stored = stored_type(cache, q.shape[0])
+    return attention_cost(q, [q, stored, stored], rank)
 
 
 CACHED_ATTENTION = define(

@@ -27,8 +27,8 @@ def norm_experts(
 ) -> torch.Tensor:
     """Add the results of the experts of each normed row of `x`, multiplied by their scores."""
     normed = RMS_NORM(x, norm, eps, zero_centered)
-    found: torch.Tensor = EXPERTS(normed, scores, ids, gate_up, down, first)
-    return found
+    total: torch.Tensor = EXPERTS(normed, scores, ids, gate_up, down, first)
+    return total
 
 
 def shared_expert(

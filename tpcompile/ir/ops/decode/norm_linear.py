@@ -113,5 +113,7 @@ NORM_MLPS: Mapping[tuple[Activation, bool], Any] = {
     **{form: _norm_mlp(*form) for form in product(Activation, (True, False)) if form != _SWIGLU},
 }
 """The op of an MLP, up to the down projection, by its activation and whether it has a gate."""
-NORM_MLPS_APART: Mapping[Activation, Any] = {one: _norm_mlp_apart(one) for one in Activation}
+NORM_MLPS_APART: Mapping[Activation, Any] = {
+    activation: _norm_mlp_apart(activation) for activation in Activation
+}
 """The op of an MLP whose gate and up have a weight each, which may differ in format."""

@@ -84,10 +84,10 @@ def _across(
     residuals: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    each: Sequence[torch.Tensor | None] = biases or [None] * len(residuals)
+    rank_biases: Sequence[torch.Tensor | None] = biases or [None] * len(residuals)
     return [
         all_reduce_residual(values, residual, bias, tree_sum)
-        for residual, bias in zip(residuals, each, strict=True)
+        for residual, bias in zip(residuals, rank_biases, strict=True)
     ]
 
 
