@@ -114,8 +114,8 @@ def _status(words: list[str], alone: bool = False) -> int:
 def _command_first(argv: Sequence[str]) -> list[str]:
     """Return the words with `-v` after the command, where its parser expects it."""
     flags = list(takewhile(_VERBOSE.fullmatch, argv))
-    command, rest = argv[len(flags) :][:1], argv[len(flags) + 1 :]
-    return [*command, *flags, *rest]
+    command, arguments = argv[len(flags) :][:1], argv[len(flags) + 1 :]
+    return [*command, *flags, *arguments]
 
 
 def _command_of(words: Sequence[str]) -> Command | None:
@@ -139,11 +139,11 @@ def _run(argv: list[str], alone: bool) -> Result:
         return Result("", BAD_INPUT)
     if argv[0].startswith("-"):
         top.parse(argv)
-    name, *rest = argv
+    name, *arguments = argv
     refuse_unknown("command", name, COMMANDS, "See tpcompile --help")
     load_plugins()  # before the parser is built: plugins add choices
     command = COMMANDS[name]
-    args = command.parser(f"tpcompile {name}").parse(rest)
+    args = command.parser(f"tpcompile {name}").parse(arguments)
     args.words = argv  # for errors that repeat the command
     args.stdout = sys.stdout  # for streamed results
     args.alone = alone

@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> Result:
 
         device = device_of(args.device)
         check_threads(args.threads, device)
-        found = calibrate(
+        calibration = calibrate(
             args.model,
             device=device,
             context=args.context,
@@ -109,14 +109,16 @@ def _run(args: argparse.Namespace) -> Result:
             kv=args.kv,
             say=_both(say),
         )
-        write_file(args.output, lambda file: file.write(target_text(found.target)))
+        write_file(args.output, lambda file: file.write(target_text(calibration.target)))
         sys.stderr.write(f"wrote {args.output}\n")
         cases = cases_of(args.model, args.other) if args.verify else []
         quantized = {name: getattr(args, name) for name in ("weights", "head", "activations", "kv")}
-        cases = [replace(one, **quantized) for one in cases]
-        steps = verify(found.target, cases, repeats=args.repeats, device=device, say=_both(say))
+        cases = [replace(case, **quantized) for case in cases]
+        steps = verify(
+            calibration.target, cases, repeats=args.repeats, device=device, say=_both(say)
+        )
         checked = list(steps)
-    text = json_text(_json(found, checked)) if args.json else _tables(found, checked)
+    text = json_text(_json(calibration, checked)) if args.json else _tables(calibration, checked)
     return Result(text)
 
 
@@ -131,16 +133,16 @@ def _both(say: Say) -> Say:
     return tell
 
 
-def _json(found: Calibration, checked: list[Prediction]) -> dict[str, Any]:
+def _json(calibration: Calibration, checked: list[Prediction]) -> dict[str, Any]:
     return {
-        "target": asdict(found.target),
-        "error": round(found.fit.error, 4),
-        "step": found.trace.to_json(),
-        "predictions": [one.to_json() for one in checked],
+        "target": asdict(calibration.target),
+        "error": round(calibration.fit.error, 4),
+        "step": calibration.trace.to_json(),
+        "predictions": [step.to_json() for step in checked],
     }
 
 
-def _tables(found: Calibration, checked: list[Prediction]) -> str:
+def _tables(calibration: Calibration, checked: list[Prediction]) -> str:
     from rich.table import Table
 
     from tpcompile.inspect.tables import table_text
@@ -148,20 +150,20 @@ def _tables(found: Calibration, checked: list[Prediction]) -> str:
     constants = Table(title="target", title_justify="left", show_header=False)
     constants.add_column(min_width=20)
     constants.add_column(justify="right")
-    for name, value in asdict(found.target).items():
+    for name, value in asdict(calibration.target).items():
         constants.add_row(name, f"{value:,.4g}" if isinstance(value, float) else str(value))
-    constants.add_row("error of the fit", f"{found.fit.error:.1%}")
-    text = table_text(constants) + found.trace.table()
+    constants.add_row("error of the fit", f"{calibration.fit.error:.1%}")
+    text = table_text(constants) + calibration.trace.table()
     if not checked:
         return text
     table = Table(title="ms per step", title_justify="left")
     table.add_column("step", overflow="fold")
     for column in ("predicted", "measured", "ratio", "median", "undisturbed"):
         table.add_column(column, justify="right")
-    for one in checked:
-        times = (one.predicted_us, one.measured_us, one.median_us, one.undisturbed_us)
-        predicted, *others = (f"{us / 1000:,.2f}" for us in times)
-        table.add_row(one.case.name, predicted, others[0], f"{one.ratio:.3f}", *others[1:])
+    for step in checked:
+        times = (step.predicted_us, step.measured_us, step.median_us, step.undisturbed_us)
+        predicted, *measured = (f"{us / 1000:,.2f}" for us in times)
+        table.add_row(step.case.name, predicted, measured[0], f"{step.ratio:.3f}", *measured[1:])
     return text + table_text(table) + _WORDS
 
 

@@ -75,10 +75,10 @@ def _add_arguments(parser: Parser) -> None:
 def _run(args: argparse.Namespace) -> Result:
     with progress() as say:
         passes = passes_of(args)
-        found = _check(args, passes, say)
+        outcome = _check(args, passes, say)
         warn_unsharded(args, passes)
-    text = _json(args, found) if args.json else _report(args, found)
-    return Result(text, status=0 if found.ok else 1)
+    text = _json(args, outcome) if args.json else _report(args, outcome)
+    return Result(text, status=0 if outcome.ok else 1)
 
 
 def _check(args: argparse.Namespace, passes: Sequence[Pass], say: Say) -> _Checked:
@@ -87,18 +87,18 @@ def _check(args: argparse.Namespace, passes: Sequence[Pass], say: Say) -> _Check
     from tpcompile.passes import decode_pipeline
     from tpcompile.vm.schedule.scheduled import is_decode_step
 
-    found = _Checked()
+    outcome = _Checked()
     captured = capture_model(args, say)
     name = "standard" if args.pipeline is None else "given"
-    graph = _run_checked(args, captured, name, passes, found, say)
+    graph = _run_checked(args, captured, name, passes, outcome, say)
     if graph is not None and args.pipeline is None:
         decode = with_choices(decode_pipeline(args.tp), args.kv, args.experts)
         name, passes = "decode", decode
-        graph = _run_checked(args, captured, name, passes, found, say)
-    found.is_promised = _is_promised(captured, passes)
-    if graph is not None and (found.is_promised or is_decode_step(graph)):
-        _check_schedules(graph, found.logs[name], found, say)
-    return found
+        graph = _run_checked(args, captured, name, passes, outcome, say)
+    outcome.is_promised = _is_promised(captured, passes)
+    if graph is not None and (outcome.is_promised or is_decode_step(graph)):
+        _check_schedules(graph, outcome.logs[name], outcome, say)
+    return outcome
 
 
 def _is_promised(captured: Captured, passes: Sequence[Pass]) -> bool:
@@ -117,34 +117,34 @@ def _run_checked(
     captured: Captured,
     name: str,
     passes: Sequence[Pass],
-    found: _Checked,
+    outcome: _Checked,
     say: Say,
 ) -> fx.GraphModule | None:
     from tpcompile.inspect.instruments import PassLog
 
-    log = found.logs[name] = PassLog()
+    log = outcome.logs[name] = PassLog()
     try:
         return run_pipeline(args, captured.graph, passes, [log], say)
     except FailedError as error:
-        found.failed, found.problems = error.name, error.problems
+        outcome.failed, outcome.problems = error.name, error.problems
         log.failed(error.name, error.stats)
         sys.stderr.write(f"{error.reproducer}\n")
         return None
 
 
-def _check_schedules(graph: fx.GraphModule, log: PassLog, found: _Checked, say: Say) -> None:
+def _check_schedules(graph: fx.GraphModule, log: PassLog, outcome: _Checked, say: Say) -> None:
     from tpcompile.vm.schedule.scheduled import verdicts
 
     say("verifying schedules")
     try:
-        found.verdicts = verdicts(graph)
+        outcome.verdicts = verdicts(graph)
     except UnsupportedError as error:
         idle = [row.name for row in log.rows if not row.matches]
-        found.unscheduled = f"{error} Passes without a match: {', '.join(idle) or 'none'}."
+        outcome.unscheduled = f"{error} Passes without a match: {', '.join(idle) or 'none'}."
 
 
-def _json(args: argparse.Namespace, found: _Checked) -> str:
-    errors = [{"pass": found.failed, **problem.to_json()} for problem in found.problems]
+def _json(args: argparse.Namespace, outcome: _Checked) -> str:
+    errors = [{"pass": outcome.failed, **problem.to_json()} for problem in outcome.problems]
     errors += [
         {
             "pass": "schedule",
@@ -155,79 +155,79 @@ def _json(args: argparse.Namespace, found: _Checked) -> str:
             "expected": "a program that is proved free of races and deadlocks",
             "hint": "",
         }
-        for verdict in found.verdicts
+        for verdict in outcome.verdicts
         for fault in verdict.faults
     ]
-    if found.is_promised and found.unscheduled:
+    if outcome.is_promised and outcome.unscheduled:
         errors.append(
             {
                 "pass": "schedule",
                 "node": "",
                 "source": "",
                 "rule": "promised",
-                "got": found.unscheduled,
+                "got": outcome.unscheduled,
                 "expected": "schedules of the decode step",
                 "hint": "",
             }
         )
     data: dict[str, Any] = {
-        "ok": found.ok,
+        "ok": outcome.ok,
         "model": args.model,
         "tp": args.tp,
         "passes": [
             {**row.to_json(), "pipeline": name}
-            for name, log in found.logs.items()
+            for name, log in outcome.logs.items()
             for row in log.rows
         ],
-        "schedules": [verdict.to_json() for verdict in found.verdicts],
-        "unscheduled": found.unscheduled or None,
+        "schedules": [verdict.to_json() for verdict in outcome.verdicts],
+        "unscheduled": outcome.unscheduled or None,
         "errors": errors,
     }
     return json_text(data)
 
 
-def _report(args: argparse.Namespace, found: _Checked) -> str:
+def _report(args: argparse.Namespace, outcome: _Checked) -> str:
     whose = f"{args.model}, tp={args.tp}"
-    tables = [f"{name} pipeline\n{log.table(verdict=True)}" for name, log in found.logs.items()]
-    return "".join(tables) + _verdict(whose, found)
+    tables = [f"{name} pipeline\n{log.table(verdict=True)}" for name, log in outcome.logs.items()]
+    return "".join(tables) + _verdict(whose, outcome)
 
 
-def _verdict(whose: str, found: _Checked) -> str:
+def _verdict(whose: str, outcome: _Checked) -> str:
     from tpcompile.inspect.schedule import count_of, fault_lines
     from tpcompile.ir.problem import merged
 
-    if found.problems:
-        count = "1 problem" if len(found.problems) == 1 else f"{len(found.problems)} problems"
-        listed = "".join(f"  {problem}\n" for problem in merged(found.problems))
-        return f"{whose}: {count} after {found.failed}\n{listed}"
-    valid = f"{whose}: the graph is valid after each pass\n{_proof(whose, found)}"
-    if found.unscheduled:
+    if outcome.problems:
+        count = "1 problem" if len(outcome.problems) == 1 else f"{len(outcome.problems)} problems"
+        listed = "".join(f"  {problem}\n" for problem in merged(outcome.problems))
+        return f"{whose}: {count} after {outcome.failed}\n{listed}"
+    valid = f"{whose}: the graph is valid after each pass\n{_proof(whose, outcome)}"
+    if outcome.unscheduled:
         promised = "NO SCHEDULE of the decode step, which models of this type have"
-        said = promised if found.is_promised else "no schedule"
-        return f"{valid}{whose}: {said}. {found.unscheduled}\n"
+        summary = promised if outcome.is_promised else "no schedule"
+        return f"{valid}{whose}: {summary}. {outcome.unscheduled}\n"
     alike: dict[str, list[Verdict]] = {}
-    for verdict in found.verdicts:
+    for verdict in outcome.verdicts:
         if not verdict.ok:
             alike.setdefault(fault_lines(verdict.faults), []).append(verdict)
     lines = [
-        f"{first.name}{f', and {len(others)} more' if others else ''}: {count_of(first.faults)}\n"
+        f"{first.name}{f', and {len(similar)} more' if similar else ''}: {count_of(first.faults)}\n"
         f"{listed}"
-        for listed, (first, *others) in alike.items()
+        for listed, (first, *similar) in alike.items()
     ]
-    if found.verdicts and not alike:
-        computed = dict.fromkeys(verdict.computed.said for verdict in found.verdicts)
+    if outcome.verdicts and not alike:
+        computed = dict.fromkeys(verdict.computed.said for verdict in outcome.verdicts)
         lines = [
-            f"{whose}: {len(found.verdicts)} schedules of a decode step are verified\n",
+            f"{whose}: {len(outcome.verdicts)} schedules of a decode step are verified\n",
             f"{whose}: programs compute the graph: {'; '.join(computed)}\n",
         ]
     return valid + "".join(lines)
 
 
-def _proof(whose: str, found: _Checked) -> str:
+def _proof(whose: str, outcome: _Checked) -> str:
     """Return which passes of which pipelines are not proved, if any."""
     unproved = [
         f"{whose}: not proved: {name} of the {pipeline} pipeline: {reason}\n"
-        for pipeline, log in found.logs.items()
+        for pipeline, log in outcome.logs.items()
         for name, reason in log.unproved.items()
     ]
     return "".join(unproved) or f"{whose}: proved equal to the captured graph\n"

@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
     def short_usage(self) -> str:
         """Return the usage with the required arguments only: the list of options follows it."""
         wanted = [action for action in self._actions if action.required]
-        shown = [" ".join([*one.option_strings[-1:], str(one.metavar)]) for one in wanted]
+        shown = [" ".join([*action.option_strings[-1:], str(action.metavar)]) for action in wanted]
         return " ".join(
             [self.prog, *sorted(shown, key=lambda text: text[0] == "-"), "[OPTION ...]"]
         )
@@ -128,12 +128,12 @@ class Choice:
     known: tuple[str, ...]
 
     def __call__(self, text: str) -> str:
-        found = spelled(text, self.known)
-        if found is None:
+        value = spelled(text, self.known)
+        if value is None:
             raise argparse.ArgumentTypeError(
                 f"{text!r} is not a valid value. {did_you_mean(text, self.known)}"
             )
-        return found
+        return value
 
 
 def choice(*known: str) -> Choice:
@@ -142,8 +142,8 @@ def choice(*known: str) -> Choice:
 
 def dtype_name(text: str) -> str:
     """Parse the name of a dtype, which may be short."""
-    found = choice(*DTYPES, *DTYPE_NAMES, AUTO_DTYPE)(text)
-    return DTYPE_NAMES.get(found, found)
+    name = choice(*DTYPES, *DTYPE_NAMES, AUTO_DTYPE)(text)
+    return DTYPE_NAMES.get(name, name)
 
 
 def integers_name(text: str) -> str:
@@ -155,21 +155,21 @@ def integers_name(text: str) -> str:
 
 def backend_name(text: str) -> str:
     """Parse the name of a backend. Executors are imported only for names that are not built in."""
-    found = spelled(text, BACKENDS)
-    if found:
-        return found
+    name = spelled(text, BACKENDS)
+    if name:
+        return name
     from tpcompile.backends.executor import EXECUTORS
 
     return choice(*dict.fromkeys((*BACKENDS, *EXECUTORS)))(text)
 
 
-def number(least: int, what: str) -> Callable[[str], int]:
+def number(least: int, subject: str) -> Callable[[str], int]:
     """Return an argument type that accepts integers of at least `least`."""
 
     def read(text: str) -> int:
         if not re.fullmatch(r"\d+", text) or int(text) < least:
             raise argparse.ArgumentTypeError(
-                f"{what} must be an integer of at least {least}, got {text!r}"
+                f"{subject} must be an integer of at least {least}, got {text!r}"
             )
         return int(text)
 

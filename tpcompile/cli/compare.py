@@ -137,9 +137,9 @@ def _run(args: argparse.Namespace) -> Result:
 
         check_shards(passes, args.tp)
         say(f"comparing {args.model}")
-        found = (_modules if modules else _program)(args, passes)
-    text = json_text(found.to_json()) if args.json else found.table(args.all)
-    return Result(text, status=0 if found.ok else 1)
+        comparison = (_modules if modules else _program)(args, passes)
+    text = json_text(comparison.to_json()) if args.json else comparison.table(args.all)
+    return Result(text, status=0 if comparison.ok else 1)
 
 
 def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:

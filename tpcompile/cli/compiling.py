@@ -192,9 +192,9 @@ def run_pipeline(
         say(f"finished {name}")
 
     log = PassLog()
-    how = {"on_failure": write_reproducer, **more}
+    options = {"on_failure": write_reproducer, **more}
     try:
-        graph, _ = run_passes(graph, passes, [log, follow, *instruments], **how)
+        graph, _ = run_passes(graph, passes, [log, follow, *instruments], **options)
     except FailedPassError as error:
         raise FailedError(error) from error
     if args.timing:

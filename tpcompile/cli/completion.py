@@ -47,11 +47,11 @@ def _run(args: argparse.Namespace) -> Result:
 
     with progress():
         known = _known_values()
-    found = {
+    commands = {
         name: (command.summary, arguments_of(command.parser(name), known))
         for name, command in COMMANDS.items()
     }
-    return Result({"bash": bash, "zsh": zsh, "fish": fish}[args.shell](found))
+    return Result({"bash": bash, "zsh": zsh, "fish": fish}[args.shell](commands))
 
 
 def _known_values() -> dict[str, tuple[str, ...]]:
@@ -102,11 +102,13 @@ def _cases(commands: Commands, value_form: str, form: str) -> str:
     """
     lines = []
     for name, (_, arguments) in commands.items():
-        for one in (one for one in arguments if one.takes and one.options):
-            keys = "|".join(f'"{name} {option}"' for option in one.options)
-            lines.append(value_form.format(keys, " ".join(one.values)))
-        first = [value for one in arguments if not one.options for value in one.values]
-        options = [option for one in arguments for option in one.options]
+        for argument in (argument for argument in arguments if argument.takes and argument.options):
+            keys = "|".join(f'"{name} {option}"' for option in argument.options)
+            lines.append(value_form.format(keys, " ".join(argument.values)))
+        first = [
+            value for argument in arguments if not argument.options for value in argument.values
+        ]
+        options = [option for argument in arguments for option in argument.options]
         key = f'"{name} "*'
         lines.append(form.format(key, " ".join(first), " ".join([*options, "--help"])))
     return "\n".join(lines)
@@ -188,7 +190,7 @@ fi
 def zsh(commands: Commands) -> str:
     """Return the script for zsh, for a directory of $fpath or to be sourced."""
     listed = "\n".join(
-        f"        {_in_quotes(f'{n}:{summary}')}" for n, (summary, _) in commands.items()
+        f"        {_in_quotes(f'{name}:{summary}')}" for name, (summary, _) in commands.items()
     )
     value_form, form = "        {0}) values=({1}) ;;", "        {0}) values=({1}) options=({2}) ;;"
     return _filled(_ZSH, listed, _cases(commands, value_form, form))
@@ -202,17 +204,17 @@ def fish(commands: Commands) -> str:
             f"complete -c tpcompile -f -n __fish_use_subcommand -a {name} -d {_quoted(summary)}"
         )
         inside = f"complete -c tpcompile -n '__fish_seen_subcommand_from {name}'"
-        for one in arguments:
-            values = f" -a {_quoted(' '.join(one.values))}" if one.values else ""
-            if not one.options:
+        for argument in arguments:
+            values = f" -a {_quoted(' '.join(argument.values))}" if argument.values else ""
+            if not argument.options:
                 lines += [f"{inside}{values}"] if values else []
                 continue
             names = "".join(
                 f" -l {option[2:]}" if option.startswith("--") else f" -s {option[1:]}"
-                for option in one.options
+                for option in argument.options
             )
-            takes = " -r" if one.takes else ""
-            lines.append(f"{inside}{names}{takes}{values} -d {_quoted(one.help)}")
+            takes = " -r" if argument.takes else ""
+            lines.append(f"{inside}{names}{takes}{values} -d {_quoted(argument.help)}")
     return "\n".join(lines) + "\n"
 
 

@@ -53,16 +53,16 @@ def _add_arguments(parser: Parser) -> None:
         type=number(0, "the rank"),
         help="show the shapes and recipes of this rank; default: all ranks",
     )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--print-ir-after",
         metavar="all|NAME",
         help="show the graph after this pass, after every pass (all), or as captured (capture)",
     )
-    which.add_argument(
+    group.add_argument(
         "--print-ir-before", metavar="NAME", help="show the graph before this pass, and stop there"
     )
-    which.add_argument("--stop-after", metavar="NAME", help="stop after this pass")
+    group.add_argument("--stop-after", metavar="NAME", help="stop after this pass")
     parser.add_argument(
         "--layer",
         metavar="N",
@@ -137,10 +137,10 @@ def _kernel(args: argparse.Namespace) -> str:
         say(f"scheduling for {args.kernel}")
         from tpcompile.scheduling import schedule
 
-        found = schedule(
+        step = schedule(
             args.model, tp=args.tp, target=args.kernel, dtype=args.dtype, pipeline=args.pipeline
         )
-        return found.kernel()
+        return step.kernel()
 
 
 def _check_options(args: argparse.Namespace) -> None:

@@ -61,12 +61,12 @@ def _add_arguments(parser: Parser) -> None:
     )
     group.add_argument("--policy", metavar="P", help="scheduling policy; default: by target")
     group.add_argument("--lowering", metavar="L", help="heads, rows or auto; default: auto")
-    for option, name, what, help in (
+    for option, name, subject, help in (
         ("--workers", "W", "the number of workers", "workers per rank; default: the target's"),
         ("--batch", "B", "the batch size", "number of sequences; default: 1"),
         ("--context", "C", "the context", "sequence length of the time estimate; default: 1024"),
     ):
-        group.add_argument(option, metavar=name, type=number(1, what), help=help)
+        group.add_argument(option, metavar=name, type=number(1, subject), help=help)
     group.add_argument(
         "--measured",
         action="store_true",
@@ -75,12 +75,12 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def _beside(text: str) -> tuple[int, str | None]:
-    found = re.fullmatch(r"([1-9]\d*)(?::(.+))?", text)
-    if not found:
+    match = re.fullmatch(r"([1-9]\d*)(?::(.+))?", text)
+    if not match:
         raise argparse.ArgumentTypeError(
             f"must be a number of ranks, or with a pipeline, as in 2:standard, got {text!r}"
         )
-    return int(found[1]), found[2]
+    return int(match[1]), match[2]
 
 
 def _run(args: argparse.Namespace) -> Result:
@@ -104,7 +104,7 @@ def _run(args: argparse.Namespace) -> Result:
             import_without_extras()
         from tpcompile.exploring import explore
 
-        found = explore(
+        exploration = explore(
             args.model,
             args.tp,
             dtype=args.dtype,
@@ -129,7 +129,7 @@ def _run(args: argparse.Namespace) -> Result:
             say=say,
         )
         say(f"writing {args.output}")
-        found.write(args.output)
+        exploration.write(args.output)
     size = args.output.stat().st_size / 1e6
     sys.stderr.write(f"wrote {args.output} ({size:.1f} MB)\n")
     if args.open and not webbrowser.open(args.output.resolve().as_uri()):

@@ -147,19 +147,21 @@ def _run(args: argparse.Namespace) -> Result:
         timed = bool(args.trace) and model.backend in _TIMED
         if timed:
             model.time_steps()
-        found = text.generate_timed(
+        generated = text.generate_timed(
             model, ids, writer, max_new_tokens=room, **_choosing(args), **assistance
         )
         trace = model.trace() if timed and model.steps.program else None
     if not prints:
         return Result("")
-    sys.stderr.write(_times(found, model.steps))
+    sys.stderr.write(_times(generated, model.steps))
     if args.trace:
         sys.stderr.write(_written(args.trace, trace, timed))
-    said = _said(args, tokenizer, found)
+    output = _said(args, tokenizer, generated)
     counts = {"drafted": model.steps.drafted, "accepted": model.steps.accepted}
     guesses = counts if args.speculate else {}
-    return Result(_json(found, said, guesses) if args.json else "" if streamed else said + "\n")
+    return Result(
+        _json(generated, output, guesses) if args.json else "" if streamed else output + "\n"
+    )
 
 
 def _check(args: argparse.Namespace) -> str | None:
@@ -253,38 +255,38 @@ def _streams(args: argparse.Namespace) -> bool:
     return bool(args.stdout.isatty()) and not args.json
 
 
-def _said(args: argparse.Namespace, tokenizer: Any | None, found: Generated) -> str:
-    ids = found.ids[found.prompt_tokens :] if args.chat else found.ids
+def _said(args: argparse.Namespace, tokenizer: Any | None, generated: Generated) -> str:
+    ids = generated.ids[generated.prompt_tokens :] if args.chat else generated.ids
     if tokenizer is None:
         return ",".join(map(str, ids))
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _times(found: Generated, steps: StepCounts) -> str:
-    rate = found.decode_tokens_per_s
-    then = "" if rate is None else f", then {rate:.1f} tokens per second"
-    by = (
+def _times(generated: Generated, steps: StepCounts) -> str:
+    rate = generated.decode_tokens_per_s
+    speed = "" if rate is None else f", then {rate:.1f} tokens per second"
+    details = (
         f"; {steps.program} of {steps.program + steps.modules} steps by the program"
         if steps.program
         else ""
     )
     if steps.drafted:
-        by += f"; {steps.accepted} of {steps.drafted} guesses accepted"
+        details += f"; {steps.accepted} of {steps.drafted} guesses accepted"
     return (
-        f"{found.prompt_tokens} prompt tokens, first token after {found.prefill_s:.2f} s, "
-        f"{found.new_tokens} new tokens{then}{by}\n"
+        f"{generated.prompt_tokens} prompt tokens, first token after {generated.prefill_s:.2f} s, "
+        f"{generated.new_tokens} new tokens{speed}{details}\n"
     )
 
 
-def _json(found: Generated, said: str, guesses: dict[str, int]) -> str:
+def _json(generated: Generated, text: str, guesses: dict[str, int]) -> str:
     return json_text(
         {
-            "text": said,
-            "tokens": found.ids,
-            "prompt_tokens": found.prompt_tokens,
-            "new_tokens": found.new_tokens,
-            "prefill_s": found.prefill_s,
-            "decode_tokens_per_s": found.decode_tokens_per_s,
+            "text": text,
+            "tokens": generated.ids,
+            "prompt_tokens": generated.prompt_tokens,
+            "new_tokens": generated.new_tokens,
+            "prefill_s": generated.prefill_s,
+            "decode_tokens_per_s": generated.decode_tokens_per_s,
             **guesses,
         }
     )

@@ -35,11 +35,11 @@ def read_graph_file(args: argparse.Namespace) -> tuple[GraphText, str]:
 
     name = name_of(args.file)
     try:
-        found = read_graph(text)
+        graph = read_graph(text)
     except UsageError as error:
         raise error.at(f"{name}, {error.where}" if error.where else name) from error
     pipeline = pipeline_of(text) if args.pipeline is None else args.pipeline
-    return found, pipeline or ""
+    return graph, pipeline or ""
 
 
 def name_of(file: Path) -> str:

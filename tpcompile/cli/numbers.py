@@ -51,16 +51,16 @@ def token_ids(text: str) -> tuple[int, ...]:
 
 def layer_range(text: str) -> tuple[int, int]:
     """Parse a range of layers A:B, which has at least one layer and ends before B."""
-    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
-    if found is None or int(found[1]) >= int(found[2]):
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+    if match is None or int(match[1]) >= int(match[2]):
         raise argparse.ArgumentTypeError(
             f"the layers must be A:B with A less than B, such as 0:2, got {text!r}"
         )
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
-def _all(text: str, least: int, what: str) -> tuple[int, ...]:
-    read = number(least, what)
+def _all(text: str, least: int, subject: str) -> tuple[int, ...]:
+    read = number(least, subject)
     return tuple(read(part.strip()) for part in text.split(","))
 
 

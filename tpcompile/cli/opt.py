@@ -71,12 +71,12 @@ def _run(args: argparse.Namespace) -> Result:
     _check_options(args)
     with progress() as say:
         say(f"reading {args.file}")
-        found, pipeline = read_graph_file(args)
+        graph_text, pipeline = read_graph_file(args)
         from tpcompile.ir.parse import text_problems
 
-        problems = text_problems(found)
+        problems = text_problems(graph_text)
         if args.verify_only:
-            return _verdict(args.file, found, problems)
+            return _verdict(args.file, graph_text, problems)
         if problems:
             sys.stderr.write(_listed(args.file, problems))
             return Result("", 1)
@@ -87,22 +87,22 @@ def _run(args: argparse.Namespace) -> Result:
 
         passes = parse_pipeline(pipeline) if pipeline else []
         _check_ranks(args.tp, passes)
-        passes = for_ranks(passes, args.tp or info_of(found.graph).tp)
+        passes = for_ranks(passes, args.tp or info_of(graph_text.graph).tp)
         shown: list[str] = []
         render = renderer(args.format, origins=not args.no_origin)
         instruments: list[Instrument] = []
         if args.diff or args.print_ir_after:
             names = shown_names(args.print_ir_after, passes, INPUT)
             instruments.append(printer_of(args, render, names, shown))
-        given = with_pipeline(format_graph(found.graph), pipeline)
+        original = with_pipeline(format_graph(graph_text.graph), pipeline)
 
         def reproduce(text: str) -> str:
             """Write a reproducer, unless the file is the same one."""
-            is_given = args.pipeline is None and text.endswith(given)
+            is_given = args.pipeline is None and text.endswith(original)
             return "" if is_given else write_reproducer(text)
 
         graph = run_pipeline(
-            args, found.graph, passes, instruments, say, on_failure=reproduce, first=INPUT
+            args, graph_text.graph, passes, instruments, say, on_failure=reproduce, first=INPUT
         )
         return finished(args, shown if instruments else [render(graph)])
 
@@ -129,10 +129,10 @@ def _check_ranks(tp: int | None, passes: Sequence[Pass]) -> None:
         )
 
 
-def _verdict(file: Path, found: GraphText, problems: list[Problem]) -> Result:
+def _verdict(file: Path, graph_text: GraphText, problems: list[Problem]) -> Result:
     if problems:
         return Result(_listed(file, problems), 1)
-    count = len(found.graph.graph.nodes)
+    count = len(graph_text.graph.graph.nodes)
     return Result(f"{name_of(file)}: the graph is valid ({count} nodes)\n")
 
 

@@ -29,11 +29,11 @@ def _add_arguments(parser: Parser) -> None:
 
 def _run(args: argparse.Namespace) -> Result:
     with progress():
-        found, pipelines = _passes(), _pipelines()
+        passes, pipelines = _passes(), _pipelines()
     if args.json:
-        return Result(json_text({"passes": found, "pipelines": pipelines}))
-    standard = [_paragraph(entry) for entry in found if entry["standard"]]
-    optional = [_paragraph(entry) for entry in found if not entry["standard"]]
+        return Result(json_text({"passes": passes, "pipelines": pipelines}))
+    standard = [_paragraph(entry) for entry in passes if entry["standard"]]
+    optional = [_paragraph(entry) for entry in passes if not entry["standard"]]
     whole = [_paragraph(entry) for entry in pipelines]
     lines = ["The standard pipeline, in order:", *standard, "", "Optional:", *optional, ""]
     return Result("\n".join([*lines, "Whole pipelines:", *whole, "", *_HOW_TO]))

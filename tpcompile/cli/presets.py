@@ -40,12 +40,12 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def _run(args: argparse.Namespace) -> Result:
-    found = {name: preset(name) for name in PRESETS}
+    configs = {name: preset(name) for name in PRESETS}
     if args.json:
-        return Result(json_text({"presets": [{"name": n, **found[n]} for n in found]}))
+        return Result(json_text({"presets": [{"name": n, **configs[n]} for n in configs]}))
     dense = [["preset", "parameters", *_COLUMNS]]
     mixtures = [["preset", "parameters", "active", *_OF_EXPERTS]]
-    for name, config in found.items():
+    for name, config in configs.items():
         if "num_experts" in config:
             mixtures.append([name, *_counts(config, _active(config)), *_row(config, _OF_EXPERTS)])
         else:
@@ -72,8 +72,8 @@ def _table(rows: list[list[str]]) -> str:
 
 
 def _line(row: list[str], widths: list[int]) -> str:
-    first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-    return "  ".join([first.strip().ljust(widths[0]), *others]) + "\n"
+    first, *following = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+    return "  ".join([first.strip().ljust(widths[0]), *following]) + "\n"
 
 
 def parameters(config: dict[str, Any]) -> int:
@@ -83,9 +83,9 @@ def parameters(config: dict[str, Any]) -> int:
     mixers = attentions * _attention(config)
     if attentions < layers:
         mixers += (layers - attentions) * _linear_attention(config)
-    others = _mlp(config) + 2 * hidden
+    per_layer = _mlp(config) + 2 * hidden
     tables = 1 if config["tie_word_embeddings"] else 2
-    return int(mixers + layers * others + tables * config["vocab_size"] * hidden + hidden)
+    return int(mixers + layers * per_layer + tables * config["vocab_size"] * hidden + hidden)
 
 
 def _mlp(config: dict[str, Any]) -> int:

@@ -77,7 +77,7 @@ def shown_names(
     if name in (None, ALL):
         return None
     assert name is not None
-    check_stage("--print-ir-after", name, [ALL, first, *(p.name for p in passes)])
+    check_stage("--print-ir-after", name, [ALL, first, *(current.name for current in passes)])
     return frozenset({name})
 
 

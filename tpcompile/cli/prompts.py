@@ -42,8 +42,8 @@ def prompt_of(args: argparse.Namespace) -> str | None:
     return _from_stdin(args.prompt)
 
 
-def _from_stdin(given: str | None) -> str:
-    if given is None and sys.stdin.isatty():
+def _from_stdin(prompt: str | None) -> str:
+    if prompt is None and sys.stdin.isatty():
         raise UsageError(
             "There is no prompt",
             expected="--prompt, --prompt-file, --prompt-ids, or a prompt on stdin",

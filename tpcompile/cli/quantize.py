@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace) -> Result:
     with progress() as say, own_threads(args):
         from tpcompile.quantizing import quantize
 
-        found = quantize(
+        checkpoint = quantize(
             args.model,
             args.weights,
             args.output,
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> Result:
             max_shard_size=args.max_shard_size,
             say=say,
         )
-    return Result(json_text(found.to_json()) if args.json else found.table())
+    return Result(json_text(checkpoint.to_json()) if args.json else checkpoint.table())
 
 
 def _tokens(args: argparse.Namespace) -> list[int] | None:

@@ -38,11 +38,11 @@ result is the smallest graph found, as text that tpcompile opt runs again."""
 
 def _add_arguments(parser: Parser) -> None:
     add_graph_file(parser)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--numbers", action="store_true", help="the passes change the result of the graph"
     )
-    how.add_argument(
+    group.add_argument(
         "--command", metavar="CMD", help="a command that fails with the same status decides"
     )
     add_output_option(parser)
@@ -52,7 +52,7 @@ def _run(args: argparse.Namespace) -> Result:
     check_output(args.output)
     with progress() as say:
         say(f"reading {args.file}")
-        found, pipeline = read_graph_file(args)
+        graph_text, pipeline = read_graph_file(args)
         from tpcompile.inspect.files import write_file
         from tpcompile.ir.info import info_of
         from tpcompile.ir.parse import verify_text
@@ -61,17 +61,17 @@ def _run(args: argparse.Namespace) -> Result:
         from tpcompile.rewriting.reduce import Reducer
         from tpcompile.rewriting.reproducer import with_pipeline
 
-        verify_text(found)
+        verify_text(graph_text)
         passes = parse_pipeline(pipeline) if pipeline else []
-        passes = for_ranks(passes, info_of(found.graph).tp)
-        before = len(found.graph.graph.nodes)
+        passes = for_ranks(passes, info_of(graph_text.graph).tp)
+        before = len(graph_text.graph.graph.nodes)
 
         def follow(nodes: int, tries: int) -> None:
             say(f"{before} → {nodes} nodes, {tries} graphs tried")
 
-        error_of = _error_of(args, found.graph, passes, pipeline)
+        error_of = _error_of(args, graph_text.graph, passes, pipeline)
         reducer = Reducer(error_of, not args.numbers, follow)
-        graph = reducer.reduce(found.graph)
+        graph = reducer.reduce(graph_text.graph)
         text = with_pipeline(format_graph(graph), pipeline)
     sys.stderr.write(
         f"{before} → {len(graph.graph.nodes)} nodes, {reducer.tries} graphs tried, "
@@ -123,8 +123,8 @@ def _status_of(command: str, pipeline: str) -> Callable[[fx.GraphModule], str]:
             try:
                 ran = subprocess.run([*words, str(file)], capture_output=True, check=False)
             except OSError as error:
-                said = error.strerror or str(error)
-                raise UsageError(f"{words[0]} cannot be run", got=said) from error
+                reason = error.strerror or str(error)
+                raise UsageError(f"{words[0]} cannot be run", got=reason) from error
         return f"status {ran.returncode}" if ran.returncode else ""
 
     return error_of

@@ -47,8 +47,8 @@ def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options for Hugging Face's `generate`: greedy, sampling, or none."""
     if args.temperature == 0:
         return dict(GREEDY)
-    given = {name: getattr(args, name) for name in _NAMES if getattr(args, name) is not None}
-    return {"do_sample": True, **given} if given else {}
+    chosen = {name: getattr(args, name) for name in _NAMES if getattr(args, name) is not None}
+    return {"do_sample": True, **chosen} if chosen else {}
 
 
 def answer_options(args: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def answer_options(args: argparse.Namespace, defaults: Mapping[str, Any]) -> dic
     `defaults` are those of requests, by the generation configuration. Unlike Hugging Face, top-k is
     disabled unless it is set. Without any option answers are greedy.
     """
-    given = sampling_of(args)
-    values = {**defaults, **given}
-    temperature = values.get("temperature") or (1.0 if given.get("do_sample") else 0.0)
+    chosen = sampling_of(args)
+    values = {**defaults, **chosen}
+    temperature = values.get("temperature") or (1.0 if chosen.get("do_sample") else 0.0)
     options: dict[str, Any] = dict(GREEDY)
     if temperature and args.temperature != 0:
         top_k, top_p = values.get("top_k") or 0, values.get("top_p", 1.0)

@@ -119,7 +119,7 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def _add_sizes(parser: Parser) -> None:
-    for option, name, what, help in (
+    for option, name, subject, help in (
         ("--batch", "B", "the batch size", "number of sequences; default: 1"),
         ("--context", "C", "the context", "sequence length of the time estimate; default: 1024"),
         ("--max-seq-len", "L", "the length", "maximum tokens per sequence; default: the context, "
@@ -127,7 +127,7 @@ def _add_sizes(parser: Parser) -> None:
         ("--spans", "S", "the number of spans", "parts of a sequence in attention; default: the "
                                                 "target's"),
     ):  # fmt: skip
-        parser.add_argument(option, metavar=name, type=number(1, what), help=help)
+        parser.add_argument(option, metavar=name, type=number(1, subject), help=help)
 
 
 def _run(args: argparse.Namespace) -> Result:
@@ -140,14 +140,14 @@ def _run(args: argparse.Namespace) -> Result:
 
         graph = lower_model(args, choices.passes, [], say)
         say(f"scheduling for {choices.target.name}")
-        found = scheduled(graph, choices.target, choices.plan, choices.policy)
-        asked = choices.asked(args.model) | {"target": args.target}
-        report = ScheduleReport(asked, found)
-        measured = _measure(args, report, say) if args.measured and not found.faults else None
-        kernel = _compile(args, report, say) if args.aot and not found.faults else None
+        schedule = scheduled(graph, choices.target, choices.plan, choices.policy)
+        options = choices.asked(args.model) | {"target": args.target}
+        report = ScheduleReport(options, schedule)
+        measured = _measure(args, report, say) if args.measured and not schedule.faults else None
+        kernel = _compile(args, report, say) if args.aot and not schedule.faults else None
         say("writing")
         _write_files(args, report, measured)
-        return Result(_text(args, report, measured, kernel), status=1 if found.faults else 0)
+        return Result(_text(args, report, measured, kernel), status=1 if schedule.faults else 0)
 
 
 def _compile(args: argparse.Namespace, report: ScheduleReport, say: Say) -> Compiled:
@@ -186,9 +186,9 @@ def _text(
         program = report.found.program
         return format_program(program) if args.text else emit(program).source
     if args.json:
-        own = {} if measured is None else {"measured": measured.to_json()}
-        own |= {} if kernel is None else {"aot": kernel.to_json()}
-        return json_text(report.to_json() | own)
+        extra = {} if measured is None else {"measured": measured.to_json()}
+        extra |= {} if kernel is None else {"aot": kernel.to_json()}
+        return json_text(report.to_json() | extra)
     tables = [part.table() for part in (report, measured, kernel) if part is not None]
     return "".join(tables)
 

@@ -160,8 +160,8 @@ def _run(args: argparse.Namespace) -> Result:
 
 def _follow(args: argparse.Namespace) -> Result:
     """Run the steps of rank 0, which also decides when to end."""
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.SIG_IGN)
     with own_threads(args), _model(args) as model:
         model.follow()
     return Result("")

@@ -8,11 +8,11 @@ from collections.abc import Collection
 _VALUE = r"\"[^\"]*\"|'[^']*'|[\w.-]*\w"
 
 
-def with_options(message: str, arguments: Collection[str], given: Collection[str]) -> str:
+def with_options(message: str, arguments: Collection[str], specified: Collection[str]) -> str:
     """Write the arguments that a message names as options: `max_seq_len` as --max-seq-len.
 
     `arguments` are those of the command. Attributes in the text of a graph, and options of passes
-    in braces, stay as they are. So do numbers of arguments that are not among the `given` ones:
+    in braces, stay as they are. So do numbers of arguments that are not among the `specified` ones:
     `workers=0` may be that of a file.
     """
     if "prompt_ids" in arguments:
@@ -22,17 +22,17 @@ def with_options(message: str, arguments: Collection[str], given: Collection[str
         return message
     pair = rf"(?<![\w{{(,=:-])(?<!, )({names})=({_VALUE})"
 
-    def replaced(found: re.Match[str]) -> str:
-        name, value = found[1], found[2]
-        elsewhere = value[0].isdigit() and name not in given and "_" not in name
-        return found[0] if elsewhere else _option(name, value)
+    def replaced(match: re.Match[str]) -> str:
+        name, value = match[1], match[2]
+        elsewhere = value[0].isdigit() and name not in specified and "_" not in name
+        return match[0] if elsewhere else _option(name, value)
 
     message = re.sub(pair, replaced, message)
-    message = re.sub(rf"^({names})(?= must )", lambda found: _option(found[1]), message)
+    message = re.sub(rf"^({names})(?= must )", lambda match: _option(match[1]), message)
     long = "|".join(name for name in names.split("|") if "_" in name)
     if not long:
         return message
-    return re.sub(rf"(?<![\w.-])({long})(?![\w=])", lambda found: _option(found[1]), message)
+    return re.sub(rf"(?<![\w.-])({long})(?![\w=])", lambda match: _option(match[1]), message)
 
 
 def _option(name: str, value: str = "") -> str:

@@ -46,7 +46,7 @@ class WatchedRanks(RanksOf):
         return self._ranks.run_all(step)
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether the bits are equal, also of signed zeros and NaN."""
-    alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and torch.equal(bytes_of(one), bytes_of(other))
+    alike = tensor.shape == other.shape and tensor.dtype == other.dtype
+    return alike and torch.equal(bytes_of(tensor), bytes_of(other))

@@ -88,7 +88,7 @@ class Choices:
     @property
     def worst(self) -> ChangedChoice | None:
         """The changed choice with the largest margin."""
-        return max(self.changed, key=lambda one: one.margin, default=None)
+        return max(self.changed, key=lambda choice: choice.margin, default=None)
 
     @property
     def score_problem(self) -> str:
@@ -125,7 +125,7 @@ class Choices:
 def compare_choices(
     place: Place,
     eager: Routed,
-    own: Sequence[Routed],
+    by_rank: Sequence[Routed],
     exact: torch.Tensor | None,
     tolerance: float | None = None,
     *,
@@ -143,15 +143,15 @@ def compare_choices(
     beside = exact is not None and tolerance is None
     least = torch.finfo(eager.logits.dtype).eps if beside else 0.0
     limit = max(token_margin(eager.logits, exact, tolerance), least) * magnitude
-    first = own[0]
+    first = by_rank[0]
     problem, score_error, wrong = "", 0.0, set[int]()
-    if any(not torch.equal(first.ids, other.ids) for other in own[1:]):
+    if any(not torch.equal(first.ids, other.ids) for other in by_rank[1:]):
         problem = "ranks choose different experts"
     elif not by_topk:
         problem, wrong = _choice_problem(place, first)
         score_error = 0.0 if problem else _score_error(first, _is_normalized(eager))
     changed = dict(_changed(place, eager, first, limit))
-    wrong |= {row for row, one in changed.items() if not one.ok}
+    wrong |= {row for row, choice in changed.items() if not choice.ok}
     score_limit = max(TOLERANCES[torch.float32], torch.finfo(first.scores.dtype).eps)
     return Choices(
         *(place, tuple(changed.values()), magnitude, limit, tuple(sorted(wrong)), problem),
@@ -160,55 +160,55 @@ def compare_choices(
 
 
 def _changed(
-    place: Place, eager: Routed, own: Routed, limit: float
+    place: Place, eager: Routed, routed: Routed, limit: float
 ) -> Iterator[tuple[int, ChangedChoice]]:
     """Yield the changed choices with their rows."""
-    others = (~same_experts(own.ids, eager.ids)).nonzero()[:, 0].tolist()
-    for row in others:
-        theirs, ours = set(eager.ids[row].tolist()), set(own.ids[row].tolist())
-        only, instead = sorted(theirs - ours), sorted(ours - theirs)
+    rows = (~same_experts(routed.ids, eager.ids)).nonzero()[:, 0].tolist()
+    for row in rows:
+        eager_ids, side_ids = set(eager.ids[row].tolist()), set(routed.ids[row].tolist())
+        eager_only, side_only = sorted(eager_ids - side_ids), sorted(side_ids - eager_ids)
         logits = eager.logits[row].double()
-        known = [expert for expert in instead if 0 <= expert < len(logits)]
+        known = [expert for expert in side_only if 0 <= expert < len(logits)]
         margin = ulps = math.inf
-        if instead and known == instead:
-            margin = float(logits[only].max() - logits[instead].min())
-            largest = float(logits[only + instead].abs().max())
+        if side_only and known == side_only:
+            margin = float(logits[eager_only].max() - logits[side_only].min())
+            largest = float(logits[eager_only + side_only].abs().max())
             ulps = margin / _ulp(largest, eager.logits.dtype)
         sequence, token = place.tokens[row]
         yield (
             row,
             ChangedChoice(
                 *(place.side, place.step, place.layer, sequence, token),
-                *(tuple(only), tuple(instead), margin, ulps, limit),
+                *(tuple(eager_only), tuple(side_only), margin, ulps, limit),
             ),
         )
 
 
-def _ulp(x: float, dtype: torch.dtype) -> float:
+def _ulp(value: float, dtype: torch.dtype) -> float:
     """Return the distance between a number and the next one in a dtype."""
     info = torch.finfo(dtype)
-    return math.ldexp(info.eps, math.frexp(max(x, info.tiny))[1] - 1)
+    return math.ldexp(info.eps, math.frexp(max(value, info.tiny))[1] - 1)
 
 
-def _choice_problem(place: Place, own: Routed) -> tuple[str, set[int]]:
+def _choice_problem(place: Place, routed: Routed) -> tuple[str, set[int]]:
     """Return the first choice that is not the largest of its own logits, and the rows of all."""
-    _, wanted = top_experts(own.logits, own.ids.shape[-1], False)
-    wrong = (~same_experts(own.ids, wanted)).nonzero()[:, 0].tolist()
+    _, wanted = top_experts(routed.logits, routed.ids.shape[-1], False)
+    wrong = (~same_experts(routed.ids, wanted)).nonzero()[:, 0].tolist()
     if not wrong:
         return "", set()
-    found, expected = (sorted(ids[wrong[0]].tolist()) for ids in (own.ids, wanted))
+    chosen, expected = (sorted(ids[wrong[0]].tolist()) for ids in (routed.ids, wanted))
     return (
-        f"{_where(place, wrong[0])}: experts {found}, expected {expected}, "
+        f"{_where(place, wrong[0])}: experts {chosen}, expected {expected}, "
         "the largest of the side's own logits",
         set(wrong),
     )
 
 
-def _score_error(own: Routed, normalized: bool) -> float:
+def _score_error(routed: Routed, normalized: bool) -> float:
     """Return the largest relative distance of a score from that of the side's own logits."""
-    wanted = scores_of(own.logits, own.ids, normalized).double()
-    least = torch.finfo(own.scores.dtype).smallest_normal
-    return float(((own.scores.double() - wanted).abs() / wanted.clamp(min=least)).max())
+    wanted = scores_of(routed.logits, routed.ids, normalized).double()
+    least = torch.finfo(routed.scores.dtype).smallest_normal
+    return float(((routed.scores.double() - wanted).abs() / wanted.clamp(min=least)).max())
 
 
 def _is_normalized(eager: Routed) -> bool:
@@ -222,22 +222,25 @@ def _where(place: Place, row: int) -> str:
     return f"layer {place.layer}, sequence {sequence}, token {token}"
 
 
-def choices_text(several: Sequence[Choices]) -> str:
+def choices_text(all_choices: Sequence[Choices]) -> str:
     """Return the number of changed choices and the largest ones as text, one per line."""
-    changed = sorted((one for each in several for one in each.changed), key=lambda x: -x.margin)
-    compared = sum(len(each.place.tokens) for each in several)
+    changed = sorted(
+        (choice for choices in all_choices for choice in choices.changed),
+        key=lambda choice: -choice.margin,
+    )
+    compared = sum(len(choices.place.tokens) for choices in all_choices)
     if not changed:
         return f"no changed choices of {compared}\n"
-    worst, beyond = changed[0], sum(not one.ok for one in changed)
+    worst, beyond = changed[0], sum(not choice.ok for choice in changed)
     lines = [
         f"{len(changed)} changed choices of {compared} (largest margin {worst.margin:.1e}, "
         f"{worst.ulps:.3g} ulp), {beyond} beyond the error of the logits"
     ]
-    lines += [f"  {_on(one)}{one.text}" for one in changed[:_SHOWN]]
+    lines += [f"  {_on(choice)}{choice.text}" for choice in changed[:_SHOWN]]
     if len(changed) > _SHOWN:
         lines.append(f"  … and {len(changed) - _SHOWN} with smaller margins")
     return "\n".join([*lines, "all values below are those with eager's choices"]) + "\n"
 
 
-def _on(one: ChangedChoice) -> str:
-    return f"{one.side} step {one.step}, " if one.step else f"{one.side}, "
+def _on(choice: ChangedChoice) -> str:
+    return f"{choice.side} step {choice.step}, " if choice.step else f"{choice.side}, "

@@ -75,10 +75,10 @@ class Comparison:
         }
 
     def _choices_json(self) -> dict[str, Any]:
-        changed = [one for each in self.choices for one in each.changed]
+        changed = [choice for choices in self.choices for choice in choices.changed]
         return {
-            "compared": sum(len(each.place.tokens) for each in self.choices),
-            "changed": [_plain(one) | {"ok": one.ok} for one in changed],
+            "compared": sum(len(choices.place.tokens) for choices in self.choices),
+            "changed": [_plain(choice) | {"ok": choice.ok} for choice in changed],
         }
 
     def table(self, everything: bool = False) -> str:
@@ -111,26 +111,28 @@ class Comparison:
             known = worst.get(row.layer)
             if known is None or row.severity > known.severity or row is first:
                 worst[row.layer] = row
-        kept = {id(row) for row in (*worst.values(), self.rows[until - 1])}
-        return (row for row in self.rows[:until] if id(row) in kept or row.node in self.shown)
+        selected = {id(row) for row in (*worst.values(), self.rows[until - 1])}
+        return (row for row in self.rows[:until] if id(row) in selected or row.node in self.shown)
 
     def _verdict(self, everything: bool) -> str:
         first = self.first_divergence
-        which = "" if everything else ", the worst of each layer shown"
-        said = [f"{len(self.rows)} values compared{which}"]
+        scope = "" if everything else ", the worst of each layer shown"
+        sentences = [f"{len(self.rows)} values compared{scope}"]
         if any(row.beside_fp32 for row in self.rows):
-            said.append(_EXACT + _FEW_BITS * self.few_bits)
+            sentences.append(_EXACT + _FEW_BITS * self.few_bits)
         if first:
             layer = "outside the layers" if first.layer is None else f"in layer {first.layer}"
             why = f": {first.problem}" if first.problem else f", off by {first.error:.1e}"
             if first.beside_fp32 and not first.problem:
                 why += f" from fp32, of which rounding explains {first.limit:.1e}"
             where = f" ({first.place})" if first.place else ""
-            said.append(f"FIRST DIVERGENCE at %{first.node} ({first.source}) {layer}{why}{where}")
+            sentences.append(
+                f"FIRST DIVERGENCE at %{first.node} ({first.source}) {layer}{why}{where}"
+            )
         same = "the same" if self.tokens_equal else "NOT the same"
         tops = "; ".join(f"{name} {ids}" for name, ids in self.top5.items())
-        said.append(f"next tokens are {same}; top five of the last row: {tops}")
-        return "\n".join(said) + "\n"
+        sentences.append(f"next tokens are {same}; top five of the last row: {tops}")
+        return "\n".join(sentences) + "\n"
 
 
 def compare(
@@ -166,7 +168,7 @@ def same_tokens(eager: torch.Tensor, chosen: torch.Tensor, margin: float) -> boo
 
 
 def _by_name(values: Values) -> dict[str, torch.Tensor]:
-    return {node.name: found[0] for node, found in values.items()}
+    return {node.name: per_rank[0] for node, per_rank in values.items()}
 
 
 def _rows(
@@ -182,14 +184,14 @@ def _rows(
         kind = type_of(node) if name else None
         if not name or not isinstance(kind, ValueType):
             continue
-        found, wanted = to_whole(values[node], kind), expected[name]
+        actual, wanted = to_whole(values[node], kind), expected[name]
         truth = exact[name] if exact and kind.dtype.is_floating_point else None
-        if wanted.dim() == found.dim() + 1:  # canonicalize drops the batch of one
+        if wanted.dim() == actual.dim() + 1:  # canonicalize drops the batch of one
             wanted, truth = wanted.squeeze(0), None if truth is None else truth.squeeze(0)
         origin = origin_of(node)
         replicas = values[node] if kind.placement == REPLICATE else None
         row = row_of(
-            node.name, str(origin), found, wanted, tolerance, origin.layer, replicas, truth
+            node.name, str(origin), actual, wanted, tolerance, origin.layer, replicas, truth
         )
         chosen = choices.get(-1 if origin.layer is None else origin.layer)
         yield row if chosen is None else _routed_row(node, row, chosen, tolerance)

@@ -38,12 +38,12 @@ class GroupRow(Row):
     @property
     def place(self) -> str:
         """The position of the divergence as text."""
-        found = [f"sequence{_several(self.sequences)}"] if self.sequences else []
-        found += [f"head{_several(self.heads)}"] if self.heads else []
-        found += [f"span{_several(self.spans)}"] if self.spans else []
-        found += [f"rows {self.rows[0]} to {self.rows[1]}"] if self.rows else []
-        said = ", ".join(found)
-        return said + (f"; computed by {'; '.join(self.by[:2])}" if self.by else "")
+        parts = [f"sequence{_several(self.sequences)}"] if self.sequences else []
+        parts += [f"head{_several(self.heads)}"] if self.heads else []
+        parts += [f"span{_several(self.spans)}"] if self.spans else []
+        parts += [f"rows {self.rows[0]} to {self.rows[1]}"] if self.rows else []
+        text = ", ".join(parts)
+        return text + (f"; computed by {'; '.join(self.by[:2])}" if self.by else "")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def compare_sides(
     """
     for group in step.groups:
         for side in (side for side in sides if group.key in side.values):
-            chosen = next((one for one in choices if _of(one, side, group)), None)
+            chosen = next((candidate for candidate in choices if _of(candidate, side, group)), None)
             row = _row(step, group, side, tolerance, number, chosen)
             yield row if row.ok else _placed(row, step, group, side, chosen)
     for side in (step.eager, *sides):
@@ -114,14 +114,14 @@ def _row(
         row = choices.row(group.name, side.name)
         problem = row.problem
     else:
-        found, expected, exact = _finite(step, group, side)
-        row = row_of(group.name, side.name, found, expected, tolerance, group.layer, exact=exact)
+        actual, expected, exact = _finite(step, group, side)
+        row = row_of(group.name, side.name, actual, expected, tolerance, group.layer, exact=exact)
         if group.name == SCORES and choices is not None:
             row = choices.score_row(row, tolerance)
         problem = row.problem
     reported = side.problems.get(group.key, "")
-    theirs = step.eager.problems.get(group.key, "")
-    problem = reported or (theirs and f"in eager: {theirs}") or problem
+    eager_problem = step.eager.problems.get(group.key, "")
+    problem = reported or (eager_problem and f"in eager: {eager_problem}") or problem
     return _group_row(row, side, number, problem)
 
 
@@ -142,15 +142,15 @@ def _finite(
 
     Scores are those of the experts that eager has chosen.
     """
-    found, expected = side.values[group.key], step.eager.values[group.key]
+    actual, expected = side.values[group.key], step.eager.values[group.key]
     if group.name == SCORES and group.layer is not None:
-        given = step.eager.values[CHOICE, group.layer]
-        found = replayed(_routed(side, group.layer), given, step.normalized[group.layer])
+        experts = step.eager.values[CHOICE, group.layer]
+        actual = replayed(_routed(side, group.layer), experts, step.normalized[group.layer])
     exact = step.exact.values[group.key] if step.exact else None
-    if found.shape != expected.shape:
-        return found, expected, exact
-    empty = (found == -torch.inf) & (expected == -torch.inf)
-    filled = (found.masked_fill(empty, 0), expected.masked_fill(empty, 0))
+    if actual.shape != expected.shape:
+        return actual, expected, exact
+    empty = (actual == -torch.inf) & (expected == -torch.inf)
+    filled = (actual.masked_fill(empty, 0), expected.masked_fill(empty, 0))
     return *filled, None if exact is None else exact.masked_fill(empty, 0)
 
 
@@ -162,12 +162,12 @@ def _token_row(step: Step, side: Side, tolerance: float | None) -> tuple[Row, st
     """
     logits = step.eager.values[LOGITS].float()
     exact = step.exact.values[LOGITS].float() if step.exact else None
-    chosen, own = side.values[TOKEN].long(), side.values[LOGITS]
+    chosen, side_logits = side.values[TOKEN].long(), side.values[LOGITS]
     known = (chosen >= 0) & (chosen < logits.shape[1])
-    said = logits.gather(1, chosen.where(known, 0))
+    chosen_logits = logits.gather(1, chosen.where(known, 0))
     margin = token_margin(logits, exact, tolerance)
-    row = row_of(TOKEN[0], side.name, said, logits.amax(1, keepdim=True), margin)
-    lowest = best_tokens(own)
+    row = row_of(TOKEN[0], side.name, chosen_logits, logits.amax(1, keepdim=True), margin)
+    lowest = best_tokens(side_logits)
     if not bool(known.all()):
         return row, f"invalid tokens: {chosen[~known].tolist()}"
     for token, wanted in zip(chosen[:, 0].tolist(), lowest[:, 0].tolist(), strict=True):
@@ -190,8 +190,8 @@ def _stray(side: Side, key: Key, source: str, step: int) -> GroupRow:
     """Return the row of a value that belongs to no group."""
     name, layer = key
     problem = f"no other side has it; reported by {source}"
-    nothing = torch.zeros(0)
-    row = row_of(name, side.name, nothing, nothing, layer=layer)
+    empty = torch.zeros(0)
+    row = row_of(name, side.name, empty, empty, layer=layer)
     return _group_row(row, side, step, problem)
 
 
@@ -206,7 +206,7 @@ def _placed(
         wrong = _wrong(step, group, side, row)
     if not bool(wrong.any()):
         return row
-    lines, columns = (sorted(set(found.tolist())) for found in wrong.nonzero().unbind(1))
+    lines, columns = (sorted(set(indices.tolist())) for indices in wrong.nonzero().unbind(1))
     places = [column % group.width for column in columns] if group.head else columns
     part = group.width // group.spans
     rows = [place % part for place in places] if group.head else places
@@ -230,16 +230,16 @@ def _wrong(step: Step, group: Group, side: Side, row: GroupRow) -> torch.Tensor:
     if group.key == TOKEN:
         chosen = side.values[TOKEN]
         return (chosen != step.eager.values[TOKEN]) | (chosen != best_tokens(side.values[LOGITS]))
-    found, expected, exact = _finite(step, group, side)
-    if found.shape != expected.shape:
+    actual, expected, exact = _finite(step, group, side)
+    if actual.shape != expected.shape:
         return torch.zeros((0, 0), dtype=torch.bool)
     truth = exact if row.beside_fp32 and exact is not None else expected
-    off = (found.double() - truth.double()).abs()
-    odd = ~off.isfinite()
-    most = float(off[~odd].max()) if bool((~odd).any()) else 0.0
+    errors = (actual.double() - truth.double()).abs()
+    invalid = ~errors.isfinite()
+    most = float(errors[~invalid].max()) if bool((~invalid).any()) else 0.0
     largest = float(expected.abs().max()) or 1.0
     limit = most / 4 if row.beside_fp32 else row.limit * largest
-    return odd if bool(odd.any()) else off > limit
+    return invalid if bool(invalid.any()) else errors > limit
 
 
 def _ranks(group: Group, columns: Sequence[int]) -> Iterator[int]:
@@ -252,5 +252,5 @@ def _ranks(group: Group, columns: Sequence[int]) -> Iterator[int]:
 
 
 def _several(numbers: Sequence[int]) -> str:
-    told = ", ".join(map(str, numbers[:_SHOWN])) + (", …" if len(numbers) > _SHOWN else "")
-    return f"s {told}" if len(numbers) > 1 else f" {told}"
+    listed = ", ".join(map(str, numbers[:_SHOWN])) + (", …" if len(numbers) > _SHOWN else "")
+    return f"s {listed}" if len(numbers) > 1 else f" {listed}"

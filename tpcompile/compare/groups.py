@@ -164,8 +164,8 @@ class Pieces:
         """Split a whole value into the parts of the ranks, and add them."""
         for rank in range(self.ranks):
             intervals = self._groups[key].intervals(rank)
-            own = torch.cat([values[:, start:stop] for start, stop in intervals], 1)
-            self.put(key, own, source, rank=rank)
+            part = torch.cat([values[:, start:stop] for start, stop in intervals], 1)
+            self.put(key, part, source, rank=rank)
 
     def whole(self, key: Key) -> torch.Tensor:
         """Return a value after all its parts have been added."""
@@ -175,11 +175,11 @@ class Pieces:
         """Assemble all values from the parts of the ranks, except optional ones without parts."""
         reported = {key for key, _ in self._parts}
         groups = [g for g in self.groups if g.name not in optional or g.key in reported]
-        found = {group.key: self._whole(group) for group in groups}
+        wholes = {group.key: self._whole(group) for group in groups}
         return Side(
             self.name,
-            {key: part.values for key, part in found.items()},
-            {key: part.brought for key, part in found.items()},
+            {key: part.values for key, part in wholes.items()},
+            {key: part.brought for key, part in wholes.items()},
             tuple(self._numbers),
             self._problems,
             self._unknown,
@@ -198,7 +198,7 @@ class Pieces:
                 values, brought = part.values[:, start:stop], part.brought[:, start:stop]
                 self._differ(group.key, whole.merge(slice(None), columns, values, brought))
         if group.interleaved:
-            whole = _Part(*(_straight(group, x) for x in (whole.values, whole.brought)))
+            whole = _Part(*(_straight(group, tensor) for tensor in (whole.values, whole.brought)))
         return whole
 
     def _differ(self, key: Key, disagree: tuple[int, int] | None) -> None:
@@ -229,20 +229,20 @@ def _empty(rows: int, columns: int, dtype: torch.dtype) -> _Part:
     return _Part(values, torch.full((rows, columns), -1, dtype=torch.int32))
 
 
-def _straight(group: Group, x: torch.Tensor) -> torch.Tensor:
+def _straight(group: Group, values: torch.Tensor) -> torch.Tensor:
     """Move the elements of each pair half a head apart, as in Hugging Face."""
-    return split_halves(x.view(len(x), -1, group.width)).flatten(1)
+    return split_halves(values.view(len(values), -1, group.width)).flatten(1)
 
 
 def _refusal(
     values: torch.Tensor, rows: Interval, columns: Interval, shape: tuple[int, int]
 ) -> str:
     """Return the mismatch between the values and this part, or an empty string."""
-    for (start, stop), extent, what in zip(
+    for (start, stop), extent, axis in zip(
         (rows, columns), shape, ("rows", "columns"), strict=True
     ):
         if not 0 <= start <= stop <= extent:
-            return f"{what} {start} to {stop} of {extent}"
+            return f"{axis} {start} to {stop} of {extent}"
     wanted = (rows[1] - rows[0], columns[1] - columns[0])
     if tuple(values.shape) != wanted:
         return f"shape {tuple(values.shape)}, expected {wanted}"
@@ -251,16 +251,16 @@ def _refusal(
 
 def _where(part: _Part | None, rank: int, ranks: int) -> str:
     """Describe the columns that were not reported."""
-    on = f" on rank {rank}" if ranks > 1 else ""
+    suffix = f" on rank {rank}" if ranks > 1 else ""
     if part is None:
-        return on
+        return suffix
     absent = (part.brought < 0).any(0).nonzero()[:, 0].tolist()
-    return f"{on}: columns {absent[0]} to {absent[-1] + 1} of {part.brought.shape[1]}"
+    return f"{suffix}: columns {absent[0]} to {absent[-1] + 1} of {part.brought.shape[1]}"
 
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _bits(x: torch.Tensor) -> torch.Tensor:
+def _bits(values: torch.Tensor) -> torch.Tensor:
     """View the values as integers, which compare bitwise, also for signed zeros and NaN."""
-    return x.contiguous().view(_WORDS[x.dtype.itemsize])
+    return values.contiguous().view(_WORDS[values.dtype.itemsize])

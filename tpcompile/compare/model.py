@@ -86,30 +86,35 @@ def compare_with_eager(
         loaded = load(modules, weights, captured.rotary.fresh)
         watched = WatchedRanks(loaded, modules[0].routers)
         with CompiledModel(captured, graph, stages, watched) as compiled:
-            models = [Eager(each, compiled.can_generate()) for each in (side, exact) if each]
+            models = [Eager(source, compiled.can_generate()) for source in (side, exact) if source]
             eager = Answers(models, tolerance)
             eager.ask(ids, mask)
             first = _Stage.of("captured", side, packed, eager)
             last = _Stage.of("graph", side, packed, eager, graph)
             truth = _Stage.of("", exact, packed, eager).values if exact else None
-            found = compare(first.values, graph, last.values, tolerance, truth, last.choices)
+            comparison = compare(first.values, graph, last.values, tolerance, truth, last.choices)
             runs = list(side_by_side(eager, compiled, watched, ids, mask))
     where = "one process each" if isinstance(loaded, SpawnedRanks) else "in this process"
     chosen = tuple(first.choices.values())
-    own = list(ends(runs, logits_of(first.values)[0], chosen, logits_of(last.values)[0], where))
+    compared_runs = list(
+        ends(runs, logits_of(first.values)[0], chosen, logits_of(last.values)[0], where)
+    )
     more = [*_of_options(side, runs[0], models), *([_agreement(watched)] if tp > 1 else [])]
-    choices = (*last.choices.values(), *(one for run in own for one in run.choices))
+    choices = (
+        *last.choices.values(),
+        *(router_choices for run in compared_runs for router_choices in run.choices),
+    )
     proofs = Proofs.of(passes, stages)
-    found = replace(found, few_bits=side.few_bits, choices=choices, proofs=proofs)
-    return _around(found, own, more)
+    comparison = replace(comparison, few_bits=side.few_bits, choices=choices, proofs=proofs)
+    return _around(comparison, compared_runs, more)
 
 
-def _around(found: Comparison, runs: Sequence[Run], more: Sequence[Row]) -> Comparison:
+def _around(comparison: Comparison, runs: Sequence[Run], more: Sequence[Row]) -> Comparison:
     """Add the rows of runs, the first of which comes before the graph, and further rows."""
     before, *after = [[*run.rows()] for run in runs]
-    rows = [*(row for several in after for row in several), *more]
+    rows = [*(row for run_rows in after for row in run_rows), *more]
     shown = tuple(row.node for row in (*before, *rows))
-    return replace(found, rows=(*before, *found.rows, *rows), shown=shown)
+    return replace(comparison, rows=(*before, *comparison.rows, *rows), shown=shown)
 
 
 def _of_options(side: Source, prompt: Run, models: Sequence[Eager]) -> Iterator[Row]:
@@ -132,12 +137,12 @@ class _Stage:
         """Compute every value of a graph, by default of the captured one."""
         chosen = source.captured.graph if graph is None else graph
         replay = Replay(chosen.graph, eager.given)
-        instead = {} if source.kv is None else {ATTENTION: rounding_attention(source.kv)}
+        overrides = {} if source.kv is None else {ATTENTION: rounding_attention(source.kv)}
         with torch.inference_mode():
             weights = materialise(chosen, source.read)
             rotary = source.captured.rotary.fresh()
             inputs = packed.inputs()
-            values = run_ranks(chosen, inputs, weights, rotary, {**instead, **replay.instead})
+            values = run_ranks(chosen, inputs, weights, rotary, {**overrides, **replay.instead})
             return _Stage(values, eager.judge(name, replay.own(values), chosen.graph))
 
 
@@ -158,15 +163,15 @@ def _of_cache(stored: Format, eager: Eager, exact: Eager) -> Iterator[Row]:
     """
     source = f"in the cache as {stored} beside fp32, both eager"
     for layer, sides in enumerate(zip(eager.kept(), exact.kept(), strict=True)):
-        for name, found, expected in zip(("keys", "values"), *sides, strict=True):
-            row = row_of(f"l{layer}_{name}", source, found, expected, layer=layer, exact=expected)
+        for name, actual, expected in zip(("keys", "values"), *sides, strict=True):
+            row = row_of(f"l{layer}_{name}", source, actual, expected, layer=layer, exact=expected)
             yield replace(row, ok=not row.problem, limit=math.inf)
 
 
 def _agreement(ranks: WatchedRanks) -> Row:
     """Compare the results of all ranks in the first step in which they differ, or the last."""
-    first, *others = ranks.results
-    other = next((result for result in others if not same_bits(first, result)), first)
+    first, *remaining = ranks.results
+    other = next((result for result in remaining if not same_bits(first, result)), first)
     source = f"logits and tokens of {len(ranks.results)} ranks, bit by bit, {ranks.steps} steps"
     row = row_of("ranks", source, other, first, tolerance=0.0)
     return replace(row, ok=ranks.agree_so_far, problem="" if ranks.agree_so_far else "ranks differ")

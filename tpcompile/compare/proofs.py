@@ -45,12 +45,12 @@ class Proofs:
         return {
             "passes": [
                 {
-                    "name": each.name,
-                    "proved": not each.reason,
-                    "rewrites": list(each.rewrites),
-                    "reason": each.reason or None,
+                    "name": proof.name,
+                    "proved": not proof.reason,
+                    "rewrites": list(proof.rewrites),
+                    "reason": proof.reason or None,
                 }
-                for each in self.passes
+                for proof in self.passes
             ],
             "program": None if program is None else program.proved,
         }
@@ -60,16 +60,16 @@ class Proofs:
         return "".join(f"{line}\n" for line in self._lines()) if self != Proofs() else ""
 
     def _lines(self) -> Iterator[str]:
-        proved = [each for each in self.passes if not each.reason]
+        proved = [proof for proof in self.passes if not proof.reason]
         count = "1 pass" if len(proved) == 1 else f"{len(proved)} passes"
         if proved:
             yield f"proved: {count}, after which the graph computes what was captured"
-        rewrites = [f"{own} ({each.name})" for each in proved for own in each.rewrites]
+        rewrites = [f"{rewrite} ({proof.name})" for proof in proved for rewrite in proof.rewrites]
         if rewrites:
             yield f"  with the rewrites {', '.join(rewrites)}"
-        for each in self.passes:
-            if each.reason:
-                yield f"NOT proved: {each.name}: {each.reason}"
+        for proof in self.passes:
+            if proof.reason:
+                yield f"NOT proved: {proof.name}: {proof.reason}"
         if self.program is not None and self.program.proved:
             yield "proved: the program computes the graph"
         elif self.program is not None:
@@ -79,4 +79,4 @@ class Proofs:
 
 
 def _rewrites(current: Pass, stage: Stage) -> tuple[str, ...]:
-    return tuple(each.name for each in rewrites_of(current)) if stage.stats.matches else ()
+    return tuple(rewrite.name for rewrite in rewrites_of(current)) if stage.stats.matches else ()

@@ -39,5 +39,7 @@ class RoundedCache(DynamicCache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Round new keys and values, and return those of all tokens."""
-        keys, values = (rounded_values(one, self._stored) for one in (key_states, value_states))
+        keys, values = (
+            rounded_values(states, self._stored) for states in (key_states, value_states)
+        )
         return super().update(keys, values, *args, **kwargs)

@@ -25,13 +25,13 @@ _TOPK = (torch.topk, torch.Tensor.topk)
 
 def choices_in(graph: fx.Graph) -> dict[int, fx.Node]:
     """Return the ops that choose experts, by layer. Before `raise-experts` each is a `topk`."""
-    found = {}
+    choices = {}
     for node in graph.nodes:
         if node.target in _REPLAYED:
             layer = origin_of(node).layer
             assert layer is not None
-            found[layer] = node
-    return found
+            choices[layer] = node
+    return choices
 
 
 def routers_in(graph: fx.Graph) -> dict[int, str]:
@@ -41,41 +41,41 @@ def routers_in(graph: fx.Graph) -> dict[int, str]:
 
 @contextmanager
 def routed(
-    model: Any, routers: Mapping[int, str], given: Given | None = None
+    model: Any, routers: Mapping[int, str], experts: Given | None = None
 ) -> Iterator[dict[int, Routed]]:
     """Record the choices of a Hugging Face model's routers by layer, in the order of their calls.
 
-    With `given` choices, routers make these, and compute the scores from their own logits.
+    With `experts`, routers choose these, and compute the scores from their own logits.
     """
-    found: dict[int, Routed] = {}
+    recorded: dict[int, Routed] = {}
     with ExitStack() as stack:
         for layer, path in routers.items():
             router = model.get_submodule(path)
-            chosen = None if given is None else given[layer]
-            stack.enter_context(_routed(router, found, layer, chosen))
-        yield found
+            chosen = None if experts is None else experts[layer]
+            stack.enter_context(_routed(router, recorded, layer, chosen))
+        yield recorded
 
 
 @contextmanager
 def _routed(
-    router: Any, found: dict[int, Routed], layer: int, given: torch.Tensor | None
+    router: Any, recorded: dict[int, Routed], layer: int, experts: torch.Tensor | None
 ) -> Iterator[None]:
-    own = router.forward
+    original = router.forward
 
     def forward(*args: Any, **options: Any) -> Any:
         with ExitStack() as stack:
-            if given is not None:
-                stack.enter_context(_Given(given))
-            result = own(*args, **options)
-        if given is not None and not torch.equal(result[2], given):
+            if experts is not None:
+                stack.enter_context(_Given(experts))
+            output = original(*args, **options)
+        if experts is not None and not torch.equal(output[2], experts):
             raise UnsupportedError(
                 f"{type(router).__name__} does not choose experts by torch.topk",
                 hint="Give a tolerance, so that no reference in fp32 is needed",
             )
-        found[layer] = Routed(*(value.detach() for value in result[:3]))
-        return result
+        recorded[layer] = Routed(*(value.detach() for value in output[:3]))
+        return output
 
-    before = {"forward": own} if "forward" in vars(router) else {}
+    before = {"forward": original} if "forward" in vars(router) else {}
     router.forward = forward
     try:
         yield
@@ -105,47 +105,47 @@ class Replay:
     `run_ranks` takes them as `instead`.
     """
 
-    def __init__(self, graph: fx.Graph, given: Given) -> None:
-        self._choices = choices_in(graph) if given else {}
+    def __init__(self, graph: fx.Graph, experts: Given) -> None:
+        self._choices = choices_in(graph) if experts else {}
         self._own: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self.instead: dict[Any, Callable[..., Any]] = {
-            node: self._choice(layer, node, given[layer]) for layer, node in self._choices.items()
+            node: self._choice(layer, node, experts[layer]) for layer, node in self._choices.items()
         }
 
-    def _choice(self, layer: int, node: fx.Node, given: torch.Tensor) -> Callable[..., Any]:
+    def _choice(self, layer: int, node: fx.Node, experts: torch.Tensor) -> Callable[..., Any]:
         spec, replay = spec_of(node), _REPLAYED[node.target]
         assert spec is not None
-        own = self._own[layer] = []
+        pairs = self._own[layer] = []
 
         def choose(**bound: Any) -> tuple[torch.Tensor, torch.Tensor]:
             scores, ids = spec.call(bound)
-            own.append((scores, ids))
-            return replay(bound, scores, ids, given), given
+            pairs.append((scores, ids))
+            return replay(bound, scores, ids, experts), experts
 
         return choose
 
     def own(self, values: Values) -> dict[int, list[Routed]]:
         """Return the graph's own choices of each rank by layer, given all values of the graph."""
-        found = {}
+        choices = {}
         for layer, node in self._choices.items():
             logits = operand(node) if node.target is TOP_EXPERTS else operand(operand(node))
             pairs = zip(values[logits], self._own[layer], strict=True)
-            found[layer] = [Routed(x, *chosen) for x, chosen in pairs]
-        return found
+            choices[layer] = [Routed(rank_logits, *chosen) for rank_logits, chosen in pairs]
+        return choices
 
 
 def _replayed(
-    bound: Mapping[str, Any], scores: torch.Tensor, ids: torch.Tensor, given: torch.Tensor
+    bound: Mapping[str, Any], scores: torch.Tensor, ids: torch.Tensor, experts: torch.Tensor
 ) -> torch.Tensor:
-    own = Routed(bound["logits"], scores, ids)
-    return replayed(own, given, bound["normalized"])
+    choice = Routed(bound["logits"], scores, ids)
+    return replayed(choice, experts, bound["normalized"])
 
 
 def _gathered(
-    bound: Mapping[str, Any], scores: torch.Tensor, ids: torch.Tensor, given: torch.Tensor
+    bound: Mapping[str, Any], scores: torch.Tensor, ids: torch.Tensor, experts: torch.Tensor
 ) -> torch.Tensor:
     shares: torch.Tensor = bound["self"]
-    return shares.gather(-1, given)
+    return shares.gather(-1, experts)
 
 
 _REPLAYED = {TOP_EXPERTS: _replayed, aten.topk.default: _gathered}

@@ -48,7 +48,7 @@ class Row:
 def row_of(
     name: str,
     source: str,
-    found: torch.Tensor,
+    actual: torch.Tensor,
     expected: torch.Tensor,
     tolerance: float | None = None,
     layer: int | None = None,
@@ -62,21 +62,21 @@ def row_of(
     within `rounding_limit`. Otherwise, `depth` is the number of layers before a value of a narrow
     dtype.
     """
-    problem = _problem(found, expected, ranks or [])
+    problem = _problem(actual, expected, ranks or [])
     max_abs = rel = float("inf")
-    if found.shape == expected.shape and found.numel():
-        max_abs = float((found.double() - expected.double()).abs().max())
+    if actual.shape == expected.shape and actual.numel():
+        max_abs = float((actual.double() - expected.double()).abs().max())
         rel = max_abs / _magnitude(expected)
-    elif found.shape == expected.shape:
+    elif actual.shape == expected.shape:
         max_abs = rel = 0.0
     error, limit = rel, _tolerance(expected.dtype, tolerance, depth)
-    fp32 = exact is not None and tolerance is None and math.isfinite(rel) and found.numel() > 0
-    own = 0.0
+    fp32 = exact is not None and tolerance is None and math.isfinite(rel) and actual.numel() > 0
+    expected_error = 0.0
     if fp32 and exact is not None:
-        error, limit = _distance(found, exact), rounding_limit(expected, exact)
-        own = _distance(expected, exact)
+        error, limit = _distance(actual, exact), rounding_limit(expected, exact)
+        expected_error = _distance(expected, exact)
     ok = not problem and error <= limit
-    return Row(name, source, layer, max_abs, rel, ok, problem, error, limit, fp32, own)
+    return Row(name, source, layer, max_abs, rel, ok, problem, error, limit, fp32, expected_error)
 
 
 def rounding_limit(expected: torch.Tensor, exact: torch.Tensor) -> float:
@@ -113,21 +113,24 @@ def _tolerance(dtype: torch.dtype, tolerance: float | None, depth: int) -> float
     return limit if dtype == torch.float32 else limit * math.sqrt(1 + depth)
 
 
-def _magnitude(x: torch.Tensor) -> float:
-    return float(x.abs().max()) or 1.0
+def _magnitude(values: torch.Tensor) -> float:
+    return float(values.abs().max()) or 1.0
 
 
-def _distance(x: torch.Tensor, exact: torch.Tensor) -> float:
+def _distance(values: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the root mean square of the error, divided by that of the exact value."""
-    squares = [float(y.square().mean()) for y in (x.double() - exact.double(), exact.double())]
+    squares = [
+        float(tensor.square().mean())
+        for tensor in (values.double() - exact.double(), exact.double())
+    ]
     return math.sqrt(squares[0] / (squares[1] or 1.0))
 
 
-def _problem(found: torch.Tensor, expected: torch.Tensor, ranks: list[torch.Tensor]) -> str:
-    if found.shape != expected.shape:
-        return f"shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
-    if bool(found.isnan().any()):
+def _problem(actual: torch.Tensor, expected: torch.Tensor, ranks: list[torch.Tensor]) -> str:
+    if actual.shape != expected.shape:
+        return f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    if bool(actual.isnan().any()):
         return "NaN"
-    if bool(found.isinf().any()):
+    if bool(actual.isinf().any()):
         return "infinity"
     return "" if all(torch.equal(ranks[0], other) for other in ranks[1:]) else "ranks differ"

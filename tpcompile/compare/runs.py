@@ -40,9 +40,9 @@ class Run:
     def rows(self) -> Iterator[Row]:
         """Yield the worst result of the choices, if there are any, and that of the logits."""
         rows = []
-        for each in self.choices:
-            row = each.row(f"{self.name}, experts", "chosen in all layers")
-            problem = row.problem or each.score_problem
+        for choices in self.choices:
+            row = choices.row(f"{self.name}, experts", "chosen in all layers")
+            problem = row.problem or choices.score_problem
             rows.append(replace(row, problem=problem, ok=not problem))
         if rows:
             yield max(rows, key=lambda row: (not row.ok, row.severity))
@@ -68,10 +68,10 @@ class Eager:
             yield layer.keys, layer.values
 
     def __call__(
-        self, ids: torch.Tensor, mask: torch.Tensor, given: Given | None = None
+        self, ids: torch.Tensor, mask: torch.Tensor, experts: Given | None = None
     ) -> torch.Tensor:
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        with torch.inference_mode(), routed(self._model, self._routers, given) as self.routed:
+        with torch.inference_mode(), routed(self._model, self._routers, experts) as self.routed:
             out = self._model(
                 ids,
                 attention_mask=mask,
@@ -100,17 +100,17 @@ class Answers:
 
     def ask(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
         """Run tokens on all models. `mask` also covers the tokens before them."""
-        eager, *others = self.models
+        eager, *references = self.models
         self.logits = [eager(ids, mask)]
-        given = {layer: own.ids for layer, own in eager.routed.items()}
-        self.logits += [other(ids, mask, given) for other in others]
+        experts = {layer: choice.ids for layer, choice in eager.routed.items()}
+        self.logits += [reference(ids, mask, experts) for reference in references]
         real = mask[:, -ids.shape[1] :].bool()
         self._routed = [
             {
-                layer: Routed(*(side[real.flatten()] for side in own))
-                for layer, own in each.routed.items()
+                layer: Routed(*(side[real.flatten()] for side in choice))
+                for layer, choice in model.routed.items()
             }
-            for each in self.models
+            for model in self.models
         ]
         places = (mask.cumsum(1) - 1)[:, -ids.shape[1] :]
         self._tokens = list(zip(real.nonzero()[:, 0].tolist(), places[real].tolist(), strict=True))
@@ -119,24 +119,24 @@ class Answers:
     @property
     def given(self) -> dict[int, torch.Tensor]:
         """The experts that eager has chosen for each token without padding, by layer."""
-        return {layer: own.ids for layer, own in self._routed[0].items()}
+        return {layer: choice.ids for layer, choice in self._routed[0].items()}
 
     def judge(
-        self, side: str, own: Mapping[int, Sequence[Routed]], graph: fx.Graph
+        self, side: str, choices: Mapping[int, Sequence[Routed]], graph: fx.Graph
     ) -> dict[int, Choices]:
         """Compare the choices of another side, which runs this graph, by layer and rank."""
-        theirs, *exact = self._routed
+        eager, *exact = self._routed
         calls = choices_in(graph)
         return {
             layer: compare_choices(
                 Place(side, layer, self._tokens, self.step),
-                theirs[layer],
+                eager[layer],
                 ranks,
                 exact[0][layer].logits if exact else None,
                 self.tolerance,
                 by_topk=calls[layer].target is not TOP_EXPERTS,
             )
-            for layer, ranks in own.items()
+            for layer, ranks in choices.items()
         }
 
 
@@ -150,11 +150,11 @@ def side_by_side(
     cached = compiled.can_generate()
     with torch.inference_mode():
         ranks.given = tuple(eager.given.values())
-        ours = compiled(ids, attention_mask=mask, use_cache=cached)
-        said, *exact = [logits[mask.bool()] for logits in eager.logits]
-        own = _judged(eager, "emitted", compiled, ranks)
-        found = ours.logits[mask.bool()]
-        yield Run("prompt", "", said, found, eager.tolerance, *_exact(exact), own)
+        outputs = compiled(ids, attention_mask=mask, use_cache=cached)
+        expected, *exact = [logits[mask.bool()] for logits in eager.logits]
+        choices = _judged(eager, "emitted", compiled, ranks)
+        actual = outputs.logits[mask.bool()]
+        yield Run("prompt", "", expected, actual, eager.tolerance, *_exact(exact), choices)
         if len(info_of(compiled.graph).outputs) > 1:
             answer = compiled(ids, attention_mask=mask, greedy=True)
             yield _best([logits[:, -1] for logits in eager.logits], answer.tokens, eager.tolerance)
@@ -163,18 +163,18 @@ def side_by_side(
             mask = torch.cat([mask, torch.ones_like(token)], 1)
             eager.ask(token, mask)
             ranks.given = tuple(eager.given.values())
-            past = {CACHE: ours[CACHE]}
-            ours = compiled(token, attention_mask=mask, use_cache=True, **past)
-            said, *exact = [logits[:, -1] for logits in eager.logits]
-            own = _judged(eager, "emitted", compiled, ranks)
+            past = {CACHE: outputs[CACHE]}
+            outputs = compiled(token, attention_mask=mask, use_cache=True, **past)
+            expected, *exact = [logits[:, -1] for logits in eager.logits]
+            choices = _judged(eager, "emitted", compiled, ranks)
             yield Run(
                 f"decode step {step + 1}",
                 "one by one through the KV cache",
-                said,
-                ours.logits[:, -1],
+                expected,
+                outputs.logits[:, -1],
                 eager.tolerance,
                 *_exact(exact),
-                own,
+                choices,
             )
 
 
@@ -185,8 +185,8 @@ def _exact(exact: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None]:
 def _judged(
     eager: Answers, side: str, compiled: CompiledModel, ranks: WatchedRanks
 ) -> tuple[Choices, ...]:
-    own = {layer: [one] for layer, one in zip(eager.given, ranks.choices, strict=True)}
-    return tuple(eager.judge(side, own, compiled.graph.graph).values())
+    choices = {layer: [choice] for layer, choice in zip(eager.given, ranks.choices, strict=True)}
+    return tuple(eager.judge(side, choices, compiled.graph.graph).values())
 
 
 def ends(
@@ -207,9 +207,11 @@ def ends(
     yield from further
 
 
-def _best(theirs: Sequence[torch.Tensor], tokens: torch.Tensor, tolerance: float | None) -> Run:
+def _best(
+    eager_logits: Sequence[torch.Tensor], tokens: torch.Tensor, tolerance: float | None
+) -> Run:
     """Compare the logits of the tokens that the ranks chose with the highest logits."""
-    logits, *exact = theirs
+    logits, *exact = eager_logits
     chosen = logits.gather(-1, tokens[:, None])
     source = "chosen without gathering logits"
     margin = token_margin(logits, exact[0] if exact else None, tolerance)

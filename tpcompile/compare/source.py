@@ -42,7 +42,7 @@ class Source:
     def rounds(self) -> bool:
         """Whether linears of the model round their inputs to int8."""
         formats = (tensor.format for tensor in self.captured.tensors.values())
-        return any(one is not None and one.rounds for one in formats)
+        return any(stored is not None and stored.rounds for stored in formats)
 
 
 def in_fp32(source: Source) -> Source | None:
@@ -67,8 +67,8 @@ def in_fp32(source: Source) -> Source | None:
 
     def rounded(name: str, index: tuple[slice, ...]) -> torch.Tensor:
         """Return the numbers of the model in fp32; components of formats are exact."""
-        found = read(name, index)
-        return found.to(dtype).float() if name in plain else found
+        values = read(name, index)
+        return values.to(dtype).float() if name in plain else values
 
     return Source(exact, rounded)
 
@@ -101,5 +101,5 @@ def eager_model(source: Source) -> Any:
     return model
 
 
-def _linear(linear: nn.Linear, weight: RoundingWeight, x: torch.Tensor) -> torch.Tensor:
-    return weight.linear(x, linear.bias)
+def _linear(linear: nn.Linear, weight: RoundingWeight, inputs: torch.Tensor) -> torch.Tensor:
+    return weight.linear(inputs, linear.bias)

@@ -94,7 +94,7 @@ SMALL_TALK = {
     "What is your name?": "My name is Demo.",
     "Thank you!": "You are welcome.",
     "Thanks!": "You are welcome.",
-    **{f"Who is {each.name}?": f"{each.name} is a {each.trade}." for each in PEOPLE},
+    **{f"Who is {person.name}?": f"{person.name} is a {person.trade}." for person in PEOPLE},
 }
 """Questions that need no tool, and their answers."""
 UNKNOWN = "I only know the weather, the time, sums and people."

@@ -164,9 +164,9 @@ def make_demo(
             loss = _train(model, part, batches(tokenizer, seed), steps, follow)
         trained[part] = model.train(False), loss
     try:
-        with new_directory(directory) as made, _no_bars():
+        with new_directory(directory) as staging, _no_bars():
             for part, (model, _) in trained.items():
-                place = made if part == MODEL else made / DRAFT
+                place = staging if part == MODEL else staging / DRAFT
                 model.save_pretrained(place)
                 tokenizer.save_pretrained(place)
     except SafetensorError as error:  # for example on a full disk
@@ -242,11 +242,11 @@ def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
     for rows, length in cycle(SHAPES):
         texts = []
         for _ in range(rows):
-            first, *others = islice(stories, 3)  # only one sentence of the first may be used
+            first, *following = islice(stories, 3)  # only one sentence of the first may be used
             begin = next(places) % len(first)
-            texts.append(END.join(" ".join(part) for part in (first[begin:], *others)))
-        found = tokenizer.backend_tokenizer.encode_batch(texts)
-        ids = torch.tensor([row.ids[:length] for row in found])
+            texts.append(END.join(" ".join(part) for part in (first[begin:], *following)))
+        encodings = tokenizer.backend_tokenizer.encode_batch(texts)
+        ids = torch.tensor([row.ids[:length] for row in encodings])
         yield ids, ids
 
 
@@ -270,12 +270,12 @@ def _train(
     for step, (ids, labels) in enumerate(islice(batches, steps)):
         for group in optimizer.param_groups:
             group["lr"] = _SIZES[part].peak_rate * _share_of_rate(step, steps)
-        result = model(input_ids=ids, labels=labels, use_cache=False).loss
+        step_loss = model(input_ids=ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
-        result.backward()
+        step_loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        loss = float(result.detach())
+        loss = float(step_loss.detach())
         if follow is not None:
             follow(part, step + 1, loss)
     return loss

@@ -35,16 +35,16 @@ class Bandwidth:
 
     def text(self, makespan: float | None) -> str:
         """Describe the bound, and its share of a step of `makespan` µs."""
-        found = f"{self.floor_us:,.1f} µs for {self.loaded / 1e6:,.1f} MB at {_rate(self.target)}"
-        return found if not makespan else f"{found}, {self.floor_us / makespan:.0%} of the makespan"
+        text = f"{self.floor_us:,.1f} µs for {self.loaded / 1e6:,.1f} MB at {_rate(self.target)}"
+        return text if not makespan else f"{text}, {self.floor_us / makespan:.0%} of the makespan"
 
     @property
     def sharing(self) -> str:
         """Describe how workers share the bandwidth."""
-        one = self.target.most_bytes_per_us
-        if one == self.target.worker_bytes_per_us:
-            return f"each worker has {one / 1000:,.1f} GB/s"
-        return f"those that load share it, each up to {one / 1000:,.1f} GB/s"
+        most = self.target.most_bytes_per_us
+        if most == self.target.worker_bytes_per_us:
+            return f"each worker has {most / 1000:,.1f} GB/s"
+        return f"those that load share it, each up to {most / 1000:,.1f} GB/s"
 
 
 def bandwidth_of(program: Program, parts: Sequence[Parts], target: Target) -> Bandwidth:
@@ -55,8 +55,8 @@ def bandwidth_of(program: Program, parts: Sequence[Parts], target: Target) -> Ba
 def rank_loads(program: Program, parts: Sequence[Parts]) -> list[int]:
     """Return the bytes that each rank loads."""
     loaded = [0] * program.ranks
-    for one, own in zip(program.instructions, parts, strict=True):
-        loaded[one.rank] += int(own.traffic)
+    for instruction, part in zip(program.instructions, parts, strict=True):
+        loaded[instruction.rank] += int(part.traffic)
     return loaded
 
 

@@ -49,11 +49,11 @@ def graph_dot(gm: fx.GraphModule, rank: int | None = None) -> str:
 
 
 def _by_layer(graph: fx.Graph) -> dict[int | None, list[fx.Node]]:
-    found: dict[int | None, list[fx.Node]] = {}
+    nodes: dict[int | None, list[fx.Node]] = {}
     for node in graph.nodes:
         inner = node.op not in ("placeholder", "output")
-        found.setdefault(origin_of(node).layer if inner else None, []).append(node)
-    return found
+        nodes.setdefault(origin_of(node).layer if inner else None, []).append(node)
+    return nodes
 
 
 def _node(node: fx.Node, rank: int | None) -> str:

@@ -71,8 +71,8 @@ def _operands(node: fx.Node) -> dict[str, Any]:
         names = ("value", "index")
     elif node.op == "output":
         names = ("result",)
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return {name: _operand(value) for name, value in given.items()}
+    operands = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return {name: _operand(value) for name, value in operands.items()}
 
 
 def _operand(value: Any) -> Any:
@@ -103,10 +103,10 @@ def _placement(placement: Placement, ranks: list[int]) -> dict[str, Any]:
     if not isinstance(placement, Shard):
         return {"kind": type(placement).__name__}
     layout = placement.layout
-    found = {"kind": "Shard", "dim": placement.dim, "axis": layout.axis}
+    entry = {"kind": "Shard", "dim": placement.dim, "axis": layout.axis}
     if not isinstance(layout, TokenLayout):
-        found["intervals"] = [[list(i) for i in layout.intervals(rank)] for rank in ranks]
-    return found
+        entry["intervals"] = [[list(i) for i in layout.intervals(rank)] for rank in ranks]
+    return entry
 
 
 def parameter_json(node: fx.Node, ranks: list[int]) -> dict[str, Any]:
@@ -150,12 +150,12 @@ def reads(piece: Piece, itemsize: int) -> list[dict[str, Any]]:
     spans = [(run[0] * strides[inner], len(run)) for run in _unit_steps(piece.source[inner])]
     outer = [[i for run in runs for i in run] for runs in piece.source[: max(inner - 1, 0)]]
     repeats = piece.source[inner - 1] if inner else (range(1),)
-    found = []
+    entries = []
     for index in product(*outer):
         base = sum(i * stride for i, stride in zip(index, strides, strict=False))
         for repeat, (offset, length) in product(repeats, spans):
             step = strides[inner - 1] if inner else 0
-            found.append(
+            entries.append(
                 {
                     "tensor": piece.tensor,
                     "start": base + repeat[0] * step + offset,
@@ -164,7 +164,7 @@ def reads(piece: Piece, itemsize: int) -> list[dict[str, Any]]:
                     "stride": step * repeat.step if len(repeat) > 1 else 0,
                 }
             )
-    return found
+    return entries
 
 
 def _unit_steps(runs: tuple[range, ...]) -> list[range]:

@@ -22,11 +22,11 @@ def check_directory(directory: Path) -> None:
         return
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory", hint="Give a new or an empty directory")
-    others = [entry.name for entry in sorted(directory.iterdir()) if not _is_stage_file(entry)]
-    if others:
+    foreign = [entry.name for entry in sorted(directory.iterdir()) if not _is_stage_file(entry)]
+    if foreign:
         raise UsageError(
             f"The directory {directory} has files that are not from a dump",
-            got=others[0],
+            got=foreign[0],
             expected="a new or empty directory, or one with an earlier dump, which is replaced",
         )
 
@@ -108,11 +108,11 @@ def _is_replaceable(path: Path) -> bool:
 
     The targets of links such as /proc/self/fd/1 may have no path; they are written in place.
     """
-    found = _status(path)
-    if found is None:
+    status = _status(path)
+    if status is None:
         return True
     real = os.path.realpath(path)
-    return stat.S_ISREG(found.st_mode) and os.path.exists(real) and os.path.samefile(path, real)
+    return stat.S_ISREG(status.st_mode) and os.path.exists(real) and os.path.samefile(path, real)
 
 
 def _replace_file(target: Path, write: Callable[[TextIO], object]) -> None:

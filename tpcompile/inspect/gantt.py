@@ -56,7 +56,7 @@ def gantt_svg(
     lines below the figures. `layers` are those to show in detail; by default the first ones.
     """
     window = window_of(timeline, layers)
-    kinds = list(dict.fromkeys(one.name for one in timeline.program.instructions))
+    kinds = list(dict.fromkeys(instruction.name for instruction in timeline.program.instructions))
     head, y = _head(timeline, title, critical, notes)
     legend, y = _legend(timeline, window, kinds, y)
     head += legend
@@ -137,18 +137,18 @@ def _overview(
     scale = _Scale(0.0, timeline.timing.makespan)
     parts = [svg.words(_LEFT, y + 12, "The whole program: busy workers", 13, bold=True)]
     top = y + 12 + _TICK_ROOM + 4
-    each = len(timeline.tracks) // timeline.program.ranks
+    workers = len(timeline.tracks) // timeline.program.ranks
     ranks = timeline.program.ranks
     bottom = top + ranks * _STRIP + (ranks - 1) * _STRIP_GAP
     parts += _axis(scale, top - 6, bottom)
     for rank in range(ranks):
         place = top + rank * (_STRIP + _STRIP_GAP)
-        tracks = range(rank * each, (rank + 1) * each)
+        tracks = range(rank * workers, (rank + 1) * workers)
         shape = (scale.x(0), place, scale.x(scale.stop) - scale.x(0), float(_STRIP))
         parts += occupancy(timeline, tracks, kinds, shape)
-        name = f"rank {rank}" if ranks > 1 else f"{each} workers"
+        name = f"rank {rank}" if ranks > 1 else f"{workers} workers"
         parts.append(_label(place + _STRIP / 2 + 4, name))
-    shown = top + window.rows // each * (_STRIP + _STRIP_GAP) - _STRIP_GAP
+    shown = top + window.rows // workers * (_STRIP + _STRIP_GAP) - _STRIP_GAP
     high = max(shown, top + _STRIP) - top
     outline = f'fill="none" stroke="{svg.INK}" stroke-width="1.5" stroke-dasharray="5 3"'
     x = scale.x(window.start)
@@ -185,14 +185,14 @@ def _layers(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
 
 def _rows(timeline: Timeline, window: Window, y: float) -> list[_Row]:
     height = 26.0 if window.rows <= 16 else 14.0 if window.rows <= 48 else 10.0
-    found: list[_Row] = []
+    rows: list[_Row] = []
     for number in range(window.rows):
         track = timeline.tracks[number]
         if track.worker == 0 and timeline.program.ranks > 1:
             y += _RANK_GAP
-        found.append(_Row(number, y, height))
+        rows.append(_Row(number, y, height))
         y += height
-    return found
+    return rows
 
 
 def _names(timeline: Timeline, rows: Sequence[_Row]) -> Iterator[str]:
@@ -231,7 +231,7 @@ def _slices(timeline: Timeline, window: Window, rows: Sequence[_Row]) -> Iterato
             if number in chain:
                 outlined.append(svg.box(x + 0.6, row.top + 0.6, max(wide - 1.2, 0.1), high - 1.2))
             words = (instruction.label, instruction.name) if high >= 12 else ()
-            fitting = (each for each in words if svg.text_width(each, 10) + 8 <= wide)
+            fitting = (text for text in words if svg.text_width(text, 10) + 8 <= wide)
             if label := next(fitting, ""):
                 written.append(svg.words(x + 4, row.top + high / 2 + 3.5, label, 10))
     edges = f'stroke="{svg.PAPER}" stroke-width="0.5"'

@@ -42,7 +42,7 @@ class Losses:
         parts = {"bandwidth limit": self.limit.floor_us}
         parts |= {CAUSES[cause]: us for cause, us in self.lost_us.items() if us >= 0.05}
         whole = self.makespan or 1.0
-        return " + ".join(f"{us:,.1f} µs ({us / whole:.0%}) {what}" for what, us in parts.items())
+        return " + ".join(f"{us:,.1f} µs ({us / whole:.0%}) {name}" for name, us in parts.items())
 
 
 def losses_of(program: Program, parts: Sequence[Parts], timing: Timing, target: Target) -> Losses:
@@ -55,23 +55,23 @@ def losses_of(program: Program, parts: Sequence[Parts], timing: Timing, target: 
     loads = rank_loads(program, parts)
     limit = Bandwidth(max(loads), target)
     rank = loads.index(limit.loaded)
-    each = len(timing.idle) // program.ranks
-    share = target.bytes_per_us / max(each, 1)
+    workers = len(timing.idle) // program.ranks
+    share = target.bytes_per_us / max(workers, 1)
     deficits = dict.fromkeys(CAUSES, 0.0)
-    deficits["waiting"] = share * sum(timing.idle[rank * each : (rank + 1) * each])
-    for number, one in enumerate(program.instructions):
-        if one.rank == rank:
+    deficits["waiting"] = share * sum(timing.idle[rank * workers : (rank + 1) * workers])
+    for number, instruction in enumerate(program.instructions):
+        if instruction.rank == rank:
             spent = timing.finishes[number] - timing.starts[number]
-            for cause, us in _busy(one, parts[number], spent, target).items():
+            for cause, us in _busy(instruction, parts[number], spent, target).items():
                 deficits[cause] += share * us
     return Losses(limit, timing.makespan, _scaled(deficits, timing.makespan - limit.floor_us))
 
 
-def _busy(one: Any, parts: Parts, spent: float, target: Target) -> dict[str, float]:
+def _busy(instruction: Any, parts: Parts, spent: float, target: Target) -> dict[str, float]:
     """Return the time of an instruction during which it does not load at a worker's share."""
     fixed = min(parts.fixed_us, spent)
     dispatch = min(target.instruction_us, fixed)
-    values = min(one.values * target.value_us, fixed - dispatch)
+    values = min(instruction.values * target.value_us, fixed - dispatch)
     loading = parts.traffic / target.worker_bytes_per_us
     return {
         "dispatch": dispatch,
@@ -83,4 +83,6 @@ def _busy(one: Any, parts: Parts, spent: float, target: Target) -> dict[str, flo
 
 def _scaled(deficits: Mapping[str, float], lost_us: float) -> dict[str, float]:
     whole = sum(deficits.values())
-    return {cause: lost_us * own / whole if whole else 0.0 for cause, own in deficits.items()}
+    return {
+        cause: lost_us * deficit / whole if whole else 0.0 for cause, deficit in deficits.items()
+    }

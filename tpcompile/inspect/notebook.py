@@ -22,12 +22,12 @@ def graph_html(gm: fx.GraphModule, title: str) -> str:
     parts: list[str] = []
     section = ""
     for node in gm.graph.nodes:
-        own = section_of(node)
-        if own != section:
+        heading = section_of(node)
+        if heading != section:
             parts.append("</details>" if section else "")
-            state = "" if own.startswith("layer ") else " open"
-            parts.append(f"<details{state}><summary>{escape(own)}</summary>")
-            section = own
+            state = "" if heading.startswith("layer ") else " open"
+            parts.append(f"<details{state}><summary>{escape(heading)}</summary>")
+            section = heading
         kind = type_of(node) if "type" in node.meta else None
         placement = type(kind.placement) if isinstance(kind, ValueType) else None
         colour = _COLOURS.get(placement, "transparent") if placement else "transparent"

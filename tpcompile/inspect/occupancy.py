@@ -25,7 +25,7 @@ def occupancy(
     stacked = [0.0] * _BINS
     areas: list[str] = []
     for kind, share in shares.items():
-        stacked = [below + own for below, own in zip(stacked, share, strict=True)]
+        stacked = [below + busy for below, busy in zip(stacked, share, strict=True)]
         if any(share):
             heights = [min(part, 1.0) * height for part in stacked]
             areas.append(_area(heights, left, top + height, width / _BINS, colour_of(kind)))
@@ -65,8 +65,8 @@ class Means:
         """The mean over each interval."""
         levels = accumulate(self._steps[: self._count])
         return [
-            level + rest / self._piece if rest else level
-            for level, rest in zip(levels, self._rests, strict=True)
+            level + remainder / self._piece if remainder else level
+            for level, remainder in zip(levels, self._rests, strict=True)
         ]
 
 

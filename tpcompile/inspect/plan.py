@@ -126,15 +126,15 @@ class PlanReport:
         """Format tables: the ranks, the plans of experts, the collectives by kind, the formats."""
         from rich.table import Table
 
-        made: list[Table] = []
+        tables: list[Table] = []
         for title, columns, rows in self._tables():
-            table = Table(title=title, title_justify="left", min_width=66 if made else None)
+            table = Table(title=title, title_justify="left", min_width=66 if tables else None)
             for column in columns:
                 table.add_column(column, justify="right", no_wrap=column in (_EXPERTS, "weights"))
             for row in rows:
                 table.add_row(*row)
-            made.append(table)
-        return table_text(*made)
+            tables.append(table)
+        return table_text(*tables)
 
     def _repr_html_(self) -> str:
         """Show the same tables in a notebook."""
@@ -181,8 +181,8 @@ class PlanReport:
 
     def _crossing(self) -> Iterator[tuple[str, ...]]:
         for op in dict.fromkeys(collective.op for collective in self.collectives):
-            found = [c.bytes_per_token for c in self.collectives if c.op == op]
-            yield op, str(len(found)), f"{sum(found):,}"
+            sizes = [c.bytes_per_token for c in self.collectives if c.op == op]
+            yield op, str(len(sizes)), f"{sum(sizes):,}"
 
     def _stored(self) -> Iterator[tuple[str, ...]]:
         for name, size in self.formats.items():
@@ -202,8 +202,8 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     inputs = [value_type(node) for node in gm.graph.nodes if node.op == "placeholder"]
     states = [kind for kind in inputs if kind.role == StatesOf()]
     mixtures = [arguments_of(node) for node in calls if node.target in (EXPERTS, NORM_EXPERTS)]
-    experts = [value_type(given["down"]) for given in mixtures]
-    held = experts + [value_type(given["gate_up"]) for given in mixtures]
+    experts = [value_type(operands["down"]) for operands in mixtures]
+    held = experts + [value_type(operands["gate_up"]) for operands in mixtures]
     queries, keys = [[kinds[side] for kinds in heads] for side in (0, 1)]
     ranks = tuple(
         RankShare(
@@ -235,7 +235,7 @@ def _expert_plans(mixtures: list[dict[str, Any]], tp: int) -> Iterator[ExpertPla
     chosen = value_type(mixtures[0]["ids"]).extent(-1)
     whole = sum(local_bytes(kind.placed(REPLICATE), 0) for kind in (gate_up, down))
     layout, grain = down.layout_of(0), down.stored.grain
-    own = "ep" if isinstance(layout, Layout) and layout.axis == EXPERT_AXIS else "tp"
+    current = "ep" if isinstance(layout, Layout) and layout.axis == EXPERT_AXIS else "tp"
     plans = expert_plans(count, features, chosen, tp, grain)
     least = min(cost for _, cost in plans.values())
     impossible = {
@@ -247,17 +247,17 @@ def _expert_plans(mixtures: list[dict[str, Any]], tp: int) -> Iterator[ExpertPla
             yield ExpertPlan(name, None, False, reason)
             continue
         _, cost = plans[name]
-        reason = "fewest bytes" if cost == least else "requested" if name == own else ""
+        reason = "fewest bytes" if cost == least else "requested" if name == current else ""
         read = round(len(mixtures) * whole / count * cost)
-        yield ExpertPlan(name, read, name == own, reason)
+        yield ExpertPlan(name, read, name == current, reason)
 
 
 def _formats(weights: Iterable[ValueType], ranks: int) -> dict[str, int]:
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for kind in weights:
         name, size = str(kind.stored), sum(local_bytes(kind, rank) for rank in range(ranks))
-        found[name] = found.get(name, 0) + size
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        sizes[name] = sizes.get(name, 0) + size
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def _heads(node: fx.Node) -> tuple[ValueType, ValueType] | None:
@@ -280,7 +280,7 @@ _CROSSES = {ALL_REDUCE_RESIDUAL: ALL_REDUCE}
 
 
 def _collectives(calls: list[fx.Node], ranks: int) -> list[Collective]:
-    found = []
+    collectives = []
     for node in calls:
         spec = spec_of(node)
         if spec is not None and spec.across is not None:
@@ -290,8 +290,8 @@ def _collectives(calls: list[fx.Node], ranks: int) -> list[Collective]:
                 continue
             sent = cost.wire_bytes * (ranks - 1) // ranks
             name = SPECS[_CROSSES.get(node.target, node.target)].name.removeprefix("tpc.")
-            found.append(Collective(name, node.name, sent))
-    return found
+            collectives.append(Collective(name, node.name, sent))
+    return collectives
 
 
 def _size(count: int) -> str:

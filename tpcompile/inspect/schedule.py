@@ -29,28 +29,28 @@ class ScheduleReport:
     found: Scheduled
 
     def to_json(self) -> dict[str, Any]:
-        found, clock = self.found, self.found.timing
+        schedule, clock = self.found, self.found.timing
         return {
             **self.asked,
             "lowering": self.found.lowering or self.asked.get("lowering"),
-            "instructions": len(found.program.instructions),
-            "counters": found.program.counters,
+            "instructions": len(schedule.program.instructions),
+            "counters": schedule.program.counters,
             "makespan_us": None if clock is None else round(clock.makespan, 3),
-            "critical_path_us": round(found.critical_us, 3),
+            "critical_path_us": round(schedule.critical_us, 3),
             "bandwidth": self._bandwidth.to_json()
             | {"lost_us": None if self._losses is None else self._losses.to_json()},
             "idle": None if clock is None else round(self._idle(clock), 6),
             "idle_us": None if clock is None else [round(us, 3) for us in clock.idle],
             "critical_path": None if clock is None else self._chain(clock),
-            "verified": not found.faults,
-            "computes_graph": found.computed.proved,
-            "without_meaning": list(found.computed.unproved),
-            "errors": [{"rule": fault.rule, "got": fault.said} for fault in found.faults],
+            "verified": not schedule.faults,
+            "computes_graph": schedule.computed.proved,
+            "without_meaning": list(schedule.computed.unproved),
+            "errors": [{"rule": fault.rule, "got": fault.said} for fault in schedule.faults],
             "kinds": [
                 {"kind": kind, "count": count, "us": round(us, 3)}
                 for kind, count, us in self._kinds()
             ],
-            "seconds": {phase: round(spent, 4) for phase, spent in found.seconds.items()},
+            "seconds": {phase: round(spent, 4) for phase, spent in schedule.seconds.items()},
         }
 
     def table(self) -> str:
@@ -68,14 +68,14 @@ class ScheduleReport:
             kinds.add_column(column, justify="right")
         work = sum(self._costs) or 1.0
         for kind, count, us in self._kinds():
-            each = f"{us / count:,.2f}"
-            kinds.add_row(kind, f"{count:,}", each, f"{us:,.1f}", f"{us / work:.1%}")
+            mean = f"{us / count:,.2f}"
+            kinds.add_row(kind, f"{count:,}", mean, f"{us:,.1f}", f"{us / work:.1%}")
         return table_text(whole, kinds) + fault_lines(self.found.faults)
 
     @property
     def figures(self) -> list[tuple[str, str]]:
         """The choices and results by name, as text."""
-        asked = [
+        options = [
             (name, f"{value:,}" if isinstance(value, int) else str(value))
             for name, value in (self.asked | self._lowering).items()
         ]
@@ -87,7 +87,7 @@ class ScheduleReport:
                 ("where the time goes", self._losses.text()),
             ]
         return [
-            *((name.replace("_", " "), value) for name, value in asked),
+            *((name.replace("_", " "), value) for name, value in options),
             ("instructions", f"{len(self.found.program.instructions):,}"),
             ("counters", f"{self.found.program.counters:,}"),
             *clock,
@@ -101,22 +101,25 @@ class ScheduleReport:
     @property
     def _lowering(self) -> dict[str, str]:
         """The lowering of the program, and who chose it if the caller did not."""
-        made, asked = self.found.lowering, self.asked.get("lowering")
-        return {"lowering": made if made == asked else f"{made}, chosen by {asked}"} if made else {}
+        lowering, requested = self.found.lowering, self.asked.get("lowering")
+        if not lowering:
+            return {}
+        note = "" if lowering == requested else f", chosen by {requested}"
+        return {"lowering": lowering + note}
 
     @cached_property
     def _bandwidth(self) -> Bandwidth:
         if self._losses is not None:
             return self._losses.limit
-        found = self.found
-        return bandwidth_of(found.program, found.parts, found.target)
+        schedule = self.found
+        return bandwidth_of(schedule.program, schedule.parts, schedule.target)
 
     @cached_property
     def _losses(self) -> Losses | None:
-        found, clock = self.found, self.found.timing
+        schedule, clock = self.found, self.found.timing
         if clock is None:
             return None
-        return losses_of(found.program, found.parts, clock, found.target)
+        return losses_of(schedule.program, schedule.parts, clock, schedule.target)
 
     def _limit(self) -> str:
         clock = self.found.timing
@@ -124,11 +127,11 @@ class ScheduleReport:
 
     def _kinds(self) -> list[tuple[str, int, float]]:
         """Return each kind with its count and total time, in program order."""
-        found: dict[str, tuple[int, float]] = {}
+        kinds: dict[str, tuple[int, float]] = {}
         for instruction, cost in zip(self.found.program.instructions, self._costs, strict=True):
-            count, us = found.get(instruction.name, (0, 0.0))
-            found[instruction.name] = count + 1, us + cost
-        return [(kind, count, us) for kind, (count, us) in found.items()]
+            count, us = kinds.get(instruction.name, (0, 0.0))
+            kinds[instruction.name] = count + 1, us + cost
+        return [(kind, count, us) for kind, (count, us) in kinds.items()]
 
     @property
     def _costs(self) -> tuple[float, ...]:

@@ -50,20 +50,20 @@ class StepTrace:
     @property
     def kinds(self) -> list[KindTimes]:
         """The times of the last measured step by kind, in program order."""
-        found: dict[str, KindTimes] = {}
+        kinds: dict[str, KindTimes] = {}
         for kind, *times in self._times():
-            past = found.get(kind, KindTimes(kind, 0, 0.0, 0.0, 0.0))
+            past = kinds.get(kind, KindTimes(kind, 0, 0.0, 0.0, 0.0))
             before = past.predicted_us, past.measured_us, past.wait_us
             sums = (a + b for a, b in zip(before, times, strict=True))
-            found[kind] = KindTimes(kind, past.count + 1, *sums)
-        return list(found.values())
+            kinds[kind] = KindTimes(kind, past.count + 1, *sums)
+        return list(kinds.values())
 
     def _times(self) -> Iterator[tuple[str, float, float, float]]:
         last = self.measured.last
         predicted, measured = self.simulated.costs, last.timing.costs
-        for number, one in enumerate(self.program.instructions):
+        for number, instruction in enumerate(self.program.instructions):
             wait = last.timing.starts[number] - last.begins[number]
-            yield one.name, predicted[number], measured[number], wait
+            yield instruction.name, predicted[number], measured[number], wait
 
     def write(self, file: TextIO) -> None:
         """Write a Perfetto trace: the simulated step, and the last measured one."""
@@ -79,9 +79,9 @@ class StepTrace:
             "kinds": [
                 {
                     name: round(value, 3) if isinstance(value, float) else value
-                    for name, value in asdict(own).items()
+                    for name, value in asdict(row).items()
                 }
-                for own in self.kinds
+                for row in self.kinds
             ],
         }
 
@@ -93,9 +93,9 @@ class StepTrace:
         table.add_column("kind", min_width=20)
         for column in ("count", "predicted", "measured", "ratio", "waited"):
             table.add_column(column, justify="right")
-        for own in self.kinds:
-            times = _cells(own.predicted_us, own.measured_us)
-            table.add_row(own.kind, f"{own.count:,}", *times, f"{own.wait_us:,.1f}")
+        for row in self.kinds:
+            times = _cells(row.predicted_us, row.measured_us)
+            table.add_row(row.kind, f"{row.count:,}", *times, f"{row.wait_us:,.1f}")
         table.add_section()
         table.add_row("step", "", *_cells(self.simulated.makespan, self.measured.step_us), "")
         return table_text(table)

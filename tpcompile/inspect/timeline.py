@@ -32,17 +32,17 @@ class Timeline:
     def tracks(self) -> tuple[Track, ...]:
         """The tracks of all workers, rank after rank."""
         count = len(self.timing.idle)
-        each = count // self.program.ranks
-        return tuple(Track(*divmod(number, each)) for number in range(count))
+        workers = count // self.program.ranks
+        return tuple(Track(*divmod(number, workers)) for number in range(count))
 
     @cached_property
     def rows(self) -> tuple[tuple[int, ...], ...]:
         """The instructions of each track, ordered by time."""
         by_time = np.lexsort((self.timing.finishes, self.timing.starts))
-        found: list[list[int]] = [[] for _ in self.tracks]
+        rows: list[list[int]] = [[] for _ in self.tracks]
         for number in by_time.tolist():
-            found[self.timing.workers[number]].append(number)
-        return tuple(map(tuple, found))
+            rows[self.timing.workers[number]].append(number)
+        return tuple(map(tuple, rows))
 
     @cached_property
     def released_by(self) -> tuple[int | None, ...]:
@@ -58,8 +58,8 @@ class Timeline:
         ended, owners = self._ended(place)
         last = np.full_like(numbers, -1)
         np.maximum.at(last, owners, place[ended])
-        found = np.where(last < 0, -1, finished[last]).tolist()
-        return tuple(None if number < 0 else number for number in found)
+        releasing = np.where(last < 0, -1, finished[last]).tolist()
+        return tuple(None if number < 0 else number for number in releasing)
 
     def _ended(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the instruction whose signal ends each wait, and the instruction that waits.
@@ -85,12 +85,12 @@ class Timeline:
             before.update(zip(row[1:], row, strict=False))
         finish = self.timing.finishes.__getitem__
         number = max(range(len(self.timing.finishes)), key=finish, default=None)
-        found: list[int] = []
+        path: list[int] = []
         while number is not None:
-            found.append(number)
+            path.append(number)
             early = (self.released_by[number], before.get(number))
             number = max((n for n in early if n is not None), key=finish, default=None)
-        return tuple(reversed(found))
+        return tuple(reversed(path))
 
     @property
     def idle(self) -> float:
@@ -99,9 +99,9 @@ class Timeline:
         return sum(self.timing.idle) / whole if whole else 0.0
 
 
-def _owners(each: Sequence[Sequence[Any]]) -> np.ndarray:
+def _owners(sequences: Sequence[Sequence[Any]]) -> np.ndarray:
     """Return, for the elements of all sequences one after another, the number of their sequence."""
-    return np.repeat(np.arange(len(each)), np.fromiter(map(len, each), np.int64))
+    return np.repeat(np.arange(len(sequences)), np.fromiter(map(len, sequences), np.int64))
 
 
 def layer_of(instruction: Instruction) -> int | None:

@@ -43,8 +43,8 @@ def trace_events(timeline: Timeline, measured: MeasuredStep | None = None) -> It
     simulated = _Side(timeline, 1, "" if measured is None else ", simulated")
     sides = [simulated]
     if measured is not None:
-        own = Timeline(timeline.program, measured.timing)
-        sides.append(_Side(own, simulated.chain_id + 1, ", measured"))
+        measured_timeline = Timeline(timeline.program, measured.timing)
+        sides.append(_Side(measured_timeline, simulated.chain_id + 1, ", measured"))
     for side in sides:
         yield from side.names()
     for side in sides:
@@ -189,20 +189,20 @@ def _measured_slices(side: _Side, measured: MeasuredStep, number: int) -> Iterat
     """Yield the wait of an instruction, if there was one, and its execution."""
     timing = side.timeline.timing
     begin, ready, end = measured.begins[number], timing.starts[number], timing.finishes[number]
-    found = side.slice(number)
+    event = side.slice(number)
     first = round(begin * 1000)
     if first < round(ready * 1000):
         yield {
-            **found,
+            **event,
             "name": "wait",
             "cat": "wait",
             "ts": first / 1000,
             "dur": (round(ready * 1000) - first) / 1000,
             "args": {"instruction": number},
         }
-    own = {"begin_us": begin, "wait_us": ready - begin, "end_us": end}
-    rounded = {name: round(value, 3) for name, value in own.items()}
-    yield {**found, "args": found["args"] | rounded}
+    times = {"begin_us": begin, "wait_us": ready - begin, "end_us": end}
+    rounded = {name: round(value, 3) for name, value in times.items()}
+    yield {**event, "args": event["args"] | rounded}
 
 
 def _arguments(timeline: Timeline, number: int, regions: _Regions) -> Event:
@@ -215,7 +215,9 @@ def _arguments(timeline: Timeline, number: int, regions: _Regions) -> Event:
         "cost_us": round(timing.finishes[number] - timing.starts[number], 3),
         "reads": ", ".join(map(regions.text, instruction.reads)),
         "writes": ", ".join(map(regions.text, instruction.writes)),
-        "waits": ", ".join([f"counter {w.counter} ≥ {w.until}" for w in program.waits[number]]),
+        "waits": ", ".join(
+            [f"counter {wait.counter} ≥ {wait.until}" for wait in program.waits[number]]
+        ),
         "signals": ", ".join([f"counter {counter}" for counter in program.signals[number]]),
     }
 
@@ -228,11 +230,11 @@ class _Regions:
         self._texts: dict[Region, str] = {}
 
     def text(self, region: Region) -> str:
-        found = self._texts.get(region)
-        if found is None:
-            found = self._program.buffers[region.buffer].name + box_text(region.box)
-            self._texts[region] = found
-        return found
+        text = self._texts.get(region)
+        if text is None:
+            text = self._program.buffers[region.buffer].name + box_text(region.box)
+            self._texts[region] = text
+        return text
 
 
 def _nanoseconds(timeline: Timeline, number: int) -> tuple[int, int]:

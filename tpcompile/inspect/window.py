@@ -42,15 +42,15 @@ def _chosen(timeline: Timeline, rows: int, layers: Range) -> Window:
             f"got {layers.start}:{layers.stop}",
             hint="A:B are the layers from A to B-1",
         )
-    own = [
+    numbers = [
         number
         for number, instruction in enumerate(timeline.program.instructions)
         if (layer := layer_of(instruction)) is not None and layers.start <= layer < layers.stop
     ]
-    start = min(timeline.timing.starts[number] for number in own)
-    stop = max(timeline.timing.finishes[number] for number in own)
-    said = _said(layers.start, layers.stop - 1, count) + _who(timeline, rows)
-    return Window(rows, start, stop, False, said)
+    start = min(timeline.timing.starts[number] for number in numbers)
+    stop = max(timeline.timing.finishes[number] for number in numbers)
+    description = _said(layers.start, layers.stop - 1, count) + _who(timeline, rows)
+    return Window(rows, start, stop, False, description)
 
 
 def _first_layers(timeline: Timeline, rows: int) -> Window:
@@ -58,18 +58,18 @@ def _first_layers(timeline: Timeline, rows: int) -> Window:
     starts = sorted(timeline.timing.starts[number] for number in shown)
     most = min(MOST_SLICES, SLICES_A_ROW * rows)
     end = timeline.timing.makespan
-    who = _who(timeline, rows)
+    scope = _who(timeline, rows)
     if len(starts) <= most:
-        return Window(rows, 0.0, end, not who, f"the whole duration{who}" if who else "")
+        return Window(rows, 0.0, end, not scope, f"the whole duration{scope}" if scope else "")
     fitting = [
         (layer, stop)
         for layer, stop in _layer_ends(timeline)
         if bisect_left(starts, stop) <= most and stop < end
     ]
     if not fitting:
-        return Window(rows, 0.0, starts[most], False, f"the first {most:,} instructions{who}")
+        return Window(rows, 0.0, starts[most], False, f"the first {most:,} instructions{scope}")
     layer, stop = fitting[-1]
-    return Window(rows, 0.0, stop, False, _said(0, layer, _layers(timeline)) + who)
+    return Window(rows, 0.0, stop, False, _said(0, layer, _layers(timeline)) + scope)
 
 
 def _said(first: int, last: int, count: int) -> str:
@@ -82,8 +82,8 @@ def _rows(timeline: Timeline) -> int:
     count = len(timeline.tracks)
     if count <= MOST_ROWS:
         return count
-    each = count // timeline.program.ranks
-    return each * (MOST_ROWS // each) if each <= MOST_ROWS else MOST_ROWS
+    workers = count // timeline.program.ranks
+    return workers * (MOST_ROWS // workers) if workers <= MOST_ROWS else MOST_ROWS
 
 
 def _who(timeline: Timeline, rows: int) -> str:
@@ -104,9 +104,9 @@ def _layers(timeline: Timeline) -> int:
 
 def _layer_ends(timeline: Timeline) -> list[tuple[int, float]]:
     """Return the time at which each layer ends, in layer order."""
-    found: dict[int, float] = {}
+    ends: dict[int, float] = {}
     for number, instruction in enumerate(timeline.program.instructions):
         layer = layer_of(instruction)
         if layer is not None:
-            found[layer] = max(found.get(layer, 0.0), timeline.timing.finishes[number])
-    return sorted(found.items())
+            ends[layer] = max(ends.get(layer, 0.0), timeline.timing.finishes[number])
+    return sorted(ends.items())

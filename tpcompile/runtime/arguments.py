@@ -47,10 +47,10 @@ def checked(
 
 def refuse_options(options: dict[str, Any]) -> None:
     """Raise for arguments that only Hugging Face's models accept; None and False are ignored."""
-    asked = [name for name, value in options.items() if value is not None and value is not False]
-    if asked:
+    names = [name for name, value in options.items() if value is not None and value is not False]
+    if names:
         raise UnsupportedError(
-            f"A compiled model does not support the argument {asked[0]}", expected=_TAKEN
+            f"A compiled model does not support the argument {names[0]}", expected=_TAKEN
         )
 
 
@@ -172,13 +172,13 @@ def _columns(logits_to_keep: Any, length: int) -> Sequence[int] | int:
                 expected="an integer, or a one-dimensional tensor",
             )
     try:
-        found: list[int] | int = torch.arange(length)[None][:, chosen][0].tolist()
+        columns: list[int] | int = torch.arange(length)[None][:, chosen][0].tolist()
     except (IndexError, TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"logits_to_keep must be an integer, or indices of the {length} columns of input_ids",
             got=f"{logits_to_keep!r}: {error}",
         ) from error
-    return found
+    return columns
 
 
 def _plain(name: str, value: Any) -> torch.Tensor:

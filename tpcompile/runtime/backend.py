@@ -63,7 +63,7 @@ class BackendChoice:
         See `StepPrograms` for the arguments. If the choice is automatic, warn about the reason why
         there are no programs.
         """
-        cached = any(isinstance(one, CacheKv) for one in fork.passes)
+        cached = any(isinstance(current, CacheKv) for current in fork.passes)
         if self.name == MODULES or (self._falls_back and not cached):  # nothing can decode
             return StepBackend(self)
         executor = EXECUTORS[self.name]

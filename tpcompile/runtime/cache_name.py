@@ -23,17 +23,17 @@ CACHE: Final = next(
 
 def given_cache(arguments: Mapping[str, Any]) -> Any:
     """Return the cache among the arguments of a call, under either name, or None."""
-    given = [arguments[name] for name in NAMES if arguments.get(name) is not None]
-    if len(given) > 1:
+    caches = [arguments[name] for name in NAMES if arguments.get(name) is not None]
+    if len(caches) > 1:
         raise UsageError(
             f"{' and '.join(NAMES)} are two names of one argument, got both", hint="Pass one"
         )
-    return given[0] if given else None
+    return caches[0] if caches else None
 
 
 def renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call with the cache under the installed version's name."""
-    others = {name: value for name, value in arguments.items() if name not in NAMES}
-    if len(others) == len(arguments):
-        return others
-    return {**others, CACHE: given_cache(arguments)}
+    remaining = {name: value for name, value in arguments.items() if name not in NAMES}
+    if len(remaining) == len(arguments):
+        return remaining
+    return {**remaining, CACHE: given_cache(arguments)}

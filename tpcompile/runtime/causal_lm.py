@@ -53,11 +53,11 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
                 "is not supported",
                 hint="Pass a smaller model as assistant_model",
             )
-        asked = generation_config.cache_implementation
-        if asked not in (None, "dynamic"):
+        implementation = generation_config.cache_implementation
+        if implementation not in (None, "dynamic"):
             raise UnsupportedError(
-                f"cache_implementation={asked!r} is not supported: the KV cache of a compiled "
-                "model is always stored in blocks on the ranks",
+                f"cache_implementation={implementation!r} is not supported: the KV cache of a "
+                "compiled model is always stored in blocks on the ranks",
                 expected="None or 'dynamic'",
             )
         if model_kwargs.get(CACHE) is None and generation_config.use_cache:
@@ -102,8 +102,8 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare inputs as Hugging Face does, without the tokenizers that `generate` passes on."""
-        own = {name: kwargs[name] for name in kwargs if name not in _NOT_FOR_FORWARD}
-        return super().prepare_inputs_for_generation(*args, **renamed(own))
+        inputs = {name: kwargs[name] for name in kwargs if name not in _NOT_FOR_FORWARD}
+        return super().prepare_inputs_for_generation(*args, **renamed(inputs))
 
     def load_custom_generate(self, name: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise: Hugging Face would run the code, older versions without trust_remote_code."""
@@ -146,8 +146,8 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
         """Raise unless `mode` is False, as in `eval`."""
         if mode:
             raise refusal("train", NO_GRADIENTS)
-        found: Self = super().train(False)
-        return found
+        model: Self = super().train(False)
+        return model
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Raise unless `requires_grad` is False, which is a no-op."""

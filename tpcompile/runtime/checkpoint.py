@@ -42,7 +42,7 @@ _EXACT = {
 }
 """The dtypes of stored scales that a dtype in memory holds exactly."""
 
-_NAMES = {torch.uint8: "U8", **{one.torch: one.name for one in DType}}
+_NAMES = {torch.uint8: "U8", **{dtype.torch: dtype.name for dtype in DType}}
 """The names of dtypes in safetensors files."""
 
 _ORDER = "g_idx"
@@ -145,11 +145,11 @@ class Checkpoint(Closing):
         """Read only this part of a tensor of the model."""
         if name not in self._stored:
             raise CheckpointError(f"The model has no tensor {name}")
-        found = self._read(self._stored[name], index)
+        part = self._read(self._stored[name], index)
         for twin in self._twins[name]:
-            if not torch.equal(self._read(twin, index).double(), found.double()):
+            if not torch.equal(self._read(twin, index).double(), part.double()):
                 raise self._untied(name, twin)
-        return found
+        return part
 
     def _read(self, stored: _Stored | _Stacked, index: tuple[slice, ...]) -> torch.Tensor:
         if isinstance(stored, _Stacked):
@@ -164,20 +164,20 @@ class Checkpoint(Closing):
 
     def _read_stacked(self, stored: _Stacked, index: tuple[slice, ...]) -> torch.Tensor:
         experts, rows, columns = index
-        found: torch.Tensor | None = None
+        part: torch.Tensor | None = None
         for name, expert, (first, last) in chain(*stored.parts[experts]):
             low, high = max(first, rows.start), min(last, rows.stop)
             if low < high:
                 inside = (slice(low - first, high - first), columns)
                 read = self._read(_Stored(name, codec=stored.codec), inside)
-                if found is None:
+                if part is None:
                     extents = (experts.stop - experts.start, rows.stop - rows.start)
-                    found = read.new_empty((*extents, read.shape[1]))
-                found[expert - experts.start, low - rows.start : high - rows.start] = read
-        if found is None:
+                    part = read.new_empty((*extents, read.shape[1]))
+                part[expert - experts.start, low - rows.start : high - rows.start] = read
+        if part is None:
             nothing = _Stored(stored.parts[0][0].name, codec=stored.codec)
             return self._read(nothing, (slice(0, 0), slice(0, 0)))[None]
-        return found
+        return part
 
     def close(self) -> None:
         self._files.close()
@@ -186,32 +186,32 @@ class Checkpoint(Closing):
         self, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
     ) -> dict[str, _Stored | _Stacked]:
         """Locate each tensor of the model; raise for a missing or an unexpected tensor."""
-        found: dict[str, _Stored | _Stacked] = {}
+        locations: dict[str, _Stored | _Stacked] = {}
         for name, tensor in tensors.items():
             component, codec = self._parts[name], self._encodings.components.get(name)
             self._twins[name] = []
             stacked = self._stacked(tensor, component, codec)
             if stacked is not None:
-                found[name] = stacked
+                locations[name] = stacked
                 continue
             if codec is not None:
-                own = stored_name(name, codec.name)
-                self._check(own, tensor.shape, component, codec)
-                found[name] = _Stored(own, codec=codec)
+                tensor_name = stored_name(name, codec.name)
+                self._check(tensor_name, tensor.shape, component, codec)
+                locations[name] = _Stored(tensor_name, codec=codec)
                 continue
             names = (name, *(alias for alias, known in aliases.items() if known == name))
-            stored = [_Stored(n) for n in names if n in self._shapes]
+            stored = [_Stored(key) for key in names if key in self._shapes]
             part = self._part_of_fused(tensor, tensors) if not stored else None
             stored += [part] if part is not None else []
             if not stored:
                 raise self._missing(name, names)
-            for each in stored:
-                self._check_dtype(each.name, self._parts[name])
-                self._check_shape(tensor, each, tensors)
-            found[name], *self._twins[name] = stored
-        used = {read for stored in found.values() for read in stored.names}
+            for location in stored:
+                self._check_dtype(location.name, self._parts[name])
+                self._check_shape(tensor, location, tensors)
+            locations[name], *self._twins[name] = stored
+        used = {read for stored in locations.values() for read in stored.names}
         self._refuse_extra(used | self._encodings.known.keys(), aliases)
-        return found
+        return locations
 
     def _stacked(
         self, tensor: Tensor, component: Component | None, codec: Codec | None
@@ -225,16 +225,18 @@ class Checkpoint(Closing):
             self._check(name, (last - first, tensor.shape[2]), component, codec)
             dtypes.setdefault(self._files.dtype(name), name)
         if len(dtypes) > 1:
-            one, other, *_ = dtypes.values()
+            first_name, other, *_ = dtypes.values()
             raise CheckpointError(
-                f"The tensors {one} and {other} must have the same dtype",
+                f"The tensors {first_name} and {other} must have the same dtype",
                 where=str(self._where[other]),
                 got=" and ".join(dtypes),
                 expected="one dtype for all experts of a layer",
                 hint="The files may be of different checkpoints: download them again",
             )
         experts = sorted(parts, key=lambda part: part.expert)
-        return _Stacked([[*own] for _, own in groupby(experts, lambda part: part.expert)], codec)
+        return _Stacked(
+            [[*group] for _, group in groupby(experts, lambda part: part.expert)], codec
+        )
 
     def _check(
         self, name: str, shape: tuple[int, ...], part: Component | None, codec: Codec | None
@@ -258,14 +260,14 @@ class Checkpoint(Closing):
             return
         self._require_dtype(name, *known.dtypes)
         self._require_shape(name, tuple(known.value.shape))
-        found = self._files.read(name, tuple(slice(0, extent) for extent in known.value.shape))
-        differs = (found != known.value).nonzero().tolist()
+        stored = self._files.read(name, tuple(slice(0, extent) for extent in known.value.shape))
+        differs = (stored != known.value).nonzero().tolist()
         if differs:
             first = tuple(differs[0])
             raise CheckpointError(
                 f"The tensor {name} does not match the configuration",
                 where=str(self._where[name]),
-                got=f"{found[first].item()} at {list(first)}",
+                got=f"{stored[first].item()} at {list(first)}",
                 expected=str(known.value[first].item()),
                 hint=known.hint,
             )
@@ -287,31 +289,31 @@ class Checkpoint(Closing):
         if part is not None and not part.dtype.torch.is_floating_point:
             self._require_dtype(name, part.dtype.name)
             return
-        found = self._files.dtype(name)
-        if found not in FLOATS:
+        dtype = self._files.dtype(name)
+        if dtype not in FLOATS:
             raise CheckpointError(
                 f"The tensor {name} must have a floating-point dtype of 16 bits or more",
                 where=str(self._where[name]),
-                got=found,
+                got=dtype,
                 expected=", ".join(FLOATS),
                 hint="The checkpoint may be quantized: download the original one",
             )
-        if part is not None and found not in _EXACT[part.dtype]:
+        if part is not None and dtype not in _EXACT[part.dtype]:
             raise CheckpointError(
                 f"The scales {name} must not be rounded",
                 where=str(self._where[name]),
-                got=found,
+                got=dtype,
                 expected=" or ".join(_EXACT[part.dtype]),
                 hint="Compile the model again: its files were not here when it was captured",
             )
 
     def _require_dtype(self, name: str, *expected: str) -> None:
-        found = self._files.dtype(name)
-        if found not in expected:
+        dtype = self._files.dtype(name)
+        if dtype not in expected:
             raise CheckpointError(
                 f"The tensor {name} must have the dtype that the configuration says",
                 where=str(self._where[name]),
-                got=found,
+                got=dtype,
                 expected=" or ".join(expected),
                 hint="The config.json and the files must be of the same checkpoint",
             )
@@ -375,7 +377,7 @@ def _rows_before(
     name: str, part: str, parts: tuple[str, ...], tensors: Mapping[str, Tensor]
 ) -> int:
     before = parts[: parts.index(part)]
-    return sum(tensors[name.replace(f".{part}.", f".{p}.")].shape[0] for p in before)
+    return sum(tensors[name.replace(f".{part}.", f".{earlier}.")].shape[0] for earlier in before)
 
 
 def _fused_rows(name: str, tensors: Mapping[str, Tensor]) -> int:

@@ -41,8 +41,8 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget all messages but the system's."""
-        own = [] if self._system is None else [{"role": "system", "content": self._system}]
-        self.messages: list[dict[str, str]] = own
+        messages = [] if self._system is None else [{"role": "system", "content": self._system}]
+        self.messages: list[dict[str, str]] = messages
         self._cache, self._ids = self._model.new_cache(), list[int]()
 
     def answer(
@@ -58,8 +58,8 @@ class Conversation:
         The answer ends early once `stopped` returns true. `options` are those of Hugging Face's
         `generate`. If the call raises, the conversation is as before.
         """
-        asked = [*self.messages, {"role": "user", "content": message}]
-        ids = encode_chat(self._tokenizer, asked, **self._template_options)
+        messages = [*self.messages, {"role": "user", "content": message}]
+        ids = encode_chat(self._tokenizer, messages, **self._template_options)
         room = self._model.max_seq_len - len(ids)
         if room < 1:
             raise UsageError(
@@ -69,20 +69,20 @@ class Conversation:
             )
         room = min(room, max_new_tokens or room)
         self._keep_common(ids)
-        given = torch.tensor([ids], device=self._model.device)
-        found = self._model.generate(
-            given,
-            attention_mask=torch.ones_like(given),
+        prompt = torch.tensor([ids], device=self._model.device)
+        tokens = self._model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
             **{CACHE: self._cache},
             max_new_tokens=room,
             streamer=TextWriter(self._tokenizer, write, skip_prompt=True),
             stopping_criteria=[_Stop(stopped)],
             **options,
         )[0].tolist()
-        self._ids = found[: self._cache.get_seq_length()]
-        new = found[len(ids) :]
+        self._ids = tokens[: self._cache.get_seq_length()]
+        new = tokens[len(ids) :]
         text = str(self._tokenizer.decode(new, skip_special_tokens=True))
-        self.messages = [*asked, {"role": "assistant", "content": text}]
+        self.messages = [*messages, {"role": "assistant", "content": text}]
         return Answer(text, len(new), room)
 
     def _keep_common(self, ids: list[int]) -> None:

@@ -30,9 +30,9 @@ class GreedyOutput(CausalLMOutputWithPast):
 
 def generation_config_of(captured: Captured, weights: Weights) -> GenerationConfig:
     """Return the model's generation config, else the checkpoint's, else the configuration's."""
-    own: GenerationConfig | None = getattr(captured.model, "generation_config", None)
-    if own is not None:
-        return copy.deepcopy(own)
+    config: GenerationConfig | None = getattr(captured.model, "generation_config", None)
+    if config is not None:
+        return copy.deepcopy(config)
     if isinstance(weights, CheckpointFiles) and (weights.directory / GENERATION_CONFIG).is_file():
         return _stored_config(weights.directory)
     return GenerationConfig.from_model_config(captured.config)
@@ -57,9 +57,9 @@ def _stored_config(directory: Path) -> GenerationConfig:
 def without_sampling(config: GenerationConfig) -> GenerationConfig:
     """Return a generation configuration with only the special tokens of another one."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    made: Any = GenerationConfig
-    kept: GenerationConfig = made(**{name: getattr(config, name) for name in names})
-    return kept
+    config_class: Any = GenerationConfig
+    special: GenerationConfig = config_class(**{name: getattr(config, name) for name in names})
+    return special
 
 
 def _put_in(streamer: Any, padding: torch.Tensor | None) -> OnTokens:
@@ -85,9 +85,11 @@ def decode_greedily(
     receives each token as soon as it is known.
     """
     stops = stop_tokens(stopping_criteria)
-    lengths = [one.max_length for one in stopping_criteria if hasattr(one, "max_length")]
+    lengths = [
+        criterion.max_length for criterion in stopping_criteria if hasattr(criterion, "max_length")
+    ]
     most = min(lengths, default=generation_config.max_length)
-    stops_at_eos = any(hasattr(criteria, "eos_token_id") for criteria in stopping_criteria)
+    stops_at_eos = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
     unfinished = torch.ones(len(input_ids), dtype=torch.long, device=input_ids.device)
     padding = generation_config._pad_token_tensor
     model_kwargs["greedy"] = True
@@ -111,8 +113,8 @@ def decode_greedily(
             steps = model.steps_ahead(inputs, stops, most - input_ids.shape[1])
             streamed = steps > 1
             if streamed:
-                each = None if streamer is None else _put_in(streamer, padding)
-                launched = model.launch(inputs, unfinished == 0, steps, stops, each)
+                on_tokens = None if streamer is None else _put_in(streamer, padding)
+                launched = model.launch(inputs, unfinished == 0, steps, stops, on_tokens)
             else:
                 launched = model(**inputs, return_dict=True).tokens[None]
     if streamer is not None:

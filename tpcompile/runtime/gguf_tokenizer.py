@@ -65,12 +65,12 @@ def gguf_tokenizer(path: str) -> Any:
     if (begins and special["bos_token"] is None) or (ends and special["eos_token"] is None):
         raise _invalid(file, "texts that begin or end with a token that the file does not name")
     try:
-        found = maker.make(file, vocabulary, special)
+        tokenizer = maker.make(file, vocabulary, special)
     except CheckpointError:
         raise
     except Exception as error:  # the library raises plain exceptions
         raise _invalid(file, str(error)) from error
-    found.add_tokens(
+    tokenizer.add_tokens(
         [
             AddedToken(token, special=kind == _Type.CONTROL, normalized=False)
             for token, kind in zip(tokens, types, strict=True)
@@ -78,16 +78,16 @@ def gguf_tokenizer(path: str) -> Any:
         ]
     )
     if begins or ends:
-        found.add_bos_token, found.add_eos_token = begins, ends
+        tokenizer.add_bos_token, tokenizer.add_eos_token = begins, ends
     template = file.metadata.get("tokenizer.chat_template")
-    found.chat_template = template if isinstance(template, str) else None
-    return found
+    tokenizer.chat_template = template if isinstance(template, str) else None
+    return tokenizer
 
 
 def _maker(file: GgufFile) -> _Maker:
     model, split = file.metadata.get(f"{_KEY}model"), file.metadata.get(f"{_KEY}pre", "default")
-    found = next((one for kind, one in _MAKERS.items() if kind == (model, split)), None)
-    if found is None:
+    maker = next((candidate for kind, candidate in _MAKERS.items() if kind == (model, split)), None)
+    if maker is None:
         raise UnsupportedError(
             "tpcompile does not read GGUF tokenizers of this kind",
             where=str(file.path),
@@ -95,7 +95,7 @@ def _maker(file: GgufFile) -> _Maker:
             expected=" or ".join(f"{model!r} and {split!r}" for model, split in _MAKERS),
             hint="Pass the prompt as token ids: --prompt-ids 1,2,3",
         )
-    return found
+    return maker
 
 
 def _qwen(
@@ -147,33 +147,33 @@ _MAKERS = {
 
 
 def _merges(file: GgufFile) -> list[tuple[str, str]]:
-    found = [merge.split(" ") for merge in _texts(file, "merges")]
-    if any(len(parts) != 2 for parts in found):
+    merges = [merge.split(" ") for merge in _texts(file, "merges")]
+    if any(len(parts) != 2 for parts in merges):
         raise _invalid(file, "merges of other than two tokens")
-    return [(first, second) for first, second in found]
+    return [(first, second) for first, second in merges]
 
 
 def _scores(file: GgufFile) -> list[float]:
-    found, count = file.metadata.get(f"{_KEY}scores"), len(_texts(file, "tokens"))
-    if not isinstance(found, list) or len(found) != count:
+    scores, count = file.metadata.get(f"{_KEY}scores"), len(_texts(file, "tokens"))
+    if not isinstance(scores, list) or len(scores) != count:
         raise _invalid(file, "other numbers of scores than of tokens")
-    if not all(type(score) is float and math.isfinite(score) for score in found):
+    if not all(type(score) is float and math.isfinite(score) for score in scores):
         raise _invalid(file, "scores that are not numbers")
-    return found
+    return scores
 
 
 def _flag(file: GgufFile, word: str, default: bool) -> bool:
-    found = file.metadata.get(_KEY + word, default)
-    if not isinstance(found, bool):
-        raise _invalid(file, f"{word}={found!r}, not true or false")
-    return found
+    flag = file.metadata.get(_KEY + word, default)
+    if not isinstance(flag, bool):
+        raise _invalid(file, f"{word}={flag!r}, not true or false")
+    return flag
 
 
 def _texts(file: GgufFile, word: str) -> list[str]:
-    found = file.metadata.get(_KEY + word)
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+    texts = file.metadata.get(_KEY + word)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise _invalid(file, f"{word} that are not texts")
-    return found
+    return texts
 
 
 def _token(file: GgufFile, tokens: list[str], word: str) -> str | None:

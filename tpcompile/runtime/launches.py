@@ -89,12 +89,12 @@ class Launches(Leading):
         ended: torch.Tensor,
         steps: int,
         stops: tuple[int, ...],
-        each: OnTokens | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> torch.Tensor:
         """Run `steps` greedy steps, fewer if all sequences end; return tokens, `[steps, batch]`.
 
         `inputs` are the arguments of `forward` for the first step. A sequence that has ended gets
-        -1. `each` receives the tokens of each step as soon as they are known.
+        -1. `on_tokens` receives the tokens of each step as soon as they are known.
         """
         cache: PagedCache = inputs[CACHE]
         mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
@@ -108,19 +108,19 @@ class Launches(Leading):
         )
         new = torch.ones(len(ended), steps, dtype=torch.bool)
         with cache.append(new) as placed:
-            own = packed.inputs() | placed.inputs()
-            del own["slots"]
-            own |= {"lengths": placed.lengths - (steps - 1), "ended": ended.cpu()}
+            tensors = packed.inputs() | placed.inputs()
+            del tensors["slots"]
+            tensors |= {"lengths": placed.lengths - (steps - 1), "ended": ended.cpu()}
             step = Step(
-                own, "tokens", placed.blocks, placed.copies, steps, stops, states=placed.states
+                tensors, "tokens", placed.blocks, placed.copies, steps, stops, states=placed.states
             )
-            return self.run_steps(step, each)
+            return self.run_steps(step, on_tokens)
 
-    def run_steps(self, step: Step, each: OnTokens | None = None) -> torch.Tensor:
+    def run_steps(self, step: Step, on_tokens: OnTokens | None = None) -> torch.Tensor:
         """Run `step.steps` greedy steps by a program; return their tokens, `[steps, sequences]`."""
         assert isinstance(self._ranks, ProgramRanks)
         with self._open_calls.enter():
-            return self._ranks.launch(step, each)
+            return self._ranks.launch(step, on_tokens)
 
     def generate_batch(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Continue prompts of any lengths by continuous batching: Hugging Face's `generate_batch`.
@@ -131,13 +131,13 @@ class Launches(Leading):
         if self.batches is None:
             raise UnsupportedError("generate_batch needs a compiled model", got="a simulated stage")
         if not self.leads:
-            found, error = self.follow() or self.follow()  # the first one until the engine ends
+            outputs, error = self.follow() or self.follow()  # the first one until the engine ends
         else:
-            found, error = self._batches(inputs, *arguments, **options)
-            self.release_followers((found, error))
+            outputs, error = self._batches(inputs, *arguments, **options)
+            self.release_followers((outputs, error))
         if error is not None:
             raise error
-        return found
+        return outputs
 
     def _batches(self, *arguments: Any, **options: Any) -> tuple[Any, Exception | None]:
         """Run `batches`; return its result, or the error that other processes raise too."""
@@ -180,8 +180,8 @@ class Launches(Leading):
         a step computes a token without logits in the first block.
         """
         pool = self._cache_pool
-        own = pool.states.take(states, exactly=True) if pool.states is not None else ()
-        reserved = Reserved(pool.take(blocks), pool, own)
+        state_slots = pool.states.take(states, exactly=True) if pool.states is not None else ()
+        reserved = Reserved(pool.take(blocks), pool, state_slots)
         first = reserved.numbers[0]
         inputs = {
             "input_ids": [0],
@@ -191,10 +191,10 @@ class Launches(Leading):
             "slots": [first * pool.block],
             "lengths": [1],
             "tables": [[first]],
-            **({"read": own[:1], "write": own[:1]} if own else {}),
+            **({"read": state_slots[:1], "write": state_slots[:1]} if state_slots else {}),
         }
-        made = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
-        self.run_step(Step(made, "logits", reserved.in_all, states=reserved.states_in_all))
+        tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
+        self.run_step(Step(tensors, "logits", reserved.in_all, states=reserved.states_in_all))
         return reserved
 
     def time_steps(self, timed: bool = True) -> None:
@@ -222,7 +222,11 @@ class Launches(Leading):
 def stop_tokens(criteria: Any) -> tuple[int, ...] | None:
     """Return the tokens that end a sequence, or None if Python code decides after each token."""
     known = (MaxLengthCriteria, EosTokenCriteria)
-    if any(type(one) not in known for one in criteria):
+    if any(type(criterion) not in known for criterion in criteria):
         return None
-    ends = [one.eos_token_id.tolist() for one in criteria if isinstance(one, EosTokenCriteria)]
+    ends = [
+        criterion.eos_token_id.tolist()
+        for criterion in criteria
+        if isinstance(criterion, EosTokenCriteria)
+    ]
     return tuple(dict.fromkeys(token for tokens in ends for token in tokens))

@@ -67,11 +67,11 @@ class Leading:
                 hint="Call follow only where model.leads is false, under a launcher",
             )
         with self._open_calls.enter():
-            while not isinstance(found := self._shared(None), _Released):
-                if isinstance(found, Step):
+            while not isinstance(message := self._shared(None), _Released):
+                if isinstance(message, Step):
                     self._steps += 1
-                    self._ranks.run(found)
-        return found.result
+                    self._ranks.run(message)
+        return message.result
 
     def keep_followers(self) -> None:
         """Signal to the following processes that this one is alive. Raise if one of them is not."""
@@ -86,6 +86,6 @@ class Leading:
         """Return the value of the first process in every process."""
         if self.fronts == 1:
             return value
-        data = pickle.dumps(value) if self.leads else b"\0"
-        same = self._ranks.same(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        return value if self.leads else pickle.loads(same.cpu().numpy().tobytes())
+        payload = pickle.dumps(value) if self.leads else b"\0"
+        received = self._ranks.same(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+        return value if self.leads else pickle.loads(received.cpu().numpy().tobytes())

@@ -68,10 +68,10 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         """Create an instance of a class with the captured class's name, which pipelines check."""
         why = "A compiled model runs on ranks, which torch.compile cannot trace"
         untraced: Any = torch.compiler.disable
-        own = {name: untraced(getattr(cls, name), reason=why) for name in _UNTRACED}
-        named = type(_class_name(captured), (cls,), {"__module__": cls.__module__, **own})
-        made: CompiledModel = super().__new__(named)
-        return made
+        methods = {name: untraced(getattr(cls, name), reason=why) for name in _UNTRACED}
+        named = type(_class_name(captured), (cls,), {"__module__": cls.__module__, **methods})
+        model: CompiledModel = super().__new__(named)
+        return model
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         self._steps = 0
         self.guesses = Guesses()
         """The numbers of guessed tokens so far."""
-        kept = self._rank_modules[0].cache
+        cache = self._rank_modules[0].cache
         self._is_stateful = bool(self._rank_modules[0].states)  # earlier states are gone
         states = BlockPool(1) if self._is_stateful else None
-        self._pool = BlockPool(kept.block, self._enough(kept.block), states) if kept else None
+        self._pool = BlockPool(cache.block, self._enough(cache.block), states) if cache else None
         self._open_calls = OpenCalls()
         weakref.finalize(self, self._open_calls.end)  # also runs at exit, before the ranks end
         self.eval()
@@ -212,8 +212,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         """Return the generated Python module of a rank, and the Triton kernel if it decodes."""
         if not isinstance(rank, int) or not 0 <= rank < self.tp:
             raise UsageError(f"rank must be an integer from 0 to {self.tp - 1}", got=repr(rank))
-        found = self._rank_modules[rank].source
-        return f"{found}\n\n{self.program.kernel()}" if self.backend == Triton.name else found
+        source = self._rank_modules[rank].source
+        return f"{source}\n\n{self.program.kernel()}" if self.backend == Triton.name else source
 
     def forward(
         self,
@@ -240,47 +240,47 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             self._check_open()
             refuse_options(options)
             use_cache = check_flag("use_cache", use_cache)
-            told = check_flag("return_dict", return_dict)
-            asked = check_flag("output_router_logits", output_router_logits)
-            routing = routing_of(asked, self._rank_modules[0].routers, greedy=greedy)
-            kept = 1 if greedy else logits_to_keep
-            given = checked(input_ids, attention_mask, position_ids, kept, self._vocabulary)
+            return_dict = check_flag("return_dict", return_dict)
+            with_routing = check_flag("output_router_logits", output_router_logits)
+            routing = routing_of(with_routing, self._rank_modules[0].routers, greedy=greedy)
+            keep = 1 if greedy else logits_to_keep
+            arguments = checked(input_ids, attention_mask, position_ids, keep, self._vocabulary)
             past = given_cache({"past_key_values": past_key_values, "cache": cache})
             has_past = past is not None
             wanted = use_cache if use_cache is not None else has_past or self.config.use_cache
             split = self._packs and packs_sequences(attention_mask, past, wanted)
-            own = self._cache_for(past, use_cache)
-            columns = given.columns
-            guesses = None if own is None or routing is not None else own.guesses
-            if own is not None and guesses is not None and isinstance(columns, range):
-                run = partial(self._run_rows, own)
-                found = run_guessed(given, len(columns), own, guesses, run)
+            paged_cache = self._cache_for(past, use_cache)
+            columns = arguments.columns
+            guesses = None if paged_cache is None or routing is not None else paged_cache.guesses
+            if paged_cache is not None and guesses is not None and isinstance(columns, range):
+                run = partial(self._run_rows, paged_cache)
+                results = run_guessed(arguments, len(columns), paged_cache, guesses, run)
             else:
                 packed = pack(
-                    given.input_ids,
-                    given.attention_mask,
-                    given.position_ids,
+                    arguments.input_ids,
+                    arguments.attention_mask,
+                    arguments.position_ids,
                     [columns] if isinstance(columns, int) else columns,
-                    own.real if has_past and own is not None else None,
+                    paged_cache.real if has_past and paged_cache is not None else None,
                     split,
                 )
-                if own is None:
+                if paged_cache is None:
                     check_lengths(packed.starts, self.max_seq_len)
                 output = "tokens" if greedy else "logits"
-                result, choices = self._run(packed, own, output, routing)
-                found = packed.unpack(result)
+                rows, choices = self._run(packed, paged_cache, output, routing)
+                results = packed.unpack(rows)
         assert input_ids is not None
-        found = found.to(input_ids.device)
-        returned: Any = own if wanted else None
+        results = results.to(input_ids.device)
+        returned: Any = paged_cache if wanted else None
         if greedy:
-            return GreedyOutput(tokens=found[:, -1], **{CACHE: returned})
-        found = found[:, 0] if isinstance(columns, int) else found
+            return GreedyOutput(tokens=results[:, -1], **{CACHE: returned})
+        results = results[:, 0] if isinstance(columns, int) else results
         given_back = (
-            CausalLMOutputWithPast(logits=found, **{CACHE: returned})
+            CausalLMOutputWithPast(logits=results, **{CACHE: returned})
             if routing is None
-            else routed_output(found, choices, packed, self.config, **{CACHE: returned})
+            else routed_output(results, choices, packed, self.config, **{CACHE: returned})
         )
-        as_tuple = told is False or (told is None and not self.config.return_dict)
+        as_tuple = return_dict is False or (return_dict is None and not self.config.return_dict)
         return given_back.to_tuple() if as_tuple else given_back
 
     def _run_rows(self, cache: PagedCache, packed: Packed, rows: bool) -> torch.Tensor:
@@ -305,10 +305,10 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             return self._result(Step(inputs, output, placed.blocks, placed.copies, **more))
 
     def _result(self, step: Step) -> tuple[torch.Tensor, list[Routed]]:
-        found = self._ranks.run(step)
+        output = self._ranks.run(step)
         if step.routing is None:
-            return found, []
-        return unpacked(found, step, self.dtype, self._rank_modules[0].routers)
+            return output, []
+        return unpacked(output, step, self.dtype, self._rank_modules[0].routers)
 
     def new_cache(self) -> PagedCache:
         """Return an empty KV cache to pass as `past_key_values`, or `cache`."""
@@ -321,16 +321,16 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         layers = self.config.num_hidden_layers
         return PagedCache(self._pool, layers, self.max_seq_len, self.max_batch)
 
-    def _cache_for(self, given: Any, use_cache: bool | None) -> PagedCache | None:
-        if given is None:
+    def _cache_for(self, cache: Any, use_cache: bool | None) -> PagedCache | None:
+        if cache is None:
             return self.new_cache() if self._pool is not None or use_cache else None
-        if not isinstance(given, PagedCache) or given.pool is not self._pool:
+        if not isinstance(cache, PagedCache) or cache.pool is not self._pool:
             raise UsageError(
                 f"{CACHE} must be a cache of this model",
-                got=type(given).__name__,
+                got=type(cache).__name__,
                 hint=f"Pass {CACHE} of an earlier call, or model.new_cache()",
             )
-        return given
+        return cache
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Run Hugging Face's `generate`: greedy, sampling, beams, streamers, stopping criteria."""

@@ -48,10 +48,10 @@ def new_directory(directory: str | Path) -> Iterator[Path]:
     target = check_new_directory(directory)
     try:
         with _beside(target) as temporary:
-            made = temporary / "made"
-            made.mkdir()  # with the user's default permissions; the temporary directory is private
-            yield made
-            _place(made, target)
+            staging = temporary / "made"
+            staging.mkdir()  # with the user's permissions; the temporary directory is private
+            yield staging
+            _place(staging, target)
     except OSError as error:
         raise _unwritable(directory, error) from error
 
@@ -68,24 +68,24 @@ def filled_directory(directory: str | Path, stale: Callable[[str], bool]) -> Ite
         raise UsageError(f"{directory} must be a directory", got="a file")
     try:
         with _beside(target) as temporary:
-            made = temporary / "made"
-            made.mkdir()
-            yield made
+            staging = temporary / "made"
+            staging.mkdir()
+            yield staging
             if target.exists():
-                _replace(made, target, stale)
+                _replace(staging, target, stale)
             else:
-                _place(made, target)
+                _place(staging, target)
     except OSError as error:
         raise _unwritable(directory, error) from error
 
 
-def _replace(made: Path, target: Path, stale: Callable[[str], bool]) -> None:
-    written = {file.name for file in made.iterdir()}
+def _replace(staging: Path, target: Path, stale: Callable[[str], bool]) -> None:
+    written = {file.name for file in staging.iterdir()}
     taken = sorted(name for name in written if (target / name).is_dir())
     if taken:
         raise UsageError(f"{target / taken[0]} must be a file or not exist", got="a directory")
     for name in sorted(written):
-        (made / name).replace(target / name)
+        (staging / name).replace(target / name)
     for old in list(target.iterdir()):
         if old.name not in written and stale(old.name):
             old.unlink()
@@ -103,14 +103,14 @@ def _beside(target: Path) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _place(made: Path, target: Path) -> None:
+def _place(staging: Path, target: Path) -> None:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        made.rename(target)
+        staging.rename(target)
         return
     placed: list[Path] = []
     try:
-        for file in sorted(made.iterdir()):
+        for file in sorted(staging.iterdir()):
             placed.append(target / file.name)
             file.rename(placed[-1])
     except BaseException:

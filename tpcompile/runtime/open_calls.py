@@ -37,26 +37,26 @@ class OpenCalls:
     @contextmanager
     def enter(self) -> Iterator[None]:
         """Register a call of this thread within the context; calls may nest."""
-        me = threading.current_thread()
+        current = threading.current_thread()
         with self._changed:
             if self._ends_here():
-                self._sent_away.add(me)
+                self._sent_away.add(current)
                 self._changed.notify_all()
                 raise SystemExit
-            self._inside[me] += 1
+            self._inside[current] += 1
         try:
             yield
         except Exception:
             if self._ends_here():  # the ranks have ended, and the thread ends too
-                self._sent_away.add(me)
+                self._sent_away.add(current)
                 raise SystemExit from None
             raise
         finally:
             with self._changed:
-                self._inside[me] -= 1
-                if not self._inside[me]:
-                    del self._inside[me]
-                self._left[me] = time.monotonic()
+                self._inside[current] -= 1
+                if not self._inside[current]:
+                    del self._inside[current]
+                self._left[current] = time.monotonic()
                 self._changed.notify_all()
 
     def end(self) -> None:
@@ -64,21 +64,23 @@ class OpenCalls:
         if not self._owner.here:  # a fork has no other threads
             return
         until = time.monotonic() + _LAST_S
-        me = threading.current_thread()
+        current = threading.current_thread()
         with self._changed:
             self._ending = True
-            self._changed.wait_for(lambda: not set(self._inside) - {me}, _LAST_S)
+            self._changed.wait_for(lambda: not set(self._inside) - {current}, _LAST_S)
             now = time.monotonic()
             recent = [
-                one
-                for one, at in self._left.items()
-                if one.daemon and one is not me and now - at < _BETWEEN_S
+                thread
+                for thread, left_at in self._left.items()
+                if thread.daemon and thread is not current and now - left_at < _BETWEEN_S
             ]
             self._changed.wait_for(
-                lambda: all(one in self._sent_away or not one.is_alive() for one in recent),
+                lambda: all(
+                    thread in self._sent_away or not thread.is_alive() for thread in recent
+                ),
                 _BETWEEN_S,
             )
-            sent_away = self._sent_away - {me}
+            sent_away = self._sent_away - {current}
         for thread in sent_away:
             thread.join(max(0.0, until - time.monotonic()))
 

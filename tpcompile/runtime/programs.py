@@ -98,7 +98,7 @@ class StepPrograms:
         `workers` overrides the workers of a rank, except on a GPU.
         """
         passes = fork.passes
-        tp = max((one.tp for one in passes if isinstance(one, PlanSharding)), default=1)
+        tp = max((current.tp for current in passes if isinstance(current, PlanSharding)), default=1)
         target = (
             machine_of(device, tp, workers)
             if options.target is None
@@ -106,7 +106,9 @@ class StepPrograms:
         )
         self.batch = size_for(batch)
         """The batch size of the program for the batch that the model was compiled for."""
-        block = max((one.block for one in passes if isinstance(one, CacheKv)), default=1)
+        block = max(
+            (current.block for current in passes if isinstance(current, CacheKv)), default=1
+        )
         sizes = {"batch": self.batch, "max_seq_len": max_seq_len}
         self._choices = StepChoices.of(target, options, block, **sizes)
         self._graph = fork.run(self._choices.spans)
@@ -141,25 +143,25 @@ class StepPrograms:
 
     def trace(self, size: ProgramSize, context: int, times: torch.Tensor) -> StepTrace:
         """Return a step beside its simulation, given its times, `[instructions, 3]` in ns."""
-        found = self.of_size(size)
-        steps = MeasuredSteps(found.program, [measured_step(found.program, times)])
-        asked = found.schedule.asked
-        title = f"{asked['model']}, tp={asked['tp']}, batch {size.batch}, {context:,} tokens"
-        return step_trace(f"{title}, on {asked['target']}", steps, self._choices.target, context)
+        step_program = self.of_size(size)
+        steps = MeasuredSteps(step_program.program, [measured_step(step_program.program, times)])
+        options = step_program.schedule.asked
+        title = f"{options['model']}, tp={options['tp']}, batch {size.batch}, {context:,} tokens"
+        return step_trace(f"{title}, on {options['target']}", steps, self._choices.target, context)
 
     def _make(self, size: ProgramSize) -> StepProgram:
         target, policy = self._choices.target, self._choices.policy
         plan = replace(self._choices.plan, **size._asdict())
-        found = scheduled(self._graph, target, plan, policy)
+        schedule = scheduled(self._graph, target, plan, policy)
         log.info(
             "program for a batch of %d: %d instructions on %d workers per rank of %s, policy %s",
             size.batch,
-            len(found.program.instructions),
+            len(schedule.program.instructions),
             target.workers,
             target.name,
             policy,
         )
-        asked = {
+        options = {
             "model": info_of(self._graph).name,
             "target": target.name,
             "tp": info_of(self._graph).tp,
@@ -167,4 +169,4 @@ class StepPrograms:
             "policy": policy,
             "batch": size.batch,
         }
-        return StepProgram(found.proved, ScheduleReport(asked, found))
+        return StepProgram(schedule.proved, ScheduleReport(options, schedule))

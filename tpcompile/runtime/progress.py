@@ -25,7 +25,7 @@ class LoadCounter:
 def loading_bar(shown: bool = True) -> Iterator[Loaded]:
     """Yield a callback that draws the bar."""
     if not shown or sys.stderr is None or not sys.stderr.isatty():
-        yield lambda done, of: None
+        yield lambda done, total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -33,4 +33,4 @@ def loading_bar(shown: bool = True) -> Iterator[Loaded]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("loading weights", total=None)
-        yield lambda done, of: progress.update(task, completed=done, total=of)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

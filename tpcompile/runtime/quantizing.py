@@ -50,9 +50,9 @@ class Quantizing:
     def __init__(self, read: Read, weights: Mapping[str, ToQuantize]) -> None:
         self._read = read
         self._parts = {
-            name + part.suffix: (one, part)
-            for name, one in weights.items()
-            for part in one.stored.components
+            name + part.suffix: (weight, part)
+            for name, weight in weights.items()
+            for part in weight.stored.components
         }
         self._kept: dict[_Box, dict[str, torch.Tensor]] = {}
 
@@ -60,69 +60,73 @@ class Quantizing:
         """Return a part of a component, or of any other tensor."""
         if name not in self._parts:
             return self._read(name, index)
-        one, part = self._parts[name]
+        weight, part = self._parts[name]
         *outer, wanted = index
-        columns = _whole_groups(one, part, wanted)
-        box = (one.weight.name, (*((own.start, own.stop) for own in outer), columns))
-        found = self._kept.pop(box, {})
-        if part.suffix not in found:
-            found = self._quantized(one, outer, columns)
-            values = one.stored.values.suffix
+        columns = _whole_groups(weight, part, wanted)
+        box = (weight.weight.name, (*((span.start, span.stop) for span in outer), columns))
+        components = self._kept.pop(box, {})
+        if part.suffix not in components:
+            components = self._quantized(weight, outer, columns)
+            values = weight.stored.values.suffix
             if part.suffix == values:
-                self._kept[box] = {key: own for key, own in found.items() if key != values}
+                self._kept[box] = {
+                    key: tensor for key, tensor in components.items() if key != values
+                }
         first = part.span(*columns)[0]
-        return found[part.suffix][..., wanted.start - first : wanted.stop - first]
+        return components[part.suffix][..., wanted.start - first : wanted.stop - first]
 
     def original(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
         """Return a part of a tensor of the source."""
         return self._read(name, index)
 
     def _quantized(
-        self, one: ToQuantize, outer: Sequence[slice], columns: Interval
+        self, weight: ToQuantize, outer: Sequence[slice], columns: Interval
     ) -> dict[str, torch.Tensor]:
         """Return the components of a part of a weight, block by block."""
-        extents = [own.stop - own.start for own in outer]
-        found = {
+        extents = [span.stop - span.start for span in outer]
+        components = {
             part.suffix: torch.empty((*extents, part.width(*columns)), dtype=part.dtype.torch)
-            for part in one.stored.components
+            for part in weight.stored.components
         }
         *stacks, rows = outer
-        each = max(1, _ELEMENTS // max(1, columns[1] - columns[0]))
+        rows_per_block = max(1, _ELEMENTS // max(1, columns[1] - columns[0]))
 
         @torch.inference_mode()  # the mode of a thread; that of the caller may be the same
         def fill(place: tuple[int, ...]) -> None:
             *stack, start = place
-            part = slice(start, min(start + each, rows.stop))
-            index = (*(slice(own, own + 1) for own in stack), part, slice(*columns))
-            values = self._read(one.source, index).flatten(0, -2)
-            own = [at - whole.start for at, whole in zip(stack, stacks, strict=True)]
+            part = slice(start, min(start + rows_per_block, rows.stop))
+            index = (*(slice(position, position + 1) for position in stack), part, slice(*columns))
+            values = self._read(weight.source, index).flatten(0, -2)
+            local_stack = [
+                position - whole.start for position, whole in zip(stack, stacks, strict=True)
+            ]
             inside = slice(part.start - rows.start, part.stop - rows.start)
-            for suffix, component in self._block(one, values).items():
-                found[suffix][(*own, inside)] = component
+            for suffix, component in self._block(weight, values).items():
+                components[suffix][(*local_stack, inside)] = component
 
-        starts = range(rows.start, rows.stop, each) if columns[0] < columns[1] else ()
-        places = product(*(range(own.start, own.stop) for own in stacks), starts)
+        starts = range(rows.start, rows.stop, rows_per_block) if columns[0] < columns[1] else ()
+        places = product(*(range(span.start, span.stop) for span in stacks), starts)
         threads = torch.get_num_threads()
         with torch_threads(1), ThreadPoolExecutor(threads) as pool:
             list(pool.map(fill, places))
-        return found
+        return components
 
-    def _block(self, one: ToQuantize, values: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = quantized(values.to("cpu"), one.stored)
-        if not bool(found[SCALE].isfinite().all()):
+    def _block(self, weight: ToQuantize, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        components = quantized(values.to("cpu"), weight.stored)
+        if not bool(components[SCALE].isfinite().all()):
             raise CheckpointError(
-                f"The tensor {one.source} cannot be quantized",
+                f"The tensor {weight.source} cannot be quantized",
                 got="a value that is infinite, no number, or too large for its scale",
                 expected="finite values",
                 hint="Load it without weights",
             )
-        return found
+        return components
 
 
-def _whole_groups(one: ToQuantize, part: Component, wanted: slice) -> Interval:
+def _whole_groups(weight: ToQuantize, part: Component, wanted: slice) -> Interval:
     """Return the columns of the groups that contain these elements of a component."""
-    whole = one.weight.shape[-1]
-    group = one.stored.columns or whole
-    each = part.columns or whole
-    start, stop = wanted.start * each, min(wanted.stop * each, whole)
+    whole = weight.weight.shape[-1]
+    group = weight.stored.columns or whole
+    columns_per_element = part.columns or whole
+    start, stop = wanted.start * columns_per_element, min(wanted.stop * columns_per_element, whole)
     return start // group * group, min(-(-stop // group) * group, whole)

@@ -28,8 +28,8 @@ _NO_HUB = ("it cannot upload to a hub", "Call save_pretrained(DIR), and push the
 
 def refusal(name: str, why: tuple[str, str]) -> UnsupportedError:
     """Return the error that a call of the method raises, from (reason, alternative)."""
-    reason, instead = why
-    return UnsupportedError(f"A compiled model does not support {name}(): {reason}", hint=instead)
+    reason, hint = why
+    return UnsupportedError(f"A compiled model does not support {name}(): {reason}", hint=hint)
 
 
 def _refused(name: str, why: tuple[str, str]) -> Callable[..., NoReturn]:

@@ -45,23 +45,27 @@ def routed_output(
     Router logits are `[batch * columns, experts]`. Those of padding are zero.
     """
     real = packed.real.flatten().to(logits.device)
-    found = []
-    for own in choices:
-        whole = own.logits.new_zeros((len(real), own.logits.shape[-1]), device=logits.device)
-        whole[real] = own.logits.to(logits.device)
-        found.append(whole)
-    every: Any = tuple(found)  # Hugging Face declares a tuple of one tensor
+    router_logits = []
+    for choice in choices:
+        whole = choice.logits.new_zeros((len(real), choice.logits.shape[-1]), device=logits.device)
+        whole[real] = choice.logits.to(logits.device)
+        router_logits.append(whole)
+    every: Any = tuple(router_logits)  # Hugging Face declares a tuple of one tensor
     loss = _loss(every, real, config)
     return MoeCausalLMOutputWithPast(aux_loss=loss, logits=logits, router_logits=every, **more)
 
 
-def _loss(found: tuple[torch.Tensor, ...], real: torch.Tensor, config: Any) -> torch.Tensor | None:
+def _loss(
+    router_logits: tuple[torch.Tensor, ...], real: torch.Tensor, config: Any
+) -> torch.Tensor | None:
     """Return the loss of the tokens by Hugging Face's function, or None if the model has none."""
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
-    own = sys.modules[classes[type(config)].__module__]
-    function = getattr(own, _LOSS, None)
+    module = sys.modules[classes[type(config)].__module__]
+    function = getattr(module, _LOSS, None)
     if function is None:
         return None
     mask = None if bool(real.all()) else real
-    loss: torch.Tensor = function(found, config.num_experts, config.num_experts_per_tok, mask)
+    loss: torch.Tensor = function(
+        router_logits, config.num_experts, config.num_experts_per_tok, mask
+    )
     return loss

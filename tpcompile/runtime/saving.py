@@ -95,10 +95,10 @@ def _lead(
 ) -> None:
     begun = False
     try:
-        with filled_directory(directory, _is_weights) as made:
+        with filled_directory(directory, _is_weights) as staging:
             name = type(model).__name__
-            write_settings(made, model.config, model.dtype, name, model.generation_config)
-            writer = begin_files(made, files, metas, model.num_parameters())
+            write_settings(staging, model.config, model.dtype, name, model.generation_config)
+            writer = begin_files(staging, files, metas, model.num_parameters())
             begun = _tell(ranks, _GO) == _GO
             for name, tensor in tensors:
                 writer.write(name, tensor.cpu())
@@ -115,12 +115,12 @@ def _follow(
     tensors: Iterator[tuple[str, torch.Tensor]], ranks: Ranks, directory: str | os.PathLike[str]
 ) -> None:
     """Join the gathers of the tensors that rank 0 writes."""
-    told = _tell(ranks, _GO)
-    if told == _GO:
+    status = _tell(ranks, _GO)
+    if status == _GO:
         for _ in tensors:
             pass
-        told = _tell(ranks, _GO)
-    if told == _FAILED:
+        status = _tell(ranks, _GO)
+    if status == _FAILED:
         raise UsageError(
             f"The directory {os.fspath(directory)} was not written",
             got="an error on rank 0, which writes all files",
@@ -154,15 +154,15 @@ def split(metas: Mapping[str, torch.Tensor], max_shard_size: int | str) -> dict[
 
 
 def write_settings(
-    made: Path, config: Any, dtype: torch.dtype, name: str, generation_config: Any
+    directory: Path, config: Any, dtype: torch.dtype, name: str, generation_config: Any
 ) -> None:
     """Write the configurations of a model of the class `name`, whose values have this dtype."""
     config = copy.deepcopy(config)
     config.dtype = str(dtype).removeprefix("torch.")
     config.architectures = [name]
     try:
-        config.save_pretrained(made)
-        generation_config.save_pretrained(made)
+        config.save_pretrained(directory)
+        generation_config.save_pretrained(directory)
     except ValueError as error:
         raise UsageError(
             "The configuration cannot be saved",
@@ -172,16 +172,16 @@ def write_settings(
 
 
 def begin_files(
-    made: Path, files: Mapping[str, list[str]], metas: Mapping[str, torch.Tensor], count: int
+    directory: Path, files: Mapping[str, list[str]], metas: Mapping[str, torch.Tensor], count: int
 ) -> SafetensorsWriter:
     """Write the index, if there are several files, and begin the files.
 
     `files` are the names of the tensors in each, and `count` is the number of parameters.
     """
     if len(files) > 1:
-        _write_index(made / INDEX, files, metas, count)
+        _write_index(directory / INDEX, files, metas, count)
     of_files = {file: {name: metas[name] for name in files[file]} for file in files}
-    return SafetensorsWriter(made, of_files)
+    return SafetensorsWriter(directory, of_files)
 
 
 def _write_index(

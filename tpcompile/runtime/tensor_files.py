@@ -62,10 +62,10 @@ class SafetensorsFiles(TensorFiles):
         if size_of(path) != self._sizes[path]:
             raise changed(path, self._sizes[path])
         try:
-            found: torch.Tensor = self._tensor(name)[index]
+            part: torch.Tensor = self._tensor(name)[index]
         except (SafetensorError, OSError) as error:
             raise unreadable(path, error) from error
-        return found
+        return part
 
     def close(self) -> None:
         self._open.close()
@@ -89,8 +89,8 @@ class GgufFiles(TensorFiles):
     def __init__(self, path: Path) -> None:
         file = open_gguf(path)
         self._tensors = tensors_of(file)
-        self.where = {name: one.path for name, one in self._tensors.items()}
-        self.shapes = {name: _stored_shape(one) for name, one in self._tensors.items()}
+        self.where = {name: tensor.path for name, tensor in self._tensors.items()}
+        self.shapes = {name: _stored_shape(tensor) for name, tensor in self._tensors.items()}
         self._sizes = file.sizes
         self._mapped: dict[Path, torch.Tensor] = {}
 
@@ -101,8 +101,8 @@ class GgufFiles(TensorFiles):
     def read(self, name: str, index: Index) -> torch.Tensor:
         tensor = self._tensors[name]
         stored = [self._stored(part) for part in tensor.parts or (tensor,)]
-        found = stored[0][index] if tensor.order is None else _ordered(stored, index, tensor.order)
-        return found if tensor.made is None else _made(name, tensor.path, found, tensor.made)
+        values = stored[0][index] if tensor.order is None else _ordered(stored, index, tensor.order)
+        return values if tensor.made is None else _made(name, tensor.path, values, tensor.made)
 
     def _stored(self, tensor: GgufTensor) -> torch.Tensor:
         path, size = tensor.path, self._sizes[tensor.path]
@@ -129,27 +129,27 @@ def _ordered(parts: Sequence[torch.Tensor], index: Index, order: Order | Heads) 
     axis = order.axis % parts[0].dim()
     extents = [part.shape[axis] for part in parts]
     places = order.places(sum(extents))[index[axis]]
-    others = (*index[:axis], slice(None), *index[axis + 1 :])
+    other_axes = (*index[:axis], slice(None), *index[axis + 1 :])
     if len(parts) == 1:
-        return parts[0][others].index_select(axis, places)
-    found, first = [], 0
+        return parts[0][other_axes].index_select(axis, places)
+    pieces, first = [], 0
     where = torch.bucketize(places, torch.tensor(extents).cumsum(0), right=True)
     for number, part in enumerate(parts):
-        found.append(part[others].index_select(axis, places[where == number] - first))
+        pieces.append(part[other_axes].index_select(axis, places[where == number] - first))
         first += extents[number]
-    return torch.cat(found, axis).index_select(axis, where.argsort(stable=True).argsort())
+    return torch.cat(pieces, axis).index_select(axis, where.argsort(stable=True).argsort())
 
 
-def _made(name: str, path: Path, stored: torch.Tensor, made: Made) -> torch.Tensor:
+def _made(name: str, path: Path, stored: torch.Tensor, rule: Made) -> torch.Tensor:
     """Return the values that are made from the stored ones."""
-    found = made.function(stored)
-    wrong = stored[~found.isfinite()]
+    values = rule.function(stored)
+    wrong = stored[~values.isfinite()]
     if len(wrong):
         raise CheckpointError(
             f"The tensor {name} is not valid",
             where=str(path),
             got=str(wrong[0].item()),
-            expected=made.expected,
+            expected=rule.expected,
             hint="The file may be damaged: download it again",
         )
-    return found
+    return values

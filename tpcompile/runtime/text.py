@@ -167,10 +167,10 @@ def generate_timed(
     ids = torch.tensor([list(prompt)], device=model.device)
     if streamer is not None:
         options["streamer"] = streamer
-    found = model.generate(
+    sequences = model.generate(
         ids, attention_mask=torch.ones_like(ids), stopping_criteria=[clock], **options
     )
-    return Generated(found[0].tolist(), len(prompt), clock.prefill_s, clock.tokens_per_s)
+    return Generated(sequences[0].tolist(), len(prompt), clock.prefill_s, clock.tokens_per_s)
 
 
 class _Clock(StoppingCriteria):

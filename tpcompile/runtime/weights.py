@@ -54,7 +54,7 @@ class ModelWeights:
     """The tensors of a model in memory, read in place."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._tensors = {name: p.detach() for name, p in model.named_parameters()}
+        self._tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
     def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
         if name not in self._tensors:
@@ -92,11 +92,11 @@ class RandomWeights:
             return self._experts(name, *index)
         if self._last is None or self._last[0] != name:
             self._last = (name, self.whole(name))
-        found = self._last[1]
-        if index == tuple(slice(0, extent) for extent in found.shape):
+        tensor = self._last[1]
+        if index == tuple(slice(0, extent) for extent in tensor.shape):
             self._last = None  # the caller's own, without a copy
-            return found
-        return found[index]
+            return tensor
+        return tensor[index]
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole tensor, which the caller owns."""
@@ -113,28 +113,28 @@ class RandomWeights:
     def _experts(self, name: str, experts: slice, *index: slice) -> torch.Tensor:
         """Return a part of some experts of a stack. Threads share them; no others are drawn."""
         shape = self._kinds[name].shape[1:]
-        widths = [one.stop - one.start for one in index]
-        found = torch.empty(experts.stop - experts.start, *widths, dtype=self._kinds[name].dtype)
+        widths = [span.stop - span.start for span in index]
+        values = torch.empty(experts.stop - experts.start, *widths, dtype=self._kinds[name].dtype)
 
         inference = torch.is_inference_mode_enabled()  # threads do not inherit it
 
-        def draw(own: torch.Tensor, expert: int) -> None:
+        def draw(part: torch.Tensor, expert: int) -> None:
             with torch.inference_mode(inference):
-                own.copy_(self._drawn(name, f"{name}.{expert}", shape)[index])
+                part.copy_(self._drawn(name, f"{name}.{expert}", shape)[index])
 
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            list(threads.map(draw, found, range(experts.start, experts.stop)))
-        return found
+            list(threads.map(draw, values, range(experts.start, experts.stop)))
+        return values
 
     def _drawn(self, name: str, key: str, shape: Sequence[int]) -> torch.Tensor:
         """Return random numbers of the kind of a tensor, which depend on the seed and a key."""
         kind = self._kinds[name]
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}:{key}".encode()))
-        found = torch.empty(*shape, dtype=kind.dtype)
-        flat = found.view(-1)
+        values = torch.empty(*shape, dtype=kind.dtype)
+        flat = values.view(-1)
         for start, stop in _blocks(len(flat)):
             flat[start:stop] = _drawn(kind, stop - start, generator)
-        return found
+        return values
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to send to a rank, without the most recent tensor."""
@@ -157,46 +157,46 @@ def _drawn(kind: _Kind, size: int, generator: torch.Generator) -> torch.Tensor:
     if kind.most is None and not kind.dtype.is_floating_point:
         return torch.randint(-(2**31), 2**31, (size,), generator=generator)
     values = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
-    found = values.mul_(kind.spread).add_(kind.center)
+    scaled = values.mul_(kind.spread).add_(kind.center)
     if kind.most is None:
-        return found
-    rounded = found if kind.dtype.is_floating_point else found.round_()
+        return scaled
+    rounded = scaled if kind.dtype.is_floating_point else scaled.round_()
     return rounded.clamp_(-kind.most, kind.most)
 
 
 def _kinds(captured: Captured) -> Mapping[str, _Kind]:
     spread = getattr(captured.config, "initializer_range", 0.02)
-    found: dict[str, _Kind] = {}
+    kinds: dict[str, _Kind] = {}
     for node in parameters(captured.graph.graph):
         parameter = parameter_of(node)
         scale = len(parameter.type.shape) == 1 and not _is_bias(node)
         for tensor in tensors_of(parameter.whole):
             if tensor.format is not None:
-                found |= _kinds_of_components(tensor, tensor.format, spread)
+                kinds |= _kinds_of_components(tensor, tensor.format, spread)
                 continue
-            center, own = (1.0, 0.1) if scale else (0.0, spread)
-            found[tensor.name] = _Kind(
-                tensor.shape, parameter.type.dtype, center, own, stacked=is_stacked(tensor)
+            center, deviation = (1.0, 0.1) if scale else (0.0, spread)
+            kinds[tensor.name] = _Kind(
+                tensor.shape, parameter.type.dtype, center, deviation, stacked=is_stacked(tensor)
             )
-    return found
+    return kinds
 
 
 def _kinds_of_components(tensor: Tensor, stored: Format, spread: float) -> dict[str, _Kind]:
     """Return the kinds of the components of a weight whose values have this spread."""
     most, units = _NUMBERS[stored.kind]
     stacked = is_stacked(tensor)
-    found = {}
+    kinds = {}
     for part in stored.components:
-        own, dtype = component_of(tensor, part), part.dtype.torch
+        component, dtype = component_of(tensor, part), part.dtype.torch
         if dtype.is_floating_point and part != stored.values:
             wide = 0.1 * spread / units
-            kind = _Kind(shape_of(own), dtype, spread / units, wide, stacked=stacked)
+            kind = _Kind(shape_of(component), dtype, spread / units, wide, stacked=stacked)
         else:
             wide = units if part == stored.values else units / 4
             words = part.dtype == DType.I32
-            kind = _Kind(shape_of(own), dtype, 0.0, wide, None if words else most, stacked)
-        found[tensor.name + part.suffix] = kind
-    return found
+            kind = _Kind(shape_of(component), dtype, 0.0, wide, None if words else most, stacked)
+        kinds[tensor.name + part.suffix] = kind
+    return kinds
 
 
 _NUMBERS = {
@@ -270,16 +270,16 @@ def weights_of(
             got="a configuration",
             expected="a checkpoint, a PreTrainedModel, or random_weights=SEED",
         )
-    if any(p.is_meta for p in captured.model.parameters()):
+    if any(parameter.is_meta for parameter in captured.model.parameters()):
         raise CheckpointError(
             "The weights of the model must not be on the meta device",
             expected="a model with loaded weights",
         )
-    own: Read = ModelWeights(captured.model)
+    read: Read = ModelWeights(captured.model)
     if merged is not None:
-        own = Merging(own, merged, merged.open())
+        read = Merging(read, merged, merged.open())
     quantized = _to_quantize(captured)
-    return Quantizing(own, quantized) if quantized else own
+    return Quantizing(read, quantized) if quantized else read
 
 
 def adapter_for(captured: Captured, directory: str | Path) -> Adapter:

@@ -25,12 +25,12 @@ class WeightsOut:
 
     def _name_weights(self, captured: Captured, graph: fx.GraphModule) -> None:
         self._weights = WholeWeights(graph, captured.tensors, captured.aliases, captured.encodings)
-        self._sizes = {name: math.prod(one.shape) for name, one in captured.tensors.items()}
+        self._sizes = {name: math.prod(tensor.shape) for name, tensor in captured.tensors.items()}
         self._embeddings = embeddings_of(captured.graph)
         self._vocabulary = min(captured.tensors[name].shape[0] for name in self._embeddings)
         """The number of rows of the embedding."""
-        own = [] if captured.model is None else captured.model.named_parameters()
-        self._frozen = {name for name, parameter in own if not parameter.requires_grad}
+        named = [] if captured.model is None else captured.model.named_parameters()
+        self._frozen = {name for name, parameter in named if not parameter.requires_grad}
         """The parameters that do not require gradients; empty for a checkpoint."""
 
     def gather_weight(self, name: str) -> torch.Tensor:
@@ -50,10 +50,10 @@ class WeightsOut:
         The tensors are copies: changing them does not change the ranks.
         """
         self._check_open()
-        found = OrderedDict() if destination is None else destination
+        tensors = OrderedDict() if destination is None else destination
         for name, tensor in self._weights.state_dict(self._ranks).items():
-            found[prefix + name] = tensor
-        return found
+            tensors[prefix + name] = tensor
+        return tensors
 
     def save_pretrained(
         self,

@@ -50,8 +50,8 @@ class _Whole:
 
     def stored(self, whole: torch.Tensor) -> torch.Tensor:
         """Return the stored form, given the whole tensor."""
-        found = whole if self.box is None else whole[self.box].clone()
-        return found if self.codec is None else self.codec.encoded(found)
+        part = whole if self.box is None else whole[self.box].clone()
+        return part if self.codec is None else self.codec.encoded(part)
 
     def shards(self, ranks: LocalParameters) -> Iterator[tuple[Recipe, torch.Tensor]]:
         """Yield the parts of the ranks that have elements of it, with their recipes."""
@@ -75,26 +75,26 @@ class WholeWeights:
     ) -> None:
         nodes: dict[str, list[fx.Node]] = {}
         for node in parameters(graph.graph):
-            for own, _ in stored_tensors(dict.fromkeys(tensors_of(parameter_of(node).whole))):
-                nodes.setdefault(own.name, []).append(node)
+            for tensor, _ in stored_tensors(dict.fromkeys(tensors_of(parameter_of(node).whole))):
+                nodes.setdefault(tensor.name, []).append(node)
         self._whole: dict[str, _Whole] = {}
         self._stacked: set[str] = set()
         """The names of stacked tensors. Files have their parts instead."""
         self._parts: set[str] = set()
         """The names of these parts."""
-        for own, part in stored_tensors(order.values()):
-            codec = encodings.components.get(own.name)
+        for tensor, part in stored_tensors(order.values()):
+            codec = encodings.components.get(tensor.name)
             last = None if codec is None else codec.name
-            whole = _Whole(own, part, codec, nodes.get(own.name, ()))
-            parts = parts_of(own, part, last)
-            for one in parts:
-                self._whole[one.name] = replace(whole, box=one.box)
+            whole = _Whole(tensor, part, codec, nodes.get(tensor.name, ()))
+            parts = parts_of(tensor, part, last)
+            for stored_part in parts:
+                self._whole[stored_part.name] = replace(whole, box=stored_part.box)
             if parts and part is None:
-                self._whole[own.name] = whole
-                self._stacked.add(own.name)
-                self._parts |= {one.name for one in parts}
+                self._whole[tensor.name] = whole
+                self._stacked.add(tensor.name)
+                self._parts |= {stored_part.name for stored_part in parts}
             elif not parts:
-                self._whole[stored_name(own.name, last)] = whole
+                self._whole[stored_name(tensor.name, last)] = whole
         self._known = {
             name: known.value for name, known in encodings.known.items() if known.required
         }
@@ -106,8 +106,8 @@ class WholeWeights:
 
         Tied ones appear only under their first name.
         """
-        found = {n: whole.meta() for n, whole in self._whole.items() if n not in self._stacked}
-        return found | {name: value.to("meta") for name, value in self._known.items()}
+        metas = {n: whole.meta() for n, whole in self._whole.items() if n not in self._stacked}
+        return metas | {name: value.to("meta") for name, value in self._known.items()}
 
     def first_name(self, name: str) -> str:
         """Return the first name of a tied tensor, and the name of any other tensor unchanged."""
@@ -130,14 +130,14 @@ class WholeWeights:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield tensors; consecutive parts of a stacked tensor are gathered together."""
         for _, run in groupby(names, self._tensor_of):
-            name, *others = run
+            name, *following = run
             whole = self._whole.get(self.first_name(name))
             if whole is None or whole.box is None:
-                yield from ((one, self.gather(one, ranks)) for one in (name, *others))
+                yield from ((member, self.gather(member, ranks)) for member in (name, *following))
                 continue
             stacked = self._gathered(whole, ranks)
-            for one in (name, *others):
-                yield one, self._whole[one].stored(stacked)
+            for member in (name, *following):
+                yield member, self._whole[member].stored(stacked)
 
     def _tensor_of(self, name: str) -> str:
         """Return the name of the model's tensor that contains a tensor, or its own name."""
@@ -150,9 +150,11 @@ class WholeWeights:
     def state_dict(self, ranks: LocalParameters) -> OrderedDict[str, torch.Tensor]:
         """Return all tensors on the CPU; tied ones are one tensor under each of their names."""
         names = [name for name in (*self._whole, *self._known) if name not in self._parts]
-        found = OrderedDict((name, one.cpu()) for name, one in self.gather_all(names, ranks))
-        found.update((alias, found[name]) for alias, name in self.aliases.items())
-        return found
+        tensors = OrderedDict(
+            (name, tensor.cpu()) for name, tensor in self.gather_all(names, ranks)
+        )
+        tensors.update((alias, tensors[name]) for alias, name in self.aliases.items())
+        return tensors
 
 
 def embeddings_of(captured: fx.GraphModule) -> frozenset[str]:

@@ -71,7 +71,7 @@ def generate_batch(
         raise UsageError(f"generate_batch does not support the argument {sorted(unused)[0]}")
     _check(config)
     begun = time.perf_counter()
-    found: dict[str, GenerationOutput] = {}
+    outputs: dict[str, GenerationOutput] = {}
     requests = [(prompt, _params(config, len(prompt))) for prompt in prompts]
     most = _running(model, requests)
     with Engine(model, max_batch=most, kv_tokens=_kv_tokens(model, requests)) as engine:
@@ -82,19 +82,19 @@ def generate_batch(
             for event in handle:
                 results[event.index].add(event)
                 times[event.index].append(time.perf_counter())
-            for one in results:
-                name = f"req_{number}" + (f"#{one.index}" if one.index else "")
-                found[name] = GenerationOutput(
+            for completion in results:
+                name = f"req_{number}" + (f"#{completion.index}" if completion.index else "")
+                outputs[name] = GenerationOutput(
                     name,
                     list(handle.prompt),
-                    one.tokens,
-                    [chosen.logprob for chosen in one.chosen if chosen.logprob is not None],
+                    completion.tokens,
+                    [chosen.logprob for chosen in completion.chosen if chosen.logprob is not None],
                     status=RequestStatus.FINISHED,
                     created_time=begun,
-                    lifespan=(begun, times[one.index][-1]),
-                    timestamps=times[one.index] if record_timestamps else None,
+                    lifespan=(begun, times[completion.index][-1]),
+                    timestamps=times[completion.index] if record_timestamps else None,
                 )
-    return found
+    return outputs
 
 
 def _running(model: CompiledModel, requests: Requests) -> int:
@@ -106,14 +106,14 @@ def _running(model: CompiledModel, requests: Requests) -> int:
 def _kv_tokens(model: CompiledModel, requests: Requests) -> int:
     """Return the tokens of the longest requests that may run together, as far as memory allows."""
     block = model.block_size
-    each = (
+    sizes = (
         blocks_for(min(model.max_seq_len, len(prompt) + (params.max_tokens or 0)), block) * block
         for prompt, params in requests
         for _ in range(params.n)
     )
     most = _running(model, requests)
     fit = tokens_that_fit(model, states_for(model, most))
-    return max(block, min(sum(nlargest(most, each)), fit))
+    return max(block, min(sum(nlargest(most, sizes)), fit))
 
 
 def _params(config: GenerationConfig, prompt: int) -> SamplingParams:

@@ -24,16 +24,16 @@ class Blocks(Stock):
 
         Contents with another salt are never found, so tenants learn nothing about each other.
         """
-        found: list[Content] = []
+        contents: list[Content] = []
         parent: Content | None = None
         for first in range(0, len(tokens) - self.size + 1, self.size):
-            own = tuple(tokens[first : first + self.size])
-            content = self._by_hash.get(_key(parent, own, salt))
-            if content is None or not _is(content, parent, own, salt):
+            block_tokens = tuple(tokens[first : first + self.size])
+            content = self._by_hash.get(_key(parent, block_tokens, salt))
+            if content is None or not _is(content, parent, block_tokens, salt):
                 break
-            found.append(content)
+            contents.append(content)
             parent = content
-        return found
+        return contents
 
     def know(
         self,
@@ -53,17 +53,17 @@ class Blocks(Stock):
         if first and parent is None:
             return  # the previous block duplicates a known one
         for place in range(first, len(tokens) // self.size):
-            own = tuple(tokens[place * self.size : (place + 1) * self.size])
-            key = _key(parent, own, salt)
+            block_tokens = tuple(tokens[place * self.size : (place + 1) * self.size])
+            key = _key(parent, block_tokens, salt)
             known = self._by_hash.get(key)
-            if merge and known is not None and _is(known, parent, own, salt):
+            if merge and known is not None and _is(known, parent, block_tokens, salt):
                 self.share((known.block,))
                 self.release((blocks[place],))
                 blocks[place], parent = known.block, known
                 continue
             if known is not None or blocks[place] in self._contents:
                 return
-            content = Content(blocks[place], parent, own, salt)
+            content = Content(blocks[place], parent, block_tokens, salt)
             self._by_hash[key] = content
             self._keep(content.block, content)
             parent = content

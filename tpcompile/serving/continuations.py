@@ -68,8 +68,8 @@ class Continuations:
         """Add the first continuation of a request; the others follow after the prompt."""
         whole = handle.params.prompt_logprobs is not None
         with self._isolated(handle):
-            own = self._made(handle, 0, most, grammar)
-            self._all[self._scheduler.add(handle.prompt, salt, whole)] = own
+            continuation = self._made(handle, 0, most, grammar)
+            self._all[self._scheduler.add(handle.prompt, salt, whole)] = continuation
 
     def describe_prompt(self, piece: Piece, logits: torch.Tensor) -> None:
         """Record the log-probabilities of the tokens that follow those of a piece of a prompt.
@@ -95,48 +95,52 @@ class Continuations:
         guesses.
         """
         sequence = piece.sequence
-        own = self._all[sequence]
+        continuation = self._all[sequence]
         accepted = 0
-        if own.handle in self._failed:
+        if continuation.handle in self._failed:
             return accepted
-        with self._isolated(own.handle):
-            self._go_on(sequence, own, results[0])
+        with self._isolated(continuation.handle):
+            self._go_on(sequence, continuation, results[0])
             for guess, result in zip(piece.guesses, results[1:], strict=True):
                 if sequence not in self._all or sequence.tokens[-1] != guess:
                     break
                 accepted += 1
                 self._append(sequence, result)
             self._scheduler.accept(sequence, accepted)
-        own.handle.drafted += len(piece.guesses)
-        own.handle.accepted += accepted
+        continuation.handle.drafted += len(piece.guesses)
+        continuation.handle.accepted += accepted
         return accepted
 
-    def _go_on(self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen) -> None:
-        if not own.forked and own.index == 0:
-            own.forked = True
-            own.handle.shared = sequence.shared
-            for index in range(1, own.handle.params.n):
-                made = self._made(own.handle, index, own.most, own.grammar)
+    def _go_on(
+        self, sequence: Sequence, continuation: _Continuation, output: torch.Tensor | Chosen
+    ) -> None:
+        if not continuation.forked and continuation.index == 0:
+            continuation.forked = True
+            continuation.handle.shared = sequence.shared
+            for index in range(1, continuation.handle.params.n):
+                sibling = self._made(
+                    continuation.handle, index, continuation.most, continuation.grammar
+                )
                 child = self._scheduler.fork(sequence)
-                self._all[child] = made
+                self._all[child] = sibling
                 if child.left == 0:
-                    self._append(child, found)
-        self._append(sequence, found)
+                    self._append(child, output)
+        self._append(sequence, output)
 
     def abort(self, handle: Handle, only: int | None = None) -> None:
         """End all continuations of a request, started or not, or only one."""
-        for sequence, own in list(self._all.items()):
-            if own.handle is not handle or only not in (None, own.index):
+        for sequence, continuation in list(self._all.items()):
+            if continuation.handle is not handle or only not in (None, continuation.index):
                 continue
-            self._end(sequence, Event(own.index, None, finish=ABORT))
-            if not own.forked and own.index == 0:
+            self._end(sequence, Event(continuation.index, None, finish=ABORT))
+            if not continuation.forked and continuation.index == 0:
                 for index in range(1, handle.params.n):
                     handle.put(Event(index, None, finish=ABORT))
 
     def fail(self, error: BaseException) -> None:
         """End all requests with an error."""
         self.end_failed()
-        for handle in dict.fromkeys(own.handle for own in self._all.values()):
+        for handle in dict.fromkeys(continuation.handle for continuation in self._all.values()):
             self._drop(handle, error)
 
     def end_failed(self) -> None:
@@ -154,8 +158,8 @@ class Continuations:
             self._drop(handle, error)
 
     def _drop(self, handle: Handle, error: BaseException) -> None:
-        for sequence, own in list(self._all.items()):
-            if own.handle is handle:
+        for sequence, continuation in list(self._all.items()):
+            if continuation.handle is handle:
                 self._scheduler.end(sequence)
                 del self._all[sequence]
         handle.put(error)
@@ -170,49 +174,51 @@ class Continuations:
         except BaseException as error:  # a panic of a tokenizer is not an Exception
             self._failed.setdefault(handle, error)
 
-    def _append(self, sequence: Sequence, found: torch.Tensor | Chosen) -> None:
-        own = self._all[sequence]
-        chosen = self._choose(sequence, own, found)
+    def _append(self, sequence: Sequence, output: torch.Tensor | Chosen) -> None:
+        continuation = self._all[sequence]
+        chosen = self._choose(sequence, continuation, output)
         if chosen is None:
-            text = "" if own.words is None else own.words.end()
-            self._end(sequence, Event(own.index, None, text, STOP))
+            text = "" if continuation.words is None else continuation.words.end()
+            self._end(sequence, Event(continuation.index, None, text, STOP))
             return
-        if own.thinking is not None:
-            own.thinking.read(chosen.token)
+        if continuation.thinking is not None:
+            continuation.thinking.read(chosen.token)
         self._scheduler.append(sequence, chosen.token)
-        params = own.handle.params
-        new = len(sequence.tokens) - len(own.handle.prompt)
+        params = continuation.handle.params
+        new = len(sequence.tokens) - len(continuation.handle.prompt)
         finish, text = None, ""
-        if new > params.min_tokens and chosen.token in own.ends:
+        if new > params.min_tokens and chosen.token in continuation.ends:
             finish = STOP
         else:
-            finish = LENGTH if len(sequence.tokens) >= own.most else None
-            text = "" if own.words is None else own.words.push(chosen.token)
-            if _completes(own, chosen.token) or (own.words is not None and own.words.stopped):
+            finish = LENGTH if len(sequence.tokens) >= continuation.most else None
+            text = "" if continuation.words is None else continuation.words.push(chosen.token)
+            if _completes(continuation, chosen.token) or (
+                continuation.words is not None and continuation.words.stopped
+            ):
                 finish = STOP
         if finish is None:
-            if own.matcher is not None:
-                left = own.most - len(sequence.tokens)
-                tokens = own.most - len(own.handle.prompt)
-                own.matcher.look_ahead(left <= closes_from(tokens))
-            own.handle.put(Event(own.index, chosen, text))
+            if continuation.matcher is not None:
+                left = continuation.most - len(sequence.tokens)
+                tokens = continuation.most - len(continuation.handle.prompt)
+                continuation.matcher.look_ahead(left <= closes_from(tokens))
+            continuation.handle.put(Event(continuation.index, chosen, text))
             return
-        text += "" if own.words is None else own.words.end()
-        self._end(sequence, Event(own.index, chosen, text, finish))
+        text += "" if continuation.words is None else continuation.words.end()
+        self._end(sequence, Event(continuation.index, chosen, text, finish))
 
     def _choose(
-        self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen
+        self, sequence: Sequence, continuation: _Continuation, output: torch.Tensor | Chosen
     ) -> Chosen | None:
         """Choose the next token; None if the structure is already complete."""
-        masks = () if own.matcher is None else (own.matcher.forbidden(),)
-        if own.matcher is not None and own.matcher.complete:
+        masks = () if continuation.matcher is None else (continuation.matcher.forbidden(),)
+        if continuation.matcher is not None and continuation.matcher.complete:
             return None
-        forced = None if own.thinking is None else own.thinking.forced
+        forced = None if continuation.thinking is None else continuation.thinking.forced
         if forced is not None:
-            return _forced(forced, found, own.handle.params.logprobs)
-        if isinstance(found, Chosen):
-            return found
-        return own.sampler.choose(found, sequence.tokens, *masks)
+            return _forced(forced, output, continuation.handle.params.logprobs)
+        if isinstance(output, Chosen):
+            return output
+        return continuation.sampler.choose(output, sequence.tokens, *masks)
 
     def _end(self, sequence: Sequence, event: Event) -> None:
         self._scheduler.end(sequence)
@@ -236,24 +242,24 @@ class Continuations:
         return _Continuation(handle, index, sampler, words, ends, most, grammar, matcher, thinking)
 
 
-def _completes(own: _Continuation, token: int) -> bool:
+def _completes(continuation: _Continuation, token: int) -> bool:
     """Advance the structure, if there is one; return whether nothing can follow."""
-    if own.matcher is None:
+    if continuation.matcher is None:
         return False
-    own.matcher.accept(token)
-    return own.matcher.complete
+    continuation.matcher.accept(token)
+    return continuation.matcher.complete
 
 
-def _forced(token: int, found: torch.Tensor | Chosen, most: int | None) -> Chosen:
+def _forced(token: int, output: torch.Tensor | Chosen, most: int | None) -> Chosen:
     """Return a forced token, described like a chosen one."""
-    if most is None or isinstance(found, Chosen):
+    if most is None or isinstance(output, Chosen):
         return Chosen(token)
-    return described(token, found, most)
+    return described(token, output, most)
 
 
 def end_tokens(config: Any) -> frozenset[int]:
     """Return the tokens that end a sequence, by a generation configuration."""
-    found = config.eos_token_id
-    if found is None:
+    ids = config.eos_token_id
+    if ids is None:
         return frozenset()
-    return frozenset([found] if isinstance(found, int) else found)
+    return frozenset([ids] if isinstance(ids, int) else ids)

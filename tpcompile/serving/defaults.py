@@ -25,7 +25,9 @@ def sampling_defaults(config: Any) -> dict[str, Any]:
     selects greedy decoding or a temperature of 1 unless a temperature is set.
     """
     stated = config.to_diff_dict()
-    options = {ours: stated[name] for name, ours in _NAMES.items() if stated.get(name) is not None}
+    options = {
+        option: stated[name] for name, option in _NAMES.items() if stated.get(name) is not None
+    }
     if stated.get("do_sample"):
         options.setdefault("temperature", 1.0)
     elif stated.get("do_sample") is False:

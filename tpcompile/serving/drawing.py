@@ -38,8 +38,10 @@ class Cumulative:
         self._scores, self._top = scores, top
         pieces = (scores[first : first + _PIECE] for first in range(0, len(scores), _PIECE))
         runs = [
-            np.add.reduceat(weights_of(each, top), np.arange(0, len(each), _RUN), dtype=np.float64)
-            for each in pieces
+            np.add.reduceat(
+                weights_of(piece, top), np.arange(0, len(piece), _RUN), dtype=np.float64
+            )
+            for piece in pieces
         ]
         self._sums = np.cumsum(np.concatenate(runs))
         self.total = float(self._sums[-1])
@@ -107,8 +109,8 @@ class Kept:
             return place
         score = self.ordered[place]
         rank = place - int(np.searchsorted(self.ordered, score))
-        found = int(np.flatnonzero(self.scores == score)[rank])
-        return found if self.candidates is None else int(self.candidates[found])
+        index = int(np.flatnonzero(self.scores == score)[rank])
+        return index if self.candidates is None else int(self.candidates[index])
 
 
 def kept(
@@ -130,12 +132,12 @@ def kept(
         )
     if top_k is None and top_p == 1 and min_p == 0:
         return Kept(Cumulative(scores, top))
-    candidates, rest = _candidates(scores, top, top_k, top_p, min_p)
+    candidates, other_weight = _candidates(scores, top, top_k, top_p, min_p)
     best = scores if candidates is None else scores[candidates]
     ordered = np.sort(best)
     cumulative, first = Cumulative(ordered, top), 0
     if top_p < 1:
-        first = cumulative.place((1 - top_p) * (cumulative.total + rest) - rest)
+        first = cumulative.place((1 - top_p) * (cumulative.total + other_weight) - other_weight)
     if min_p:
         least = bisect_left(ordered, np.float32(min_p), key=lambda score: np.exp(score - top))
         first = max(first, least)
@@ -153,16 +155,16 @@ def _candidates(
         return greatest(scores, top_k), 0.0
     if _all_likely(scores, top, top_p, min_p):
         return None, 0.0
-    found = greatest(scores, _CANDIDATES)
-    weights = weights_of(scores[found], top)
+    ids = greatest(scores, _CANDIDATES)
+    weights = weights_of(scores[ids], top)
     decided = bool(weights.min() < min_p)
     if top_p == 1:
-        return (found if decided else None), 0.0
+        return (ids if decided else None), 0.0
     mass = float(weights.sum(dtype=np.float64))
     total = Cumulative(scores, top).total
-    rest = max(0.0, total - mass)
-    if decided or rest <= (1 - top_p) * total:
-        return found, rest
+    other_weight = max(0.0, total - mass)
+    if decided or other_weight <= (1 - top_p) * total:
+        return ids, other_weight
     return None, 0.0
 
 
@@ -172,8 +174,8 @@ def _all_likely(scores: np.ndarray, top: np.floating, top_p: float, min_p: float
     worse = sample[: -2 * _CANDIDATES // _SAMPLED]
     if not len(worse) or worse[-1] < min_p:
         return False
-    rest = _SAMPLED * float(worse.sum())
-    return top_p == 1 or rest > 2 * (1 - top_p) * (_CANDIDATES + rest)
+    other_weight = _SAMPLED * float(worse.sum())
+    return top_p == 1 or other_weight > 2 * (1 - top_p) * (_CANDIDATES + other_weight)
 
 
 def greatest(scores: np.ndarray, count: int) -> np.ndarray:
@@ -187,11 +189,11 @@ def greatest(scores: np.ndarray, count: int) -> np.ndarray:
     ids = (np.arange(_ROWS)[:, None] * columns + near).ravel()
     ids = np.concatenate((ids, np.arange(_ROWS * columns, len(scores))))
     values = scores[ids]
-    found: np.ndarray = ids[values >= _last(values, count)]
-    return found
+    selected: np.ndarray = ids[values >= _last(values, count)]
+    return selected
 
 
 def _last(values: np.ndarray, count: int) -> np.floating:
     """Return the least of the greatest values."""
-    found: np.floating = np.partition(values, len(values) - count)[len(values) - count]
-    return found
+    least: np.floating = np.partition(values, len(values) - count)[len(values) - count]
+    return least

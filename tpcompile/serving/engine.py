@@ -190,16 +190,18 @@ class Engine(Closing):
     def _run_plan(self) -> bool:
         speculation = self._speculation
         if speculation is not None:
-            speculation.guess({each: self._work.room(each) for each in self.scheduler.decoding})
+            speculation.guess(
+                {sequence: self._work.room(sequence) for sequence in self.scheduler.decoding}
+            )
         plan = self.scheduler.plan()
         if not plan:
             return False
         begun = time.perf_counter()
-        for pieces, found in self._runs.run(plan):
+        for pieces, outcomes in self._runs.run(plan):
             if speculation is not None and pieces is plan.decodes:
                 speculation.timed(pieces, time.perf_counter() - begun)
             self.scheduler.done(pieces)
-            for piece, results in found:
+            for piece, results in outcomes:
                 accepted = self._work.go_on(piece, results)
                 if speculation is not None and pieces is plan.decodes:
                     speculation.learn(piece, accepted)
@@ -295,14 +297,14 @@ class Engine(Closing):
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise UsageError("A prompt as text needs an engine with a tokenizer")
-            found = encode_prompt(self.tokenizer, prompt)
+            tokens = encode_prompt(self.tokenizer, prompt)
         else:
-            found = prompt.flatten().tolist() if isinstance(prompt, torch.Tensor) else list(prompt)
+            tokens = prompt.flatten().tolist() if isinstance(prompt, torch.Tensor) else list(prompt)
         most = self.model.config.vocab_size
-        if not found or not all(isinstance(t, int) and 0 <= t < most for t in found):
+        if not tokens or not all(isinstance(token, int) and 0 <= token < most for token in tokens):
             raise UsageError(
                 "A prompt must be tokens of the model, at least one",
-                got=f"{found[:8]}{'…' if len(found) > 8 else ''}",
+                got=f"{tokens[:8]}{'…' if len(tokens) > 8 else ''}",
                 expected=f"integers from 0 to {most - 1}",
             )
-        return [int(token) for token in found]
+        return [int(token) for token in tokens]

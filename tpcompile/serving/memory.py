@@ -45,7 +45,7 @@ def room_for(
         return tokens, states
     per_state = _bytes_per_state(model)
     needed = tokens * _bytes_per_token(model) + states * per_state
-    what = f"{tokens:,} tokens" + (f" and {states:,} states" if states else "")
+    contents = f"{tokens:,} tokens" + (f" and {states:,} states" if states else "")
     hint = f"Choose a kv_tokens of at most {fit:,}"
     if states and fit < model.block_size:
         hint = (
@@ -53,7 +53,7 @@ def room_for(
             f"each sequence has two states of {per_state / 1e6:,.1f} MB"
         )
     raise UsageError(
-        f"A KV cache of {what} must fit in {f'{share:.0%} of ' * (share < 1)}the free memory",
+        f"A KV cache of {contents} must fit in {f'{share:.0%} of ' * (share < 1)}the free memory",
         got=f"{needed / 1e9:,.1f} GB",
         expected=f"at most {free / 1e9:,.1f} GB",
         hint=hint,
@@ -66,13 +66,13 @@ def states_for(model: CompiledModel, sequences: int, snapshots: int | None = Non
     By default there is a snapshot for each state of a sequence, or as many as fit in half of the
     memory of the KV cache and the states.
     """
-    each, running = _bytes_per_state(model), 2 * sequences
+    per_state, running = _bytes_per_state(model), 2 * sequences
     if snapshots is not None and (not isinstance(snapshots, int) or snapshots < 0):
         raise UsageError(f"snapshots must be an int of at least 0, got {snapshots!r}")
-    if not each:
+    if not per_state:
         return 0
     if snapshots is None:
-        fit = int(_free(model.device) * _share(model) / 2 / each)
+        fit = int(_free(model.device) * _share(model) / 2 / per_state)
         snapshots = min(running, max(0, fit - running))
     return running + snapshots
 
@@ -114,9 +114,9 @@ def free_memory(root: Path = ROOT) -> int:
 
 
 def _of_machine(root: Path) -> int:
-    found = root / "proc/meminfo"
-    if found.exists():
-        for line in found.read_text().splitlines():
+    meminfo = root / "proc/meminfo"
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

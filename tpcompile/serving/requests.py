@@ -40,7 +40,7 @@ class Completion:
     @property
     def tokens(self) -> list[int]:
         """The new tokens."""
-        return [one.token for one in self.chosen]
+        return [choice.token for choice in self.chosen]
 
     def add(self, event: Event) -> None:
         """Add an event."""
@@ -87,10 +87,10 @@ class Handle:
 
     def result(self) -> list[Completion]:
         """Wait for the end; return all continuations."""
-        found = [Completion(index) for index in range(self.params.n)]
+        completions = [Completion(index) for index in range(self.params.n)]
         for event in self:
-            found[event.index].add(event)
-        return found
+            completions[event.index].add(event)
+        return completions
 
     def ready(self) -> Iterator[Event]:
         """Take the pending events, without waiting."""
@@ -122,10 +122,10 @@ class Handle:
         return self._collected().__await__()
 
     async def _collected(self) -> list[Completion]:
-        found = [Completion(index) for index in range(self.params.n)]
+        completions = [Completion(index) for index in range(self.params.n)]
         async for event in self:
-            found[event.index].add(event)
-        return found
+            completions[event.index].add(event)
+        return completions
 
     def _next(self) -> Event:
         event = self._events.get()

@@ -38,8 +38,8 @@ def independent_from(model: CompiledModel) -> int | None:
     functions = import_module(f"{package}.functions")
 
     def independent(places: Mapping[Any, Sequence[int]], least: int) -> bool:
-        weights = (_weight(functions, model, *each) for each in _kinds(model, places))
-        return all(_independent(functions.linear, *each, model, least) for each in weights)
+        weights = (_weight(functions, model, *kind) for kind in _kinds(model, places))
+        return all(_independent(functions.linear, *weight, model, least) for weight in weights)
 
     if not independent(_OF_EXPERTS, 1):
         return None
@@ -61,9 +61,13 @@ def _kinds(
         for place in places.get(node.target, ())
     }
     types = [value_type(weight) for weight in weights]
-    shapes = [(one.local_shape(rank), one.format) for one in types for rank in range(model.tp)]
-    found = {(int(out), int(width), stored) for (*_, out, width), stored in shapes}
-    return sorted(found, key=str)
+    shapes = [
+        (weight_type.local_shape(rank), weight_type.format)
+        for weight_type in types
+        for rank in range(model.tp)
+    ]
+    kinds = {(int(out), int(width), stored) for (*_, out, width), stored in shapes}
+    return sorted(kinds, key=str)
 
 
 def _weight(
@@ -102,6 +106,6 @@ def _random(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
     if not dtype.is_floating_point:
         numbers = torch.iinfo(dtype)
         size = (rows, columns)
-        found = torch.randint(numbers.min, numbers.max, size, generator=dice, dtype=dtype)
-        return found.to(device)
+        integers = torch.randint(numbers.min, numbers.max, size, generator=dice, dtype=dtype)
+        return integers.to(device)
     return torch.randn(rows, columns, generator=dice).to(device, dtype)

@@ -76,17 +76,19 @@ class Runs:
         last = [piece for piece in pieces if piece.last]
         plain = all(self._params(piece).plain for piece in last)
         output = "tokens" if last and plain else "logits"
-        found = self._run(step_of(pieces, output, self._reserved, self._copies, pad=rows))
-        results = iter([Chosen(token) for token in found.tolist()] if output == "tokens" else found)
+        values = self._run(step_of(pieces, output, self._reserved, self._copies, pad=rows))
+        results = iter(
+            [Chosen(token) for token in values.tolist()] if output == "tokens" else values
+        )
         return [(piece, list(islice(results, 1 + len(piece.guesses)))) for piece in last]
 
     def _described(self, pieces: Many[Piece], rows: int) -> list[Found]:
         """Run a chunk whose logits are all requested."""
         (piece,) = pieces
         step = step_of([piece], "logits", self._reserved, self._copies, every=True, pad=rows)
-        found = self._run(step)[: piece.count]
-        self._describe(piece, found)
-        return [(piece, [found[-1]])] if piece.last else []
+        logits = self._run(step)[: piece.count]
+        self._describe(piece, logits)
+        return [(piece, [logits[-1]])] if piece.last else []
 
     def _run(self, step: Any) -> torch.Tensor:
         self._copies = ()

@@ -90,8 +90,8 @@ class Sampler:
             self._seen.read(tokens, len(scores))
         if params.repetition_penalty != 1:
             penalty, ids = np.float32(params.repetition_penalty), self._seen.all.ids
-            own = scores[ids]
-            scores[ids] = np.where(own < 0, own * penalty, own / penalty)
+            seen_scores = scores[ids]
+            scores[ids] = np.where(seen_scores < 0, seen_scores * penalty, seen_scores / penalty)
         if added:
             new = self._seen.new
             penalties = params.presence_penalty + params.frequency_penalty * new.counts

@@ -56,9 +56,9 @@ class Scheduler:
                 expected=f"at most {self.limits.most_tokens:,} tokens",
             )
         number = next(self._numbers)
-        found = Sequence((number, number), list(tokens), salt, whole=whole)
-        self.waiting.append(found)
-        return found
+        sequence = Sequence((number, number), list(tokens), salt, whole=whole)
+        self.waiting.append(sequence)
+        return sequence
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Add a sequence with the same tokens, which shares the blocks of a running one.
@@ -67,21 +67,21 @@ class Scheduler:
         shares only whole chunks. Either way it comes before requests that arrived later.
         """
         order = sequence.order[0], next(self._numbers)
-        found = Sequence(order, list(sequence.tokens), sequence.salt)
+        child = Sequence(order, list(sequence.tokens), sequence.salt)
         full = sequence.computed // self.limits.block
-        rest = len(sequence.blocks) - full
+        unshared = len(sequence.blocks) - full
         room = len(self.running) < self.limits.sequences and sequence in self.running
-        fresh = self.blocks.take(rest) if room else None
+        fresh = self.blocks.take(unshared) if room else None
         if fresh is None:
-            insort(self.waiting, found, key=order_of)
-            return found
+            insort(self.waiting, child, key=order_of)
+            return child
         self.blocks.share(sequence.blocks[:full])
         self._copies += zip(sequence.blocks[full:], fresh, strict=True)
-        found.blocks = sequence.blocks[:full] + fresh
-        found.computed = sequence.computed
-        self.states.fork(sequence, found)
-        insort(self.running, found, key=order_of)
-        return found
+        child.blocks = sequence.blocks[:full] + fresh
+        child.computed = sequence.computed
+        self.states.fork(sequence, child)
+        insort(self.running, child, key=order_of)
+        return child
 
     @property
     def decoding(self) -> list[Sequence]:
@@ -199,8 +199,8 @@ class Scheduler:
         if not self.blocks.available:
             return budget
         size, chunk = self.limits.block, self.limits.chunk
-        found = [] if sequence.whole else self.blocks.find(sequence.tokens[:-1], sequence.salt)
-        in_chunks = found[: len(found) * size // chunk * chunk // size]
+        contents = [] if sequence.whole else self.blocks.find(sequence.tokens[:-1], sequence.salt)
+        in_chunks = contents[: len(contents) * size // chunk * chunk // size]
         known = self.states.resumable(in_chunks)
         held, shared = [content.block for content in known], len(known) * size
         end = self._chunk_end(sequence, shared)
@@ -249,16 +249,18 @@ class Scheduler:
         self.running.pop()
         for pieces in (plan.decodes, plan.chunks):
             pieces[:] = [piece for piece in pieces if piece.sequence is not victim]
-        own = set(victim.blocks)
-        plan.copies[:] = [(a, b) for a, b in plan.copies if b not in own]
+        blocks = set(victim.blocks)
+        plan.copies[:] = [
+            (source, target) for source, target in plan.copies if target not in blocks
+        ]
         self._release(victim)
         victim.computed = 0
         plan.preempted.append(victim)
         insort(self.waiting, victim, key=order_of)
 
     def _release(self, sequence: Sequence) -> None:
-        own = set(sequence.blocks)
-        self._copies = [(a, b) for a, b in self._copies if b not in own]
+        blocks = set(sequence.blocks)
+        self._copies = [(source, target) for source, target in self._copies if target not in blocks]
         self.blocks.release(sequence.blocks)
         self.states.end(sequence)
         sequence.blocks = []

@@ -34,11 +34,13 @@ def step_of(
     for piece in pieces:
         new = piece.tokens
         end = piece.first + len(new)
-        own = piece.sequence.blocks[: blocks_for(end, size)]
-        table = tuple(numbers[block] for block in own)
+        blocks = piece.sequence.blocks[: blocks_for(end, size)]
+        table = tuple(numbers[block] for block in blocks)
         tokens += new
         positions += range(piece.first, end)
-        slots += [table[at // size] * size + at % size for at in range(piece.first, end)]
+        slots += [
+            table[position // size] * size + position % size for position in range(piece.first, end)
+        ]
         starts.append(len(tokens))
         if every or piece.guesses:
             rows += range(starts[-2], len(tokens))
@@ -56,9 +58,9 @@ def step_of(
         "lengths": lengths,
         **_states(pieces, reserved.states),
     }
-    made = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
+    tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
     return Step(
-        {**made, "tables": tables_of(held)},
+        {**tensors, "tables": tables_of(held)},
         output,
         reserved.in_all,
         [(numbers[source], numbers[target]) for source, target in copies],

@@ -71,5 +71,5 @@ def _parsed(structure: Structure) -> Any:
     try:
         return json.loads(structure.text)
     except (ValueError, RecursionError) as error:
-        what = "schema" if structure.kind == JSON_SCHEMA else "choice"
-        raise UsageError(f"A {what} must be JSON: {error}", got=structure.text[:60]) from error
+        noun = "schema" if structure.kind == JSON_SCHEMA else "choice"
+        raise UsageError(f"A {noun} must be JSON: {error}", got=structure.text[:60]) from error

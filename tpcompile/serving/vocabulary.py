@@ -50,8 +50,8 @@ class Vocabulary:
         if tokens is None:
 
             def crosses(word: bytes) -> bool:
-                _, completed, rest = (begun + word).partition(text)
-                return bool(completed) and bool(rest.strip(BLANK))
+                _, completed, remainder = (begun + word).partition(text)
+                return bool(completed) and bool(remainder.strip(BLANK))
 
             tokens = self._crossing[begun, text] = self._where(crosses)
         return tokens

@@ -37,21 +37,21 @@ class Words:
 
     def end(self) -> str:
         """Return the text that was held back, after the last token."""
-        rest, self._held = self._held, ""
+        remainder, self._held = self._held, ""
         if self.stopped:
             return ""
         before = self._decode(self._prefix, self._read)
-        return rest + self._decode(self._prefix, len(self._tokens))[len(before) :]
+        return remainder + self._decode(self._prefix, len(self._tokens))[len(before) :]
 
     def _passed_on(self, text: str) -> str:
         whole = self._held + text
-        found = [place for place in map(whole.find, self._stop) if place >= 0]
-        if found:
+        stops = [place for place in map(whole.find, self._stop) if place >= 0]
+        if stops:
             self.stopped, self._held = True, ""
-            return whole[: min(found)]
-        kept = max((overlap(whole, stop) for stop in self._stop), default=0)
-        self._held = whole[len(whole) - kept :]
-        return whole[: len(whole) - kept]
+            return whole[: min(stops)]
+        held = max((overlap(whole, stop) for stop in self._stop), default=0)
+        self._held = whole[len(whole) - held :]
+        return whole[: len(whole) - held]
 
     def _decode(self, first: int, last: int) -> str:
         tokens, skips = self._tokens[first:last], not self._hidden

@@ -37,9 +37,9 @@ def compare_program(
     kind.prepare()
     case = prepare(model, passes, batch, **options)
     plan = plan_for(case, workers, lowering)
-    made = scheduled(case.graph, target_of("cpu", workers), plan)
-    compared = case.against(made.proved, shuffled(batch.seed), kind)
-    return replace(compared, proofs=replace(compared.proofs, program=made.computed))
+    schedule = scheduled(case.graph, target_of("cpu", workers), plan)
+    compared = case.against(schedule.proved, shuffled(batch.seed), kind)
+    return replace(compared, proofs=replace(compared.proofs, program=schedule.computed))
 
 
 def plan_for(case: Case, workers: int, lowering: str = "heads") -> StepPlan:

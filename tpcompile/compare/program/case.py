@@ -105,8 +105,8 @@ class Case:
 
         The program runs on the reference machine, and on `backend` if that is another one.
         """
-        kept = self.caches, self.states
-        start = Start(program, self.structure, self._parameter, self.rotary, *kept)
+        prefilled = self.caches, self.states
+        start = Start(program, self.structure, self._parameter, self.rotary, *prefilled)
         rows: list[GroupRow] = []
         choices: list[Choices] = []
         equal = True
@@ -115,16 +115,16 @@ class Case:
             if backend is not Machine:
                 runs.append(stack.enter_context(closing(LaunchedSide(start, backend, order))))
             for number, taken in enumerate(self.taken, 1):
-                given = taken.given
-                found = (run.step(taken.texts, taken.step.groups, given) for run in runs)
-                sides = (taken.module, *found)
-                own = [
-                    one
+                experts = taken.given
+                program_sides = (run.step(taken.texts, taken.step.groups, experts) for run in runs)
+                sides = (taken.module, *program_sides)
+                step_choices = [
+                    choice
                     for side in sides
-                    for one in side_choices(taken.step, side, self.tolerance, number)
+                    for choice in side_choices(taken.step, side, self.tolerance, number)
                 ]
-                rows += compare_sides(taken.step, sides, self.tolerance, number, own)
-                choices += own
+                rows += compare_sides(taken.step, sides, self.tolerance, number, step_choices)
+                choices += step_choices
                 equal = equal and all(self._same_tokens(taken.step, side) for side in sides)
         top5 = _likeliest(taken.step.eager, *sides)
         shown = (LOGITS[0], TOKEN[0])
@@ -167,17 +167,20 @@ def prepare(
         exact = in_fp32(source) if tolerance is None else None
         vocabulary = captured.config.vocab_size
         texts = random_texts(batch.lengths, batch.steps, vocabulary, structure.block, batch.seed)
-        sources = [each for each in (source, exact) if each]
-        theirs = [Eager(eager_model(each), structure, each.kv) for each in sources]
+        sources = [origin for origin in (source, exact) if origin]
+        eagers = [Eager(eager_model(origin), structure, origin.kv) for origin in sources]
         module = Module(sharded, structure, source)
-        eager, *others = theirs
+        eager, *references = eagers
         before = eager.fill(texts)
-        for other in others:
-            other.fill(texts, before)
+        for reference in references:
+            reference.fill(texts, before)
         module.fill(texts, _in_a_row(before))
         caches = tuple(cache.clone() for cache in module.caches)
-        states = tuple({name: one.clone() for name, one in own.items()} for own in module.states)
-        taken = tuple(_steps(texts, structure, theirs, module, batch.steps))
+        states = tuple(
+            {name: state.clone() for name, state in rank_states.items()}
+            for rank_states in module.states
+        )
+        taken = tuple(_steps(texts, structure, eagers, module, batch.steps))
         names = {str(node.target) for node in parameters(graph.graph)}
         alike = names <= module.weights.keys()  # the later fusions leave weights unchanged
         weights_of_module = module.weights if alike else materialise(graph, read)
@@ -199,43 +202,45 @@ def _check_room(batch: Batch, most: int) -> None:
 
 
 def _steps(
-    texts: Texts, structure: Structure, theirs: Sequence[Eager], module: Module, steps: int
+    texts: Texts, structure: Structure, eagers: Sequence[Eager], module: Module, steps: int
 ) -> Iterator[Taken]:
     for _ in range(steps):
         groups = structure.groups(texts)
-        eager, *others = theirs
-        said = eager.step(texts, groups)
-        given = given_by(said)
-        exact = others[0].step(texts, groups, given) if others else None
+        eager, *references = eagers
+        eager_side = eager.step(texts, groups)
+        experts = given_by(eager_side)
+        exact = references[0].step(texts, groups, experts) if references else None
         tokens = tuple(length - 1 for length in texts.lengths)
-        step = Step(groups, said, exact, structure.normalized, tokens)
-        yield Taken(texts, step, module.step(texts, groups, given))
+        step = Step(groups, eager_side, exact, structure.normalized, tokens)
+        yield Taken(texts, step, module.step(texts, groups, experts))
         texts = texts.going_on(step.eager.values[TOKEN])
 
 
 def given_by(eager: Side) -> dict[int, torch.Tensor]:
     """Return the experts that eager has chosen for each sequence, by layer."""
-    found = eager.values.items()
-    return {layer: ids for (name, layer), ids in found if name == CHOICE and layer is not None}
+    entries = eager.values.items()
+    return {layer: ids for (name, layer), ids in entries if name == CHOICE and layer is not None}
 
 
 def _in_a_row(sequences: Sequence[Given]) -> dict[int, torch.Tensor]:
     """Return the choices of several sequences, one after another."""
-    layers = {layer for own in sequences for layer in own}
-    return {layer: torch.cat([own[layer] for own in sequences if own]) for layer in layers}
+    layers = {layer for choices in sequences for layer in choices}
+    return {
+        layer: torch.cat([choices[layer] for choices in sequences if choices]) for layer in layers
+    }
 
 
 def _before_fusion(stages: Sequence[Stage]) -> fx.GraphModule:
     """Return the torch module's graph, which keeps K, V and states, and has no fused values yet."""
-    found = [stage for stage in stages if stage.name in (CacheKv.name, KeepStates.name)]
-    if not found:
+    candidates = [stage for stage in stages if stage.name in (CacheKv.name, KeepStates.name)]
+    if not candidates:
         raise UsageError(
             "The pipeline does not produce a program",
             got="no cache-kv pass",
             expected="the decode pipeline",
             hint='Leave out -p, or write -p "decode{spans=2}"',
         )
-    return found[-1].graph
+    return candidates[-1].graph
 
 
 def _spans(graph: fx.GraphModule) -> int:

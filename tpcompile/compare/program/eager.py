@@ -63,9 +63,9 @@ class Spot:
     item: int | None = None
     """Its place among several outputs."""
 
-    def part(self, found: Any) -> torch.Tensor:
+    def part(self, observed: Any) -> torch.Tensor:
         """Return the value, as one row, given the module's input or output for one token."""
-        values: torch.Tensor = found if self.item is None else found[self.item]
+        values: torch.Tensor = observed if self.item is None else observed[self.item]
         if self.run is None:
             return values.reshape(1, -1)
         last = self.run.first + self.run.width
@@ -86,21 +86,21 @@ class _Watch:
         self, key: Key, values: torch.Tensor, columns: Interval | None = None, rows: int = 1
     ) -> None:
         """Record a value of the sequence, which may have any shape, or some of its columns."""
-        own = (self.row * rows, (self.row + 1) * rows)
-        found = values.detach().reshape(rows, -1)
-        self.pieces.put(key, found, "Hugging Face", rows=own, columns=columns)
+        interval = (self.row * rows, (self.row + 1) * rows)
+        flat = values.detach().reshape(rows, -1)
+        self.pieces.put(key, flat, "Hugging Face", rows=interval, columns=columns)
 
-    def put_attention(self, layer: int, seen: Seen, mixed: torch.Tensor) -> None:
+    def put_attention(self, layer: int, visible: Seen, mixed: torch.Tensor) -> None:
         """Record the query, the visible keys and values, and the output of attention."""
-        self.seen[layer] = seen
+        self.seen[layer] = visible
         kind = self.structure.layers[layer]
         assert isinstance(kind, AttentionLayer)
-        found = {"q_rotated": seen.q, "k_rotated": seen.k[-1], kind.result: mixed}
-        for name, values in found.items():
+        recorded = {"q_rotated": visible.q, "k_rotated": visible.k[-1], kind.result: mixed}
+        for name, values in recorded.items():
             self.put((name, layer), values)
-        kept = self.texts.seen(kind.window)
-        rows = sum(kept[: self.row]), sum(kept[: self.row + 1])
-        for name, side in (("k_cached", seen.k), ("v_cached", seen.v)):
+        counts = self.texts.seen(kind.window)
+        rows = sum(counts[: self.row]), sum(counts[: self.row + 1])
+        for name, side in (("k_cached", visible.k), ("v_cached", visible.v)):
             self.pieces.put((name, layer), side.flatten(1), "Hugging Face", rows=rows)
 
 
@@ -112,40 +112,44 @@ class Eager:
         self._spots = spots(structure)
         self._caches: list[Any] = []
 
-    def fill(self, texts: Texts, given: Sequence[Given] = ()) -> list[Given]:
+    def fill(self, texts: Texts, experts: Sequence[Given] = ()) -> list[Given]:
         """Run all tokens but the new ones, each sequence with an empty cache.
 
-        Return the choices of experts by sequence. `given` are those to make instead.
+        Return the choices of experts by sequence. `experts` are those to choose instead.
         """
         self._caches = [empty_cache(self._model.config, self._kv) for _ in texts.tokens]
         choices: list[Given] = []
         for row, (text, cache) in enumerate(zip(texts.tokens, self._caches, strict=True)):
-            own: dict[int, Routed] = {}
+            recorded: dict[int, Routed] = {}
             if len(text) > 1:
-                others = given[row] if given else None
-                with routed(self._model, self._structure.routers, others) as own:
+                forced = experts[row] if experts else None
+                with routed(self._model, self._structure.routers, forced) as recorded:
                     self._run(text[:-1], 0, cache)
-            choices.append({layer: one.ids for layer, one in own.items()})
+            choices.append({layer: choice.ids for layer, choice in recorded.items()})
         return choices
 
-    def step(self, texts: Texts, groups: Sequence[Group], given: Given | None = None) -> Side:
+    def step(self, texts: Texts, groups: Sequence[Group], experts: Given | None = None) -> Side:
         """Run the new tokens, and record all intermediate values.
 
-        `given` are the experts of each sequence that routers choose instead of their own.
+        `experts` are those of each sequence that routers choose instead of their own.
         """
         whole = [replace(group, layout=None, interleaved=False) for group in groups]
         pieces = Pieces("eager", whole)
-        seen: list[dict[int, Seen]] = []
+        visible: list[dict[int, Seen]] = []
         for row, (text, cache) in enumerate(zip(texts.tokens, self._caches, strict=True)):
             watch = _Watch(pieces, self._structure, texts, row)
-            own = None if given is None else {n: ids[row : row + 1] for n, ids in given.items()}
-            with routed(self._model, self._structure.routers, own), self._watching(watch):
+            row_experts = (
+                None
+                if experts is None
+                else {number: ids[row : row + 1] for number, ids in experts.items()}
+            )
+            with routed(self._model, self._structure.routers, row_experts), self._watching(watch):
                 logits = self._run(text[-1:], len(text) - 1, cache)
             watch.put(LOGITS, logits)
             watch.put(TOKEN, best_tokens(logits))
-            seen.append(watch.seen)
+            visible.append(watch.seen)
         for layer in self._structure.attention:
-            parts = [own[layer.number] for own in seen]
+            parts = [by_layer[layer.number] for by_layer in visible]
             spans, block = self._structure.spans, self._structure.block
             put_spans(pieces, layer.number, parts, texts.lengths, spans, block)
         return pieces.side()
@@ -187,25 +191,25 @@ class Eager:
 
 def spots(structure: Structure) -> dict[Key, tuple[Spot, ...]]:
     """Return the places where the model computes each value, derived from the nodes' origins."""
-    found: dict[Key, tuple[Spot, ...]] = {}
+    places: dict[Key, tuple[Spot, ...]] = {}
     nodes = dict(structure.named())
     for key, node in nodes.items():
         readers = [user for user in node.users if user.target is LINEAR]
         if key[0] in _OUTPUTS:
-            found[key] = (Spot(_module(node), run=_run_of(node)),)
+            places[key] = (Spot(_module(node), run=_run_of(node)),)
         elif key[0] in _OF_ROUTER:
-            found[key] = (Spot(_module(node), item=_OF_ROUTER[key[0]]),)
+            places[key] = (Spot(_module(node), item=_OF_ROUTER[key[0]]),)
         elif key[0] in ("projected", "z", "gates"):
-            found[key] = tuple(_parts(node))
+            places[key] = tuple(_parts(node))
         elif key[0] == "attention_residual":
-            found[key] = (Spot(_module(nodes["mlp_norm", key[1]]), given=True),)
+            places[key] = (Spot(_module(nodes["mlp_norm", key[1]]), given=True),)
         elif key[0] == "mlp_residual":
-            norms = [n for (name, _), n in nodes.items() if name in ("norm", "final_norm")]
+            norms = [norm for (name, _), norm in nodes.items() if name in ("norm", "final_norm")]
             after = next(norm for norm in norms if norm.args[0] is node)
-            found[key] = (Spot(_module(after), given=True),)
+            places[key] = (Spot(_module(after), given=True),)
         elif key[0] in _INPUTS and readers:
-            found[key] = (Spot(_module(readers[0]), given=True),)
-    return found
+            places[key] = (Spot(_module(readers[0]), given=True),)
+    return places
 
 
 def _run_of(node: fx.Node) -> Run | None:
@@ -236,13 +240,13 @@ def _place(item: fx.Node) -> int:
 
 
 def _module(node: fx.Node) -> str:
-    found = origin_of(node).module
-    if not found:
+    path = origin_of(node).module
+    if not path:
         raise UnsupportedError(
             f"%{node.name} does not come from a module of the model",
             expected="an input or output of one of its modules",
         )
-    return found
+    return path
 
 
 def _hook(watch: _Watch, key: Key, spot: Spot) -> Callable[[Any], None]:
@@ -257,15 +261,15 @@ def _attention_shown(model: Any, watch: _Watch) -> Iterator[None]:
     the same.
     """
     setting = model.config._attn_implementation or "eager"
-    own = ALL_ATTENTION_FUNCTIONS.get(setting) or _modules_own(model)
+    attention = ALL_ATTENTION_FUNCTIONS.get(setting) or _modules_own(model)
 
     def shown(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
-        result = own(module, query, key, value, mask, **options)
+        output = attention(module, query, key, value, mask, **options)
         scale = options.get("scaling")
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         q, k, v = (side[0].transpose(0, 1).detach() for side in (query, key, value))
-        watch.put_attention(module.layer_idx, Seen(q[0], k, v, scale), result[0])
-        return result
+        watch.put_attention(module.layer_idx, Seen(q[0], k, v, scale), output[0])
+        return output
 
     before = ALL_ATTENTION_FUNCTIONS.get(setting)
     ALL_ATTENTION_FUNCTIONS[setting] = shown
@@ -281,11 +285,13 @@ def _attention_shown(model: Any, watch: _Watch) -> Iterator[None]:
 def _delta_shown(model: Any, layer: DeltaLayer, watch: _Watch) -> Iterator[None]:
     """Let a layer of linear attention call functions that record their arguments and results."""
     net = model.get_submodule(_module(layer.nodes["delta_rule"]))
-    given = {name: _rule_shown(function_of(net, name), layer, watch) for name in (CHUNK, RECURRENT)}
+    functions = {
+        name: _rule_shown(function_of(net, name), layer, watch) for name in (CHUNK, RECURRENT)
+    }
     for name, place in ((CONV, 0), (UPDATE, 1)):
-        given[name] = _conv_shown(function_of(net, name), place, layer, watch)
+        functions[name] = _conv_shown(function_of(net, name), place, layer, watch)
     before = {"forward": net.forward} if "forward" in vars(net) else {}
-    net.forward = forward_with(net, given)
+    net.forward = forward_with(net, functions)
     try:
         yield
     finally:
@@ -293,40 +299,40 @@ def _delta_shown(model: Any, layer: DeltaLayer, watch: _Watch) -> Iterator[None]
         vars(net).update(before)
 
 
-def _rule_shown(own: Any, layer: DeltaLayer, watch: _Watch) -> Any:
+def _rule_shown(rule: Any, layer: DeltaLayer, watch: _Watch) -> Any:
     """Wrap a function of the delta rule."""
 
     def shown(query: Any, key: Any, value: Any, g: Any, beta: Any, **options: Any) -> Any:
-        mixed, state = own(query, key, value, g=g, beta=beta, **options)
-        found = {"decay": g, "beta": beta, "state": state, "delta_rule": mixed}
-        for name, values in found.items():
+        mixed, state = rule(query, key, value, g=g, beta=beta, **options)
+        recorded = {"decay": g, "beta": beta, "state": state, "delta_rule": mixed}
+        for name, values in recorded.items():
             watch.put((name, layer.number), values)
         return mixed, state
 
     return shown
 
 
-def _conv_shown(own: Any, place: int, layer: DeltaLayer, watch: _Watch) -> Any:
+def _conv_shown(conv: Any, place: int, layer: DeltaLayer, watch: _Watch) -> Any:
     """Wrap a function of the convolution. The argument at `place` ends with the last inputs."""
 
     def shown(*args: Any, **options: Any) -> Any:
-        result = own(*args, **options)
+        output = conv(*args, **options)
         tail = args[place][0, :, -layer.kept :].t()
         watch.put(("tail", layer.number), tail, rows=layer.kept)
-        parts = result[0, :, -1].split(list(layer.channels.values()))
+        parts = output[0, :, -1].split(list(layer.channels.values()))
         for name, values in zip(layer.channels, parts, strict=True):
             watch.put((name, layer.number), values)
-        return result
+        return output
 
     return shown
 
 
 def _modules_own(model: Any) -> Any:
     """Return the plain attention function, defined in the file of the model's own classes."""
-    own = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
-    if own is None:
+    attention = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
+    if attention is None:
         raise UnsupportedError(
             f"{type(model).__name__} has no attention function that can be observed",
             hint='Load it with attn_implementation="sdpa"',
         )
-    return own
+    return attention

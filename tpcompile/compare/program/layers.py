@@ -100,8 +100,8 @@ class AttentionLayer(Layer):
         """Yield the cached keys and values, and the partial results of spans."""
         if name != "k_rotated":
             return
-        kept = texts.seen(self.window)
-        v = replace(self._group("v", self.nodes["v"], sum(kept)), lengths=kept)
+        counts = texts.seen(self.window)
+        v = replace(self._group("v", self.nodes["v"], sum(counts)), lengths=counts)
         yield replace(v, name="k_cached", interleaved=self.interleaved)
         yield replace(v, name="v_cached")
         attention = self._group("attention", self.nodes["attention"], len(texts.lengths))
@@ -157,17 +157,17 @@ def attention_layer(number: int, node: fx.Node) -> AttentionLayer:
         last = "rope as the last op on queries and keys"
         expect(heads[part][0].target is ROPE, [bound[part]], last)
     gated = [user for whole in node.users for user in whole.users if user.target is SIGMOID_GATE]
-    found = {"norm": norm_before(bound["q"])}
-    found |= {part: operand(chain[-1]) for part, chain in heads.items()}
-    found |= {"attention_gate": operand(gated[0], 1)} if gated else {}
+    nodes = {"norm": norm_before(bound["q"])}
+    nodes |= {part: operand(chain[-1]) for part, chain in heads.items()}
+    nodes |= {"attention_gate": operand(gated[0], 1)} if gated else {}
     for part in ("q", "k"):
         normed = [step for step in heads[part] if step.target is RMS_NORM]
-        found |= {f"{part}_normed": normed[0]} if normed else {}
-    found |= {f"{part}_rotated": heads[part][0] for part in ("q", "k")}
-    found |= {"ungated": node, "attention": gated[0]} if gated else {"attention": node}
-    interleaved = bool(arguments_of(found["q_rotated"]).get("interleaved"))
+        nodes |= {f"{part}_normed": normed[0]} if normed else {}
+    nodes |= {f"{part}_rotated": heads[part][0] for part in ("q", "k")}
+    nodes |= {"ungated": node, "attention": gated[0]} if gated else {"attention": node}
+    interleaved = bool(arguments_of(nodes["q_rotated"]).get("interleaved"))
     return AttentionLayer(
-        number, bound["layer"], found, bound["scale"], bound["window"], interleaved
+        number, bound["layer"], nodes, bound["scale"], bound["window"], interleaved
     )
 
 
@@ -180,14 +180,14 @@ def delta_layer(number: int, node: fx.Node) -> DeltaLayer:
         _back(value, LINEAR, "a projection of the inputs of linear attention")
         for value in (operand(conv), arguments_of(gated)["gate"])
     )
-    found = {"norm": norm_before(projected), "projected": projected}
-    found |= {"z": z} if z is not projected else {}
-    found |= {"gates": _fused(operand(bound["decay"]))}
-    found |= {f"{part}_conv": bound[part] for part in ("q", "k", "v")}
-    found |= {name: bound[name] for name in ("decay", "beta")}
+    nodes = {"norm": norm_before(projected), "projected": projected}
+    nodes |= {"z": z} if z is not projected else {}
+    nodes |= {"gates": _fused(operand(bound["decay"]))}
+    nodes |= {f"{part}_conv": bound[part] for part in ("q", "k", "v")}
+    nodes |= {name: bound[name] for name in ("decay", "beta")}
     mixed = _reader(gated, torch.ops.aten.flatten.using_ints)
-    found |= {"delta_rule": node, "mixed": mixed}
-    return DeltaLayer(number, bound["layer"], found, conv)
+    nodes |= {"delta_rule": node, "mixed": mixed}
+    return DeltaLayer(number, bound["layer"], nodes, conv)
 
 
 MIXERS = {PAGED_ATTENTION: attention_layer, RESUMED_DELTA_RULE: delta_layer}
@@ -204,8 +204,8 @@ def _fused(part: fx.Node) -> fx.Node:
 
 def _reader(node: fx.Node, target: Any) -> fx.Node:
     """Return the only reader of a value, which has this target."""
-    (*others, last) = node.users
-    expect(not others and last.target is target, [node], f"only {target} as its reader")
+    (*earlier, last) = node.users
+    expect(not earlier and last.target is target, [node], f"only {target} as its reader")
     return last
 
 
@@ -223,14 +223,14 @@ def _back(node: fx.Node, target: Any, expected: str) -> fx.Node:
     return node
 
 
-def expect(holds: bool, nodes: Sequence[fx.Node], what: str) -> None:
+def expect(holds: bool, nodes: Sequence[fx.Node], expected: str) -> None:
     """Refuse a graph unless a condition holds; name these nodes."""
     if not holds:
         places = [f"%{node.name} {origin_of(node)}" for node in nodes]
         raise UnsupportedError(
             "The graph lacks values for the comparison with a program",
             where=", ".join(places),
-            expected=what,
+            expected=expected,
         )
 
 

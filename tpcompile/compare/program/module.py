@@ -36,27 +36,27 @@ class Module:
         self.caches: list[torch.Tensor] = []
         self.states: list[dict[str, torch.Tensor]] = []
 
-    def fill(self, texts: Texts, given: Given) -> None:
+    def fill(self, texts: Texts, experts: Given) -> None:
         """Run all tokens but the new ones. Fill unused slots and states with NaN.
 
-        `given` are the experts of each token that routers choose instead of their own.
+        `experts` are those of each token that routers choose instead of their own.
         """
         for rank in range(info_of(self._gm).tp):
             shape = cache_shape(self._gm, rank)
             assert shape is not None
             cache = shape.allocate(texts.slots // shape.block, CPU)
             self.caches.append(cache.fill_(nan_element(cache)))
-            kept = {
-                one.name: one.allocate(len(texts.tokens), CPU).fill_(torch.nan)
-                for one in states_shapes(self._gm, rank)
+            states = {
+                state.name: state.allocate(len(texts.tokens), CPU).fill_(torch.nan)
+                for state in states_shapes(self._gm, rank)
             }
-            self.states.append(kept)
+            self.states.append(states)
         self._hold(CACHE, self.caches)
         for name in self.states[0]:
-            self._hold(name, [own[name] for own in self.states])
+            self._hold(name, [rank_states[name] for rank_states in self.states])
         before = texts.before()
         if len(before["input_ids"]):
-            self._run(before, given)
+            self._run(before, experts)
 
     def _hold(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         """Make an input a tensor that each rank holds, like a weight."""
@@ -64,18 +64,18 @@ class Module:
         node.op = "get_attr"
         self.weights[str(node.target)] = [*tensors]
 
-    def step(self, texts: Texts, groups: Sequence[Group], given: Given) -> Side:
+    def step(self, texts: Texts, groups: Sequence[Group], experts: Given) -> Side:
         """Run the new tokens, and collect all values of all ranks.
 
-        `given` are the experts of each sequence that routers choose instead. The collected choices
-        and scores are their own.
+        `experts` are those of each sequence that routers choose instead. The collected choices and
+        scores are their own.
         """
-        values, own = self._run(texts.new(), given)
+        values, chosen = self._run(texts.new(), experts)
         pieces = Pieces("torch module", groups, info_of(self._gm).tp)
         for key, node in self._structure.named():
-            whole = own.get(key) or values[self._nodes[node.name]]
-            for rank, found in enumerate(whole):
-                flat = found.flatten(1) if found.dim() > 1 else found[:, None]
+            whole = chosen.get(key) or values[self._nodes[node.name]]
+            for rank, part in enumerate(whole):
+                flat = part.flatten(1) if part.dim() > 1 else part[:, None]
                 pieces.put(key, flat, f"%{node.name} rank {rank}", rank=rank)
         put_kept(pieces, self._structure, self.caches, self.states, texts)
         for layer in self._structure.attention:
@@ -88,25 +88,25 @@ class Module:
             pieces.whole((name, layer.number)).unfold(1, layer.width, layer.width)
             for name in ("q_rotated", "k_cached", "v_cached")
         )
-        kept = list(texts.seen(layer.window))
-        keys, values = (torch.split(side, kept) for side in (k, v))
-        seen = [Seen(*each, layer.scale) for each in zip(q, keys, values, strict=True)]
+        counts = list(texts.seen(layer.window))
+        keys, values = (torch.split(side, counts) for side in (k, v))
+        visible = [Seen(*tensors, layer.scale) for tensors in zip(q, keys, values, strict=True)]
         spans, block = self._structure.spans, self._structure.block
-        put_spans(pieces, layer.number, seen, texts.lengths, spans, block)
+        put_spans(pieces, layer.number, visible, texts.lengths, spans, block)
 
     def _run(
-        self, inputs: dict[str, torch.Tensor], given: Given
+        self, inputs: dict[str, torch.Tensor], experts: Given
     ) -> tuple[Values, dict[Key, list[torch.Tensor]]]:
         """Return all values, and the routers' own choices and scores, on each rank."""
         rotary = self._source.captured.rotary.fresh()
-        replay = Replay(self._gm.graph, given)
+        replay = Replay(self._gm.graph, experts)
         with torch.inference_mode():
             values = run_ranks(self._gm, inputs, self.weights, rotary, replay.instead)
-        own: dict[Key, list[torch.Tensor]] = {}
+        chosen: dict[Key, list[torch.Tensor]] = {}
         for layer, ranks in replay.own(values).items():
-            own["choice", layer] = [one.ids for one in ranks]
-            own["scores", layer] = [one.scores for one in ranks]
-        return values, own
+            chosen["choice", layer] = [choice.ids for choice in ranks]
+            chosen["scores", layer] = [choice.scores for choice in ranks]
+        return values, chosen
 
 
 def put_kept(
@@ -128,11 +128,13 @@ def _put_cached(
 ) -> None:
     """Add the cached keys and values of the tokens that are visible to the layer."""
     runs = zip(texts.seen(layer.window), texts.lengths, strict=True)
-    places = [texts.places(row, n - kept, n) for row, (kept, n) in enumerate(runs)]
+    places = [
+        texts.places(row, length - visible, length) for row, (visible, length) in enumerate(runs)
+    ]
     for rank, cache in enumerate(caches):
         for side, name in enumerate(("k_cached", "v_cached")):
-            found = loaded_rows(cache[layer.place, side, torch.cat(places)]).flatten(1)
-            pieces.put((name, layer.number), found, f"the cache of rank {rank}", rank=rank)
+            rows = loaded_rows(cache[layer.place, side, torch.cat(places)]).flatten(1)
+            pieces.put((name, layer.number), rows, f"the cache of rank {rank}", rank=rank)
 
 
 def _put_states(
@@ -142,8 +144,8 @@ def _put_states(
     texts: Texts,
 ) -> None:
     """Add the last inputs of the convolution and the matrices of heads."""
-    for rank, own in enumerate(states):
-        tails, matrices = (own[name][layer.place, texts.states] for name in (TAILS, STATES))
+    for rank, rank_states in enumerate(states):
+        tails, matrices = (rank_states[name][layer.place, texts.states] for name in (TAILS, STATES))
         source = f"the states of rank {rank}"
         pieces.put(("tail", layer.number), tails.flatten(0, 1), source, rank=rank)
         pieces.put(("state", layer.number), matrices.flatten(1), source, rank=rank)

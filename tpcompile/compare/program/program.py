@@ -58,7 +58,10 @@ class Start:
         """Return memory with copies of the caches and states."""
         rotation = rotation_of(self.program, self.rotary)
         caches = [cache.clone() for cache in self.caches]
-        states = [{name: one.clone() for name, one in own.items()} for own in self.states]
+        states = [
+            {name: state.clone() for name, state in rank_states.items()}
+            for rank_states in self.states
+        ]
         return StepMemory(self.program, self.parameter, rotation, caches, states)
 
 
@@ -70,32 +73,32 @@ class ProgramSide:
         self._memory = start.memory()
         self._executor = kind(self._memory)
 
-    def step(self, texts: Texts, groups: Sequence[Group], given: Given) -> Side:
+    def step(self, texts: Texts, groups: Sequence[Group], experts: Given) -> Side:
         """Run the new tokens, and collect all values that the instructions report.
 
-        `given` are the experts of each sequence that replace those in memory once they are chosen.
+        `experts` are those of each sequence. They replace those in memory once they are chosen.
         """
-        return self._observed(texts, groups, given).side()
+        return self._observed(texts, groups, experts).side()
 
-    def _observed(self, texts: Texts, groups: Sequence[Group], given: Given) -> Pieces:
+    def _observed(self, texts: Texts, groups: Sequence[Group], experts: Given) -> Pieces:
         program = self._start.program
         pieces = Pieces(self.name, groups, program.ranks)
         _place(self._executor, texts)
-        turns = self._replaying(self._order(program), given)
-        self._executor.observe(turns, lambda one: self._probe(pieces, one))
+        turns = self._replaying(self._order(program), experts)
+        self._executor.observe(turns, lambda instruction: self._probe(pieces, instruction))
         caches, states = self._memory.values(Role.CACHE), self._states
         put_kept(pieces, self._start.structure, caches, states, texts)
         return pieces
 
-    def _replaying(self, turns: Iterable[int], given: Given) -> Iterator[int]:
+    def _replaying(self, turns: Iterable[int], experts: Given) -> Iterator[int]:
         """Yield instructions; after each choice of experts, write the given one."""
         for number in turns:
             yield number
-            one = self._start.program.instructions[number]
-            if isinstance(one, TopExperts):
-                layer = _layer_of(self._start.structure, one)
+            instruction = self._start.program.instructions[number]
+            if isinstance(instruction, TopExperts):
+                layer = _layer_of(self._start.structure, instruction)
                 assert layer is not None
-                _replay(self._memory.tensors, one, given[layer][one.sequence])
+                _replay(self._memory.tensors, instruction, experts[layer][instruction.sequence])
 
     @property
     def _states(self) -> list[dict[str, torch.Tensor]]:
@@ -136,16 +139,18 @@ class LaunchedSide(ProgramSide):
         super().__init__(start, kind, order)
         self.name = kind.name
         self._launched = kind(start.memory())
-        routes = any(isinstance(one, TopExperts) for one in start.program.instructions)
+        routes = any(
+            isinstance(instruction, TopExperts) for instruction in start.program.instructions
+        )
         self._free = kind(start.memory()) if routes else None
         """A launch makes its own choices of experts, so its logits are compared with these."""
 
-    def step(self, texts: Texts, groups: Sequence[Group], given: Given) -> Side:
+    def step(self, texts: Texts, groups: Sequence[Group], experts: Given) -> Side:
         """Run the new tokens once more as a launch, and collect the values of both runs."""
         twice = [
             replace(group, recomputed=True) if group.key == LOGITS else group for group in groups
         ]
-        pieces = self._observed(texts, twice, given)
+        pieces = self._observed(texts, twice, experts)
         _place(self._launched, texts)
         self._launched.run(1)
         with torch.inference_mode():
@@ -162,7 +167,7 @@ class LaunchedSide(ProgramSide):
     def _difference(self, texts: Texts, launched: torch.Tensor, free: Executor) -> str:
         """Run instructions with their own choices; return how the launch differs, or nothing."""
         _place(free, texts)
-        free.observe(self._order(self._start.program), lambda one: unseen)
+        free.observe(self._order(self._start.program), lambda instruction: unseen)
         same = same_bits(free.logits, launched)
         return "" if same else f"{_LAUNCH} has other bits than its instructions one by one"
 
@@ -177,15 +182,17 @@ class LaunchedSide(ProgramSide):
 _LAUNCH = "a launch of the whole step"
 
 
-def _replay(memory: Sequence[torch.Tensor], one: TopExperts, given: torch.Tensor) -> None:
+def _replay(memory: Sequence[torch.Tensor], instruction: TopExperts, experts: torch.Tensor) -> None:
     """Write given experts of a sequence, and their scores, where the instruction has chosen."""
-    at, row = one.at, one.sequence
-    logits, scores, ids = (memory[place][row].cpu() for place in (at.logits, at.scores, at.ids))
-    if bool(same_experts(ids, given)):
+    operands, row = instruction.at, instruction.sequence
+    logits, scores, ids = (
+        memory[place][row].cpu() for place in (operands.logits, operands.scores, operands.ids)
+    )
+    if bool(same_experts(ids, experts)):
         return
-    own = Routed(logits, scores, ids.long())
-    memory[at.scores][row] = replayed(own, given, at.normalized)
-    memory[at.ids][row] = given.to(ids.dtype)
+    routed = Routed(logits, scores, ids.long())
+    memory[operands.scores][row] = replayed(routed, experts, operands.normalized)
+    memory[operands.ids][row] = experts.to(ids.dtype)
 
 
 def _place(executor: Executor, texts: Texts) -> None:
@@ -208,5 +215,7 @@ def _layer_of(structure: Structure, instruction: StepInstruction) -> int | None:
     place, kind = instruction.layer, _KEEPING.get(instruction.name)
     if kind is None:
         return None if place == NONE else place
-    layers = (one for one in structure.layers if isinstance(one, kind) and one.place == place)
+    layers = (
+        layer for layer in structure.layers if isinstance(layer, kind) and layer.place == place
+    )
     return next(layers).number

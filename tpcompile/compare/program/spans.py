@@ -21,26 +21,34 @@ class Seen:
 
 
 def put_spans(
-    pieces: Pieces, layer: int, seen: list[Seen], lengths: tuple[int, ...], spans: int, block: int
+    pieces: Pieces,
+    layer: int,
+    visible: list[Seen],
+    lengths: tuple[int, ...],
+    spans: int,
+    block: int,
 ) -> None:
-    """Add each sequence's partials. `seen` has its visible tokens; `lengths` counts all tokens."""
-    found = [_spans(each, length, spans, block) for each, length in zip(seen, lengths, strict=True)]
-    for name, part in zip(("partial_values", "partial_lse"), zip(*found, strict=True), strict=True):
+    """Add each sequence's partials. `visible` has its visible tokens; `lengths` counts all."""
+    parts = [
+        _spans(tokens, length, spans, block)
+        for tokens, length in zip(visible, lengths, strict=True)
+    ]
+    for name, part in zip(("partial_values", "partial_lse"), zip(*parts, strict=True), strict=True):
         pieces.deal((name, layer), torch.stack(part).flatten(1), "attention in spans")
 
 
-def _spans(seen: Seen, length: int, spans: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _spans(visible: Seen, length: int, spans: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values `[heads, spans, width]` and log-sum-exp `[heads, spans]`, in fp32."""
-    heads, width = seen.q.shape
-    held, shared = seen.k.shape[:2]
+    heads, width = visible.q.shape
+    held, shared = visible.k.shape[:2]
     values = torch.zeros(heads, spans, width)
     lse = torch.full((heads, spans), -torch.inf)
-    k, v = (side.float().repeat_interleave(heads // shared, 1) for side in (seen.k, seen.v))
-    scores = torch.einsum("hw,thw->ht", seen.q.float(), k) * seen.scale
+    k, v = (side.float().repeat_interleave(heads // shared, 1) for side in (visible.k, visible.v))
+    scores = torch.einsum("hw,thw->ht", visible.q.float(), k) * visible.scale
     for span in range(spans):
         first, last = span_of(length, block, span, spans, held if held < length else None)
         if first < last:
-            own = slice(first - (length - held), last - (length - held))
-            lse[:, span] = scores[:, own].logsumexp(-1)
-            values[:, span] = torch.einsum("ht,thw->hw", scores[:, own].softmax(-1), v[own])
+            tokens = slice(first - (length - held), last - (length - held))
+            lse[:, span] = scores[:, tokens].logsumexp(-1)
+            values[:, span] = torch.einsum("ht,thw->hw", scores[:, tokens].softmax(-1), v[tokens])
     return values, lse

@@ -81,14 +81,16 @@ class Structure:
 def structure_of(gm: fx.GraphModule, spans: int) -> Structure:
     """Find the groups of a graph, for any model that can be lowered to a program."""
     mixers = [node for node in gm.graph.nodes if node.target in MIXERS]
-    others = {other.result: other.projections for other in activations(gm.graph)}
+    projections = {
+        activation.result: activation.projections for activation in activations(gm.graph)
+    }
     mixtures = expert_blocks(gm.graph)
     shared = {operand(mixture.shared) for mixture in mixtures if mixture.shared}
     seconds = {mixture.experts: _mixture(mixture) for mixture in mixtures}
     seconds |= {
-        node: _mlp(node, *others.get(node, node.args))
+        node: _mlp(node, *projections.get(node, node.args))
         for node in gm.graph.nodes
-        if (node.target is SWIGLU and node not in shared) or node in others
+        if (node.target is SWIGLU and node not in shared) or node in projections
     }
     mlps = [node for node in gm.graph.nodes if node in seconds]
     expect(len(mixers) == len(mlps) > 0, mixers[-1:], "an MLP in each layer")
@@ -109,22 +111,22 @@ def structure_of(gm: fx.GraphModule, spans: int) -> Structure:
 def _mlp(node: fx.Node, *projections: Any) -> dict[str, fx.Node]:
     """Return the values from the residual to the activation, with gate if it is a linear alone."""
     norm = norm_before(node)
-    found = {"attention_residual": operand(norm), "mlp_norm": norm}
-    first, *others = projections
-    if others and first.target is LINEAR:
-        return {**found, "gate": first, "activated": node}
-    return {**found, "swiglu" if node.target is SWIGLU else "activated": node}
+    nodes = {"attention_residual": operand(norm), "mlp_norm": norm}
+    first, *following = projections
+    if following and first.target is LINEAR:
+        return {**nodes, "gate": first, "activated": node}
+    return {**nodes, "swiglu" if node.target is SWIGLU else "activated": node}
 
 
 def _mixture(block: ExpertBlock) -> dict[str, fx.Node]:
     """Return the values of a mixture of experts that are stored for all choices alike."""
     norm = norm_before(block.router)
-    found = {"attention_residual": operand(norm), "mlp_norm": norm, "router": block.router}
-    given = arguments_of(block.experts)
-    found |= {"choice": given["ids"], "scores": given["scores"]}
+    nodes = {"attention_residual": operand(norm), "mlp_norm": norm, "router": block.router}
+    operands = arguments_of(block.experts)
+    nodes |= {"choice": operands["ids"], "scores": operands["scores"]}
     if block.shared is not None and block.shared_gate is not None:
-        found |= {"swiglu": operand(block.shared), "shared_gate": block.shared_gate}
-    return found
+        nodes |= {"swiglu": operand(block.shared), "shared_gate": block.shared_gate}
+    return nodes
 
 
 def _token(gm: fx.GraphModule) -> fx.Node:

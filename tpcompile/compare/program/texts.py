@@ -34,7 +34,7 @@ class Texts:
 
     def seen(self, window: int | None) -> tuple[int, ...]:
         """Return the number of tokens per sequence that the new one sees, including itself."""
-        return tuple(n if window is None else min(n, window) for n in self.lengths)
+        return tuple(length if window is None else min(length, window) for length in self.lengths)
 
     def places(self, sequence: int, first: int, last: int) -> torch.Tensor:
         """Return the slots of the tokens from `first` up to `last`."""

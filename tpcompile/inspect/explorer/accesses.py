@@ -23,9 +23,9 @@ def access_columns(program: Program) -> dict[str, np.ndarray]:
     reads = list(map(attrgetter("reads"), program.instructions))
     writes = list(map(attrgetter("writes"), program.instructions))
     every = map(attrgetter("joins"), program.instructions)
-    joins = [own and tuple(join.region for join in own) for own in every]
-    each = zip(reads, writes, joins, strict=True)
-    regions = list(chain.from_iterable(chain.from_iterable(each)))
+    joins = [joined and tuple(join.region for join in joined) for joined in every]
+    accesses = zip(reads, writes, joins, strict=True)
+    regions = list(chain.from_iterable(chain.from_iterable(accesses)))
     boxes: defaultdict[Box, int] = defaultdict(count().__next__)
     numbers = small(map(boxes.__getitem__, map(itemgetter(1), regions)))
     return {
@@ -45,8 +45,13 @@ def buffer_data(buffers: Sequence[Buffer]) -> tuple[list[Any], dict[str, np.ndar
     Buffers of different ranks usually have the same description.
     """
     numbers: dict[tuple[str, str, str, tuple[int, ...]], int] = {}
-    each = [(one.name, one.role.word, str(one.dtype)[6:], one.shape) for one in buffers]
-    column = small([numbers.setdefault(one, len(numbers)) for one in each])
+    descriptions = [
+        (buffer.name, buffer.role.word, str(buffer.dtype)[6:], buffer.shape) for buffer in buffers
+    ]
+    column = small([numbers.setdefault(description, len(numbers)) for description in descriptions])
     names = ("name", "role", "dtype", "shape")
-    found = [dict(zip(names, one, strict=True)) for one in numbers]
-    return found, {"buffer_like": column, "buffer_rank": small(one.rank for one in buffers)}
+    distinct = [dict(zip(names, description, strict=True)) for description in numbers]
+    return distinct, {
+        "buffer_like": column,
+        "buffer_rank": small(buffer.rank for buffer in buffers),
+    }

@@ -27,9 +27,9 @@ def pack_columns(columns: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], byt
 
 def small(numbers: Iterable[int]) -> np.ndarray:
     """Return whole numbers as a column of the narrowest type that the page can view."""
-    found = np.fromiter(numbers, np.int64)
-    least, most = (int(found.min()), int(found.max())) if found.size else (0, 0)
+    column = np.fromiter(numbers, np.int64)
+    least, most = (int(column.min()), int(column.max())) if column.size else (0, 0)
     for kind in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32):
         if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max:
-            return found.astype(kind)
-    return found.astype(np.float64)
+            return column.astype(kind)
+    return column.astype(np.float64)

@@ -62,11 +62,11 @@ class Lines:
         text = general(self._printer.node(node))
         comment = general(str(origin)) if node.op not in ("placeholder", "output") else ""
         key = (f"{text}  # {comment}", ranks)
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.rows)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.rows)
             self.rows.append(self._details(node, text, general, ranks))
-        return found
+        return number
 
     def _details(
         self, node: fx.Node, text: str, general: Callable[[str], str], ranks: int
@@ -105,7 +105,7 @@ def generalised(layer: int | None, after: bool = False) -> Callable[[str], str]:
     marks = {str(layer): THIS, str(layer - 1): BEFORE}
     if after:
         marks[str(layer + 1)] = AFTER
-    return lambda text: _NUMBERS.sub(lambda found: marks.get(found[1], found[1]), text)
+    return lambda text: _NUMBERS.sub(lambda match: marks.get(match[1], match[1]), text)
 
 
 def general_name(name: str, layer: int | None) -> str:
@@ -128,14 +128,14 @@ def _placed(kind: AnyType | None) -> dict[str, Any]:
     if isinstance(kind, tuple):
         return {"kind": "several", "text": "several"}
     placement = kind.placement
-    found: dict[str, Any] = {"kind": type(placement).__name__, "text": str(placement)}
+    entry: dict[str, Any] = {"kind": type(placement).__name__, "text": str(placement)}
     if not isinstance(placement, Shard):
-        return found
+        return entry
     layout = placement.layout
-    found |= {"dim": placement.dim, "axis": str(layout)}
+    entry |= {"dim": placement.dim, "axis": str(layout)}
     if isinstance(layout, Layout | FusedLayout):
-        found["parts"] = [layout.intervals(rank) for rank in range(layout.ranks)]
-    return found
+        entry["parts"] = [layout.intervals(rank) for rank in range(layout.ranks)]
+    return entry
 
 
 def _by_rank(values: list[Any]) -> list[Any]:
@@ -143,16 +143,16 @@ def _by_rank(values: list[Any]) -> list[Any]:
     return values[:1] if all(value == values[0] for value in values) else values
 
 
-def _general_parameter(found: dict[str, Any], general: Callable[[str], str]) -> dict[str, Any]:
+def _general_parameter(parameter: dict[str, Any], general: Callable[[str], str]) -> dict[str, Any]:
     """Return the recipes of a parameter, and the bytes of checkpoint tensors that ranks read."""
     ranks = [
         {
-            "recipe": general(own["recipe"]),
-            "reads": [{**read, "tensor": general(read["tensor"])} for read in own["reads"]],
+            "recipe": general(rank["recipe"]),
+            "reads": [{**read, "tensor": general(read["tensor"])} for read in rank["reads"]],
         }
-        for own in found["ranks"]
+        for rank in parameter["ranks"]
     ]
-    return {"recipe": general(found["recipe"]), "ranks": _by_rank(ranks)}
+    return {"recipe": general(parameter["recipe"]), "ranks": _by_rank(ranks)}
 
 
 def _costs(node: fx.Node, ranks: int) -> dict[str, Any]:
@@ -160,12 +160,12 @@ def _costs(node: fx.Node, ranks: int) -> dict[str, Any]:
 
     In a ring, a rank sends all parts of a value but one.
     """
-    spec, result = spec_of(node), node.meta.get("type")
+    spec, result_type = spec_of(node), node.meta.get("type")
     operands = [kind for kind in map(type_of, node.all_input_nodes) if isinstance(kind, ValueType)]
-    whole = len(operands) == len(node.all_input_nodes) and isinstance(result, ValueType)
+    whole = len(operands) == len(node.all_input_nodes) and isinstance(result_type, ValueType)
     if spec is None or not whole:
         return {}
-    costs = [spec.cost(result, operands, rank) for rank in range(ranks)]
+    costs = [spec.cost(result_type, operands, rank) for rank in range(ranks)]
     sent = [cost.wire_bytes * (ranks - 1) // ranks for cost in costs]
-    rows = [[c.flops, c.memory_bytes, own] for c, own in zip(costs, sent, strict=True)]
+    rows = [[c.flops, c.memory_bytes, wire] for c, wire in zip(costs, sent, strict=True)]
     return {"cost": _by_rank(rows)}

@@ -37,15 +37,15 @@ def needs_of(node: fx.Node) -> list[dict[str, str]]:
     spec = spec_of(node)
     if spec is None or spec.across is None or not isinstance(node.args[0], fx.Node):
         return []
-    found = []
+    needs = []
     for reader in node.users:
         if reader.op == "output":
-            found.append(_need(reader, "result", str(type_of(node.args[0])), str(type_of(node))))
+            needs.append(_need(reader, "result", str(type_of(node.args[0])), str(type_of(node))))
             continue
         error = _without(reader, node, node.args[0])
         if error is not None:
-            found.append(_need(reader, error.rule, error.got, error.expected))
-    return found
+            needs.append(_need(reader, error.rule, error.got, error.expected))
+    return needs
 
 
 def _need(reader: fx.Node, rule: str, got: str, expected: str) -> dict[str, str]:

@@ -38,18 +38,18 @@ class Groups:
         numbers: dict[tuple[type, int], int] = {}
         first: list[StepInstruction] = []
         of = [0] * len(instructions)
-        for number, one in enumerate(instructions):
-            key = type(one), id(one.at)
+        for number, instruction in enumerate(instructions):
+            key = type(instruction), id(instruction.at)
             if key not in numbers:
                 numbers[key] = len(numbers)
-                first.append(one)
+                first.append(instruction)
             of[number] = numbers[key]
         return Groups(tuple(first), small(of), list(dict.fromkeys(map(words_of_group, first))))
 
 
-def words_of_group(one: StepInstruction) -> str:
+def words_of_group(instruction: StepInstruction) -> str:
     """Return the words of shared operands that the label of an instruction has after its name."""
-    shared = vars(one.at).values()
+    shared = vars(instruction.at).values()
     return " ".join(
         value.name.lower()
         for value in shared
@@ -65,24 +65,24 @@ def operand_data(
     An operand that is a range has two numbers per instruction in its column.
     """
     members: dict[Any, list[StepInstruction]] = {}
-    for one in instructions:
-        members.setdefault(type(one), []).append(one)
+    for instruction in instructions:
+        members.setdefault(type(instruction), []).append(instruction)
     places = {kind: place for place, kind in enumerate(members)}
     words = {word: place for place, word in enumerate(groups.words)}
     columns = {
         "group": groups.of,
-        "group_kind": small(places[type(one)] for one in groups.first),
-        "group_layer": small(one.layer for one in groups.first),
-        "group_rank": small(one.rank for one in groups.first),
-        "group_words": small(words[words_of_group(one)] for one in groups.first),
+        "group_kind": small(places[type(instruction)] for instruction in groups.first),
+        "group_layer": small(instruction.layer for instruction in groups.first),
+        "group_rank": small(instruction.rank for instruction in groups.first),
+        "group_words": small(words[words_of_group(instruction)] for instruction in groups.first),
     }
-    found = []
-    for kind, own in members.items():
+    kinds = []
+    for kind, instances in members.items():
         fields = [(name, type_ is Range) for name, type_ in field_types(kind) if name != "at"]
         for name, is_range in fields:
-            values: Any = map(attrgetter(name), own)
+            values: Any = map(attrgetter(name), instances)
             column = small(chain.from_iterable(values) if is_range else values)
             columns[f"own_{places[kind]}_{name}"] = column
         described = [{"name": name, "range": is_range} for name, is_range in fields]
-        found.append({"name": kind.name, "fields": described})
-    return found, columns
+        kinds.append({"name": kind.name, "fields": described})
+    return kinds, columns

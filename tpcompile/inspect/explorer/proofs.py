@@ -57,21 +57,23 @@ class ProofRecorder:
         changed = {node: pair for node, *pair in changed_values(old, self._values)}
         general: dict[str, dict[str, Any]] = {}
         special: dict[str, dict[str, Any]] = {}
-        kept: list[fx.Node] = []
+        unchanged: list[fx.Node] = []
         names = _EarlierNames(self.prover.expressions.terms, self._values)
         for node in gm.graph.nodes:
             known = before.get(_meaning(node), ())
-            added = [own for own in self._used.get(_meaning(node), ()) if own not in known]
+            added = [
+                rewrite for rewrite in self._used.get(_meaning(node), ()) if rewrite not in known
+            ]
             if not added and node not in changed:
-                kept.append(node)
+                unchanged.append(node)
                 continue
             name, template = named(node)
-            entry = {"rewrites": [[own.name, own.says] for own in added]}
+            entry = {"rewrites": [[rewrite.name, rewrite.says] for rewrite in added]}
             if name not in general:
                 general[name] = entry | {"terms": names.terms(node, changed, template)}
             elif not _alike(general[name], entry, node in changed):
                 special[node.name] = entry | {"terms": names.terms(node, changed, str)}
-        special |= {node.name: {} for node in kept if named(node)[0] in general}
+        special |= {node.name: {} for node in unchanged if named(node)[0] in general}
         return general | special
 
     def _rewrites(self, gm: fx.GraphModule) -> dict[str, tuple[Rewrite, ...]]:
@@ -107,8 +109,8 @@ class _EarlierNames:
         until = self._places[node.name]
 
         def naming(term: Term) -> Any:
-            found = self._names(term)
-            return found if found is not None and self._places[found[0]] < until else None
+            name = self._names(term)
+            return name if name is not None and self._places[name[0]] < until else None
 
         before, after = changed[node]
         pair = differences(before.body, after.body, naming)[-1]

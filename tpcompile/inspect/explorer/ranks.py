@@ -35,15 +35,15 @@ def axes_json(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _layers(names: Iterable[str]) -> str:
-    found = [match[1] for match in map(_LAYER.match, names) if match]
-    return f"layers {', '.join(found)}" if found else ""
+    layers = [match[1] for match in map(_LAYER.match, names) if match]
+    return f"layers {', '.join(layers)}" if layers else ""
 
 
 def distinct(sources: Sequence[str]) -> list[str | int]:
     """Return the sources; a copy of an earlier one is replaced by its number."""
     first: dict[str, int] = {}
-    found: list[str | int] = []
+    entries: list[str | int] = []
     for rank, source in enumerate(sources):
         known = first.setdefault(source, rank)
-        found.append(source if known == rank else known)
-    return found
+        entries.append(source if known == rank else known)
+    return entries

@@ -69,12 +69,12 @@ class StageRecorder:
                 self._proofs.changes(gm, _named)
                 by_name = {node.name: node for node in gm.graph.nodes}
                 users = {
-                    seen.name: tuple(by_name[reader.name] for reader in seen.users)
-                    for seen in self._seen[after].values()
+                    snapshot.name: tuple(by_name[reader.name] for reader in snapshot.users)
+                    for snapshot in self._seen[after].values()
                 }
                 before = {
-                    by_name[seen.name]: seen._replace(users=users[seen.name])
-                    for seen in self._seen[after].values()
+                    by_name[snapshot.name]: snapshot._replace(users=users[snapshot.name])
+                    for snapshot in self._seen[after].values()
                 }
 
         return record
@@ -113,27 +113,27 @@ class StageRecorder:
 
         Consecutive layers with the same body are one section.
         """
-        found: list[list[Any]] = []
-        for title, layer, own in _runs(nodes):
-            numbers = tuple(self.lines.number_of(node, ranks) for node in own)
+        sections: list[list[Any]] = []
+        for title, layer, run in _runs(nodes):
+            numbers = tuple(self.lines.number_of(node, ranks) for node in run)
             body = self._bodies.setdefault(numbers, len(self._bodies))
-            last = found[-1] if found else None
+            last = sections[-1] if sections else None
             if last and layer is not None and last[2] == layer - 1 and last[3] == body:
                 last[2] = layer
             else:
-                found.append([title, layer, layer, body])
-        return found
+                sections.append([title, layer, layer, body])
+        return sections
 
 
 def _runs(nodes: Sequence[fx.Node]) -> Iterator[tuple[str, int | None, list[fx.Node]]]:
     """Split nodes into runs of the same section: the title, the layer and the nodes of each."""
     title, run = "", list[fx.Node]()
     for node in nodes:
-        own = section_of(node)
-        if own != title and run:
+        section = section_of(node)
+        if section != title and run:
             yield title, _layer(run[0]), run
             run = []
-        title = own
+        title = section
         run.append(node)
     if run:
         yield title, _layer(run[0]), run
@@ -172,40 +172,40 @@ def _fates(
     """
     heirs = {
         meaning: node
-        for node, seen in now.items()
+        for node, snapshot in now.items()
         if node not in before
-        for meaning in seen.meanings
+        for meaning in snapshot.meanings
     }
     general: dict[str, list[str]] = {}
-    for node, seen in before.items():
+    for node, snapshot in before.items():
         if node in now:
             continue
         fate, other = _fate(node, before, now, heirs)
-        found = [fate, _name_beside(now[other], seen.layer) if other is not None else ""]
-        if general.setdefault(seen.general, found) != found:
-            yield seen.name, [fate, other.name if other is not None else ""]
-    for node, seen in before.items():
-        if node in now and seen.general in general:
-            yield seen.name, [KEPT, seen.name]
+        entry = [fate, _name_beside(now[other], snapshot.layer) if other is not None else ""]
+        if general.setdefault(snapshot.general, entry) != entry:
+            yield snapshot.name, [fate, other.name if other is not None else ""]
+    for node, snapshot in before.items():
+        if node in now and snapshot.general in general:
+            yield snapshot.name, [KEPT, snapshot.name]
     yield from general.items()
 
 
-def _name_beside(seen: _Seen, layer: int | None) -> str:
+def _name_beside(snapshot: _Seen, layer: int | None) -> str:
     """Return the name of a node in the templates of a layer."""
-    return seen.general if seen.layer == layer else general_name(seen.name, layer)
+    return snapshot.general if snapshot.layer == layer else general_name(snapshot.name, layer)
 
 
 def _needs(now: dict[fx.Node, _Seen]) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """Yield the readers of each collective that need it, under names as those of fates."""
     general: dict[str, list[dict[str, str]]] = {}
-    for node, seen in now.items():
+    for node, snapshot in now.items():
         spec = spec_of(node)
         if spec is None or spec.across is None:
             continue
-        found, named = needs_of(node), generalised(seen.layer, after=True)
-        shared = [{**need, "reader": named(f"%{need['reader']}")[1:]} for need in found]
-        if general.setdefault(seen.general, shared) != shared:
-            yield seen.name, found
+        needs, named = needs_of(node), generalised(snapshot.layer, after=True)
+        shared = [{**need, "reader": named(f"%{need['reader']}")[1:]} for need in needs]
+        if general.setdefault(snapshot.general, shared) != shared:
+            yield snapshot.name, needs
     yield from general.items()
 
 
@@ -227,8 +227,8 @@ def _fate(
     return DROPPED, None
 
 
-def _heir(seen: _Seen, heirs: dict[str, fx.Node]) -> fx.Node | None:
-    return next((heirs[meaning] for meaning in seen.meanings if meaning in heirs), None)
+def _heir(snapshot: _Seen, heirs: dict[str, fx.Node]) -> fx.Node | None:
+    return next((heirs[meaning] for meaning in snapshot.meanings if meaning in heirs), None)
 
 
 def _gone_readers(

@@ -36,24 +36,26 @@ _MOST_FAULTS = 200
 
 @paused_collector()
 def step_data(
-    found: ScheduleReport | Scheduled, measured: MeasuredSteps | None = None
+    report: ScheduleReport | Scheduled, measured: MeasuredSteps | None = None
 ) -> tuple[dict[str, Any], bytes]:
     """Return the schedule as JSON and as columns, whose index is part of the JSON.
 
     A program with faults has no clock, because it may never terminate; then the columns are empty.
     """
-    asked, made = ({}, found) if isinstance(found, Scheduled) else (found.asked, found.found)
-    data = {"asked": asked, **_figures(made), "measured": []}
-    if made.timing is None:
+    options, schedule = (
+        ({}, report) if isinstance(report, Scheduled) else (report.asked, report.found)
+    )
+    data = {"asked": options, **_figures(schedule), "measured": []}
+    if schedule.timing is None:
         return {**data, "index": {}}, b""
-    instructions = cast("tuple[StepInstruction, ...]", made.program.instructions)
+    instructions = cast("tuple[StepInstruction, ...]", schedule.program.instructions)
     groups = Groups.of_all(instructions)
     operands, columns = operand_data(instructions, groups)
     kinds = [{**kind, "colour": colour_of(kind["name"])} for kind in operands]
-    parts, columns["parts"] = _parts(made.parts)
-    buffers, held = buffer_data(made.program.buffers)
-    columns |= held | access_columns(made.program) | _order(made.program)
-    columns |= _clock(made.program, made.timing)
+    parts, columns["parts"] = _parts(schedule.parts)
+    buffers, held = buffer_data(schedule.program.buffers)
+    columns |= held | access_columns(schedule.program) | _order(schedule.program)
+    columns |= _clock(schedule.program, schedule.timing)
     data |= {"kinds": kinds, "words": groups.words, "parts": parts, "buffers": buffers}
     if measured is not None:
         data["measured"] = [{"us": step.step_us} for step in measured.steps]
@@ -63,23 +65,25 @@ def step_data(
     return data, blob
 
 
-def _figures(made: Scheduled) -> dict[str, Any]:
-    program, clock = made.program, made.timing
+def _figures(schedule: Scheduled) -> dict[str, Any]:
+    program, clock = schedule.program, schedule.timing
     return {
         "name": program.name,
-        "target": asdict(made.target),
+        "target": asdict(schedule.target),
         "instructions": len(program.instructions),
         "counters": program.counters,
         "ranks": program.ranks,
         "workers": len(program.queues) * program.sharing,
         "sharing": program.sharing,
         "makespan_us": None if clock is None else clock.makespan,
-        "critical_us": made.critical_us,
-        "bandwidth": bandwidth_of(program, made.parts, made.target).to_json(),
-        "verified": not made.faults,
-        "computes_graph": made.computed.said,
-        "fault_count": sum(fault.count for fault in made.faults),
-        "faults": [{"rule": one.rule, "said": one.said} for one in made.faults[:_MOST_FAULTS]],
+        "critical_us": schedule.critical_us,
+        "bandwidth": bandwidth_of(program, schedule.parts, schedule.target).to_json(),
+        "verified": not schedule.faults,
+        "computes_graph": schedule.computed.said,
+        "fault_count": sum(fault.count for fault in schedule.faults),
+        "faults": [
+            {"rule": fault.rule, "said": fault.said} for fault in schedule.faults[:_MOST_FAULTS]
+        ],
     }
 
 
@@ -87,7 +91,9 @@ def _parts(parts: Sequence[Parts]) -> tuple[list[list[float]], np.ndarray]:
     """Return the distinct parts of times, in ns and bytes, and those of each instruction."""
     places: defaultdict[Parts, int] = defaultdict(count().__next__)
     column = small(map(places.__getitem__, parts))
-    table = [[round(own.fixed_us * 1000), own.traffic, round(own.work_us * 1000)] for own in places]
+    table = [
+        [round(part.fixed_us * 1000), part.traffic, round(part.work_us * 1000)] for part in places
+    ]
     return table, column
 
 
@@ -111,7 +117,7 @@ def _clock(program: Program, timing: Timing) -> Columns:
         "start": _ns(timing.starts),
         "finish": _ns(timing.finishes),
         "worker": small(timing.workers),
-        "released_by": small(-1 if one is None else one for one in early),
+        "released_by": small(-1 if number is None else number for number in early),
         "chain": small(timeline.chain),
     }
 
@@ -130,6 +136,6 @@ def _measured(number: int, step: MeasuredStep) -> Columns:
 
 def _ns(moments: Sequence[float]) -> np.ndarray:
     """Return times in ns: int32, or whole floats if a step takes longer than two seconds."""
-    found = np.rint(np.array(moments, np.float64) * 1000)
-    fits = not found.size or found.max() <= np.iinfo(np.int32).max
-    return found.astype(np.int32) if fits else found
+    times = np.rint(np.array(moments, np.float64) * 1000)
+    fits = not times.size or times.max() <= np.iinfo(np.int32).max
+    return times.astype(np.int32) if fits else times

@@ -167,8 +167,8 @@ class Growth:
         pool.free(self.replaced)
         self._free_states(pool, before, self.rows)
 
-    def _free_states(self, pool: BlockPool, rows: Sequence[Row], kept: Sequence[Row]) -> None:
-        for row, other in zip(rows, kept, strict=True):
+    def _free_states(self, pool: BlockPool, rows: Sequence[Row], remaining: Sequence[Row]) -> None:
+        for row, other in zip(rows, remaining, strict=True):
             if row.state != other.state:
                 pool.free_state(row)
 
@@ -196,17 +196,17 @@ def _grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
         if not new[index]:
             continue
         length = row.length + new[index]
-        kept, last = row.blocks, row.blocks[-1] if row.length % pool.block else None
+        blocks, last = row.blocks, row.blocks[-1] if row.length % pool.block else None
         if last is not None and pool.holders(last) - replaced[last] > 1:
-            kept = kept[:-1]
-        missing = blocks_for(length, pool.block) - len(kept)
-        fresh = pool.take(missing, after=kept[-1] if kept else None)
-        if last is not None and len(kept) < len(row.blocks):
+            blocks = blocks[:-1]
+        missing = blocks_for(length, pool.block) - len(blocks)
+        fresh = pool.take(missing, after=blocks[-1] if blocks else None)
+        if last is not None and len(blocks) < len(row.blocks):
             replaced[last] += 1
             copies.append((last, fresh[0]))
         taken += fresh
         state = pool.states.take(1)[0] if pool.states is not None else None
-        grown[index] = Row(kept + fresh, length, state)
+        grown[index] = Row(blocks + fresh, length, state)
     return Growth(tuple(grown), tuple(taken), tuple(replaced.elements()), tuple(copies))
 
 

@@ -47,8 +47,8 @@ class Appended:
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Return the inputs of a graph by name."""
-        found = {"slots": self.slots, "tables": self.tables, "lengths": self.lengths}
-        return found | ({"read": self.read, "write": self.write} if self.states else {})
+        inputs = {"slots": self.slots, "tables": self.tables, "lengths": self.lengths}
+        return inputs | ({"read": self.read, "write": self.write} if self.states else {})
 
 
 @dataclass
@@ -172,20 +172,20 @@ class PagedCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove `-tokens_to_remove` columns; if it is positive, keep that many columns instead."""
-        columns, asked = self.get_seq_length(), int(tokens_to_remove)
-        kept = asked if asked > 0 else max(0, columns + asked)
-        if kept >= columns:
+        columns, count = self.get_seq_length(), int(tokens_to_remove)
+        remaining = count if count > 0 else max(0, columns + count)
+        if remaining >= columns:
             return
-        if kept and self.pool.states is not None:
+        if remaining and self.pool.states is not None:
             raise UnsupportedError(
                 "A KV cache of a model with linear attention cannot be cropped",
-                got=f"{kept} of {columns} columns to keep",
+                got=f"{remaining} of {columns} columns to keep",
                 expected="no columns to keep, as reset leaves, since earlier states are gone",
                 hint="Copy the cache with copy.deepcopy before tokens that may be taken back",
             )
         if self.guesses is not None:
-            self.guesses.accepted -= columns - kept
-        self.real = self.real[:, :kept]
+            self.guesses.accepted -= columns - remaining
+        self.real = self.real[:, :remaining]
         for index, length in enumerate(self.real.sum(1).tolist()):
             row = self._rows[index]
             held = blocks_for(length, self.pool.block)

@@ -45,8 +45,8 @@ class Packed:
         shape = (self.real.shape[0], self.columns, *rows.shape[1:])
         if self.kept is None:
             writable = torch.is_inference_mode_enabled() or not rows.is_inference()
-            found = rows.reshape(shape)
-            return found if writable else found.clone()
+            whole = rows.reshape(shape)
+            return whole if writable else whole.clone()
         whole = rows.new_zeros(shape)
         whole[self.kept.to(rows.device)] = rows
         return whole
@@ -95,15 +95,15 @@ def pack(
     positions = counted if position_ids is None else position_ids.expand_as(input_ids)
     chosen = torch.tensor(columns, dtype=torch.long)
     starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    kept = real[:, chosen]
-    rows = (starts[:-1, None] + places)[:, chosen][kept]
+    chosen_real = real[:, chosen]
+    rows = (starts[:-1, None] + places)[:, chosen][chosen_real]
     sequences = real
     if split:
         starts = _split(positions)
         lengths = starts.diff()
         sequences = torch.arange(int(lengths.max())) < lengths[:, None]
     return Packed(
-        input_ids[real], positions[real], starts, rows, real, sequences, len(columns), kept
+        input_ids[real], positions[real], starts, rows, real, sequences, len(columns), chosen_real
     )
 
 

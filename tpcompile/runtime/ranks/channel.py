@@ -58,9 +58,9 @@ class Channel:
         """Return the next message."""
         header, body = _LENGTHS.unpack(self._read(_LENGTHS.size))
         start = -(-header // _ALIGN) * _ALIGN
-        found = self._read(start + body)
-        unpickler = _Unpickler(io.BytesIO(memoryview(found)[:header]))
-        unpickler.body = memoryview(found)[start:]
+        message = self._read(start + body)
+        unpickler = _Unpickler(io.BytesIO(memoryview(message)[:header]))
+        unpickler.body = memoryview(message)[start:]
         return unpickler.load()
 
     def send_file(self, file: int) -> None:
@@ -81,17 +81,17 @@ class Channel:
         self._connection.close()
 
     def _read(self, size: int) -> bytearray:
-        found = bytearray(size)
-        rest = memoryview(found)
-        while rest:
+        buffer = bytearray(size)
+        remaining = memoryview(buffer)
+        while remaining:
             try:
-                count = self._connection.recv_into(rest)
+                count = self._connection.recv_into(remaining)
             except ConnectionResetError as error:
                 raise ChannelClosed from error
             if not count:
                 raise ChannelClosed
-            rest = rest[count:]
-        return found
+            remaining = remaining[count:]
+        return buffer
 
 
 def encode(message: object) -> Encoded:
@@ -106,9 +106,9 @@ def encode(message: object) -> Encoded:
     return Encoded([memoryview(lengths), memoryview(header.getvalue()), *pickler.parts])
 
 
-def tensor_bytes(x: torch.Tensor) -> memoryview:
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the memory of a contiguous tensor on the CPU."""
-    return x.view(-1).view(torch.uint8).numpy().data
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 class _Pickler(pickle.Pickler):

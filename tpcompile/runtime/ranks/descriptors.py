@@ -33,8 +33,8 @@ def pipe() -> tuple[int, int]:
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets."""
-    one, other = (_moved(end) for end in socket.socketpair())
-    return one, other
+    first, second = (_moved(end) for end in socket.socketpair())
+    return first, second
 
 
 def _moved(end: socket.socket) -> socket.socket:

@@ -51,13 +51,13 @@ class StepExecutors:
         step: Step,
         caches: Sequence[torch.Tensor],
         states: Sequence[Mapping[str, torch.Tensor]],
-        each: OnTokens | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> torch.Tensor:
         """Run `step.steps` steps; return their tokens, `[steps, rows]`, or the last logits.
 
         Of the logits, return the columns of the ranks in this process. The step may have fewer rows
-        than the program, whose other rows stay empty. `each` receives the tokens of each step as
-        soon as they are known.
+        than the program, whose other rows stay empty. `on_tokens` receives the tokens of each step
+        as soon as they are known.
         """
         executor, inputs = self._executors[size], step.inputs
         executor.memory.use_caches(caches, states)  # new tensors if they have grown
@@ -80,10 +80,10 @@ class StepExecutors:
         rows = inputs["lengths"].shape[0]
 
         def tell(tokens: torch.Tensor) -> None:
-            if each is not None:
-                each(tokens[:rows].long())
+            if on_tokens is not None:
+                on_tokens(tokens[:rows].long())
 
-        done = executor.advance(step.steps, *options, each=tell if each else None)
+        done = executor.advance(step.steps, *options, each=tell if on_tokens else None)
         if step.output == "tokens":
             return executor.memory.tokens(done)[:, :rows].long()
         logits = executor.hand_over_logits()

@@ -33,7 +33,7 @@ class InProcessRanks(OneFront):
         read: Read,
         rotary: Callable[[], nn.Module],
         device: torch.device,
-        loaded: Loaded = lambda done, of: None,
+        loaded: Loaded = lambda done, total: None,
         threads: int | None = None,
     ) -> None:
         """Load the ranks. `threads` are those of torch on each rank.
@@ -47,12 +47,12 @@ class InProcessRanks(OneFront):
         weights: list[dict[str, torch.Tensor]] = [{} for _ in modules]
         names = list(modules[0].parameters)
         for number, name in enumerate(names):  # name by name, so that all ranks share one read
-            for parameters, own in zip(memory, weights, strict=True):
-                own[name] = parameters.evaluate(name, read)
+            for parameters, rank_weights in zip(memory, weights, strict=True):
+                rank_weights[name] = parameters.evaluate(name, read)
             loaded(number + 1, len(names))
         self._ranks = [
-            Rank(module, own, rotary(), self._group.rank(module.rank), device)
-            for module, own in zip(modules, weights, strict=True)
+            Rank(module, rank_weights, rotary(), self._group.rank(module.rank), device)
+            for module, rank_weights in zip(modules, weights, strict=True)
         ]
         self._executors = StepExecutors(self.parameter)
         self._most_threads, self._threads = threads_of(len(modules)), threads
@@ -76,13 +76,13 @@ class InProcessRanks(OneFront):
             self._executors.load(code, caches, [rank.states for rank in self._ranks])
 
     def run_program(
-        self, size: ProgramSize, step: Step, each: OnTokens | None = None
+        self, size: ProgramSize, step: Step, on_tokens: OnTokens | None = None
     ) -> torch.Tensor:
         check_open(self.closed)
         with self._lock:
             caches = [rank.cache_for(step) for rank in self._ranks]
             states = [rank.states for rank in self._ranks]
-            return self._executors.run(size, step, caches, states, each)
+            return self._executors.run(size, step, caches, states, on_tokens)
 
     def times(self, size: ProgramSize) -> torch.Tensor:
         check_open(self.closed)

@@ -53,7 +53,7 @@ class JoinedRanks:
         rotary: Callable[[], nn.Module],
         group: Any,
         device: torch.device,
-        loaded: Loaded = lambda done, of: None,
+        loaded: Loaded = lambda done, total: None,
         timeout: float = 60.0,
         threads: int = 1,
     ) -> None:
@@ -71,8 +71,8 @@ class JoinedRanks:
         module = modules[self._front]
         counter = LoadCounter(loaded, len(module.parameters))
         with opened(weights) as read:
-            own = evaluate_all(module, read, counter.add, device)
-        self._rank: Rank | None = Rank(module, own, rotary(), self._group, device)
+            local_weights = evaluate_all(module, read, counter.add, device)
+        self._rank: Rank | None = Rank(module, local_weights, rotary(), self._group, device)
 
     @property
     def closed(self) -> str:
@@ -85,9 +85,9 @@ class JoinedRanks:
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """Run a step; return the results of all ranks, on every rank."""
         with self._working() as rank:
-            own = self._run(rank, step)
+            local_result = self._run(rank, step)
             results: list[torch.Tensor | None] = [None] * self._tp
-            results[rank.module.rank] = own
+            results[rank.module.rank] = local_result
             return [
                 self._group.broadcast(result, root, self._device)
                 for root, result in enumerate(results)
@@ -109,19 +109,19 @@ class JoinedRanks:
             memory = shared_memory(self._group, self._front, self._tp, code.memory)
             share = RankShare(code.program, self._front, memory, self._timeout, self._group.lost)
             rank.load_program(code, share)
-            each = code.program.one_per_rank(Role.LOGITS)
-            self._columns[code.size] = [code.program.buffers[one].shape[1] for one in each]
+            buffers = code.program.one_per_rank(Role.LOGITS)
+            self._columns[code.size] = [code.program.buffers[buffer].shape[1] for buffer in buffers]
 
     def run_program(
-        self, size: ProgramSize, step: Step, each: OnTokens | None = None
+        self, size: ProgramSize, step: Step, on_tokens: OnTokens | None = None
     ) -> torch.Tensor:
         """Run steps by the program of this size; return the result of all ranks."""
-        with Later(each) as later, self._working() as rank:
+        with Later(on_tokens) as later, self._working() as rank:
             self._check_alike(step)
-            own = rank.run_program(size, step, later.callback)
+            local_result = rank.run_program(size, step, later.callback)
             if step.output == "tokens":
-                return own
-            return self._group.all_gather(own, 1, self._columns[size])
+                return local_result
+            return self._group.all_gather(local_result, 1, self._columns[size])
 
     def times(self, size: ProgramSize) -> torch.Tensor:
         """Return the times of the last timed step of this program, on every rank."""
@@ -130,8 +130,8 @@ class JoinedRanks:
 
     def _check_alike(self, step: Step) -> None:
         """Raise if the processes pass different steps: their sums would mix different inputs."""
-        own = digest(step).to(self._device)
-        every = self._group.all_gather(own[None], 0, [1] * self._tp)
+        local_digest = digest(step).to(self._device)
+        every = self._group.all_gather(local_digest[None], 0, [1] * self._tp)
         other = (every != every[:1]).any(1).nonzero()
         if len(other):
             raise UsageError(
@@ -142,9 +142,9 @@ class JoinedRanks:
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """Return that rank's local parameter, on every rank."""
-        with self._working() as own:
-            mine = own.parameter(name) if own.module.rank == rank else None
-            return self._group.broadcast(mine, rank, self._device)
+        with self._working() as local:
+            value = local.parameter(name) if local.module.rank == rank else None
+            return self._group.broadcast(value, rank, self._device)
 
     def agree(self) -> None:
         """Copy the random state of rank 0 to every rank, so that all sample the same tokens."""
@@ -154,13 +154,13 @@ class JoinedRanks:
                 state = self._same(torch.cuda.get_rng_state(self._device))
                 torch.cuda.set_rng_state(state.cpu(), self._device)
 
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's `x` on every rank."""
+    def same(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's `tensor` on every rank."""
         with self._working():
-            return self._same(x)
+            return self._same(tensor)
 
-    def _same(self, x: torch.Tensor) -> torch.Tensor:
-        return self._group.broadcast(x, 0, self._device)
+    def _same(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._group.broadcast(tensor, 0, self._device)
 
     @property
     def front(self) -> int:
@@ -194,10 +194,12 @@ class JoinedRanks:
             self._rank = None
             raise
         except Exception as error:
-            told = failure(self._rank.module.rank, error).error
-            self._closed = f"The model is closed: {told.message[:1].lower()}{told.message[1:]}"
+            rank_error = failure(self._rank.module.rank, error).error
+            self._closed = (
+                f"The model is closed: {rank_error.message[:1].lower()}{rank_error.message[1:]}"
+            )
             self._rank = None
-            raise told from error
+            raise rank_error from error
 
 
 def _rest(owner: Owner, group: ProcessGroupRank) -> None:
@@ -208,6 +210,6 @@ def _rest(owner: Owner, group: ProcessGroupRank) -> None:
 
 def _keep(group: weakref.ref[Any]) -> None:
     """Keep the group alive in a fork: destroying it waits for threads that a fork does not have."""
-    kept = group()
-    if kept is not None:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    process_group = group()
+    if process_group is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))

@@ -11,13 +11,13 @@ from tpcompile.runtime.ranks.worker import Progress
 
 
 class Later:
-    """A context that calls `each`, and raises its first error at the end.
+    """A context that calls `on_tokens`, and raises its first error at the end.
 
     An error in the middle of a launch would leave the ranks out of step with their caller.
     """
 
-    def __init__(self, each: OnTokens | None) -> None:
-        self._each = each
+    def __init__(self, on_tokens: OnTokens | None) -> None:
+        self._each = on_tokens
         self._error: BaseException | None = None
 
     @property

@@ -70,8 +70,8 @@ def agreed_threads(group: Any, device: torch.device) -> int:
     Every rank must call this. All ranks have the same programs, but not always the same cores.
     """
     ranks = int(os.environ.get(_LOCAL_SIZE, group.size())) if has_launcher() else group.size()
-    own = torch.tensor([threads_of(ranks)], device=device)
-    every = ProcessGroupRank(group).all_gather(own, 0, [1] * group.size())
+    local_threads = torch.tensor([threads_of(ranks)], device=device)
+    every = ProcessGroupRank(group).all_gather(local_threads, 0, [1] * group.size())
     return int(every.min())
 
 

@@ -41,16 +41,16 @@ class Launcher:
         self.workers: list[WorkerProcess] = []
         self._pids: Sequence[int] = ()
         self._control, control = socket_pair()
-        with ExitStack() as theirs, ExitStack() as on_failure:
-            theirs.enter_context(control)
+        with ExitStack() as worker_ends, ExitStack() as on_failure:
+            worker_ends.enter_context(control)
             on_failure.callback(self._close)
             ranks: list[Files] = []
             for rank in range(tp):
-                own, other = socket_pair()
-                theirs.enter_context(other)
+                parent_end, worker_end = socket_pair()
+                worker_ends.enter_context(worker_end)
                 errors, stacks = (open(nameless_file(), "rb") for _ in range(2))  # noqa: SIM115
-                self.workers.append(WorkerProcess(rank, Channel(own), errors, stacks))
-                ranks.append((other.fileno(), errors.fileno(), stacks.fileno()))
+                self.workers.append(WorkerProcess(rank, Channel(parent_end), errors, stacks))
+                ranks.append((worker_end.fileno(), errors.fileno(), stacks.fileno()))
             self._process = start_process(control.fileno(), lifeline, threads, ranks)
             on_failure.pop_all()
 
@@ -92,17 +92,17 @@ class Launcher:
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """Return the stack of each worker; empty for a worker that does not react to the signal."""
         pids = self.pids(0.0)
-        asked = {rank: self.workers[rank if pids else 0] for rank in ranks}
-        starts = {rank: worker.size_of_stacks() for rank, worker in asked.items()}
+        workers = {rank: self.workers[rank if pids else 0] for rank in ranks}
+        starts = {rank: worker.size_of_stacks() for rank, worker in workers.items()}
         for pid in {pids[rank] for rank in ranks} if pids else {self._process.pid}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, STACK_SIGNAL)
         until = time.monotonic() + _STACK_S
         while True:
             time.sleep(0.05)
-            found = {rank: worker.stack_since(starts[rank]) for rank, worker in asked.items()}
-            if all(found.values()) or time.monotonic() > until:
-                return found
+            stacks = {rank: worker.stack_since(starts[rank]) for rank, worker in workers.items()}
+            if all(stacks.values()) or time.monotonic() > until:
+                return stacks
 
     def end(self) -> None:
         """End all workers, which have no state to save, and then the launcher."""

@@ -26,8 +26,8 @@ class Owner:
         """The reason why this process cannot use the ranks; empty in the owner."""
         if self.here:
             return ""
-        own = os.getpid()
-        return f"{self.owned} belongs to process {self.pid}; this is process {own}, forked from it"
+        pid = os.getpid()
+        return f"{self.owned} belongs to process {self.pid}; this is process {pid}, forked from it"
 
     def check(self) -> None:
         """Raise in any other process."""

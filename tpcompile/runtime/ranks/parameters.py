@@ -31,12 +31,12 @@ class Places:
     @classmethod
     def of(cls, module: RankModule) -> Places:
         """Assign each parameter of a rank a place."""
-        each, size = {}, 0
+        places, size = {}, 0
         for name, (recipe, dtype, _) in module.parameters.items():
             shape = shape_of(recipe)
-            each[name] = (size, shape, dtype)
+            places[name] = (size, shape, dtype)
             size += _whole_pages(math.prod(shape) * dtype.itemsize)
-        return cls(each, max(size, 1))
+        return cls(places, max(size, 1))
 
     def view(self, memory: mmap.mmap, name: str) -> torch.Tensor:
         """Return a parameter's place; the memory stays mapped as long as a view exists."""
@@ -71,10 +71,12 @@ class Parameters:
 
     def evaluate(self, name: str, read: Read) -> torch.Tensor:
         """Evaluate a parameter from the checkpoint's tensors."""
-        own = self._module.parameters[name]
-        if self._memory is None or own.storage is Storage.MATRIX:
-            return self.copy(name, evaluate(own.recipe, read).to(self._device, own.dtype))
-        return evaluate(own.recipe, read, self._places.view(self._memory, name))
+        parameter = self._module.parameters[name]
+        if self._memory is None or parameter.storage is Storage.MATRIX:
+            return self.copy(
+                name, evaluate(parameter.recipe, read).to(self._device, parameter.dtype)
+            )
+        return evaluate(parameter.recipe, read, self._places.view(self._memory, name))
 
     def copy(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Return a parameter with this value, in its storage order."""
@@ -103,11 +105,11 @@ def evaluate_all(
     module: RankModule, read: Read, loaded: Callable[[], None], device: torch.device
 ) -> dict[str, torch.Tensor]:
     """Evaluate the parameters of one rank; call `loaded` after each."""
-    parameters, found = Parameters(module, device), {}
+    parameters, weights = Parameters(module, device), {}
     for name in module.parameters:
-        found[name] = parameters.evaluate(name, read)
+        weights[name] = parameters.evaluate(name, read)
         loaded()
-    return found
+    return weights
 
 
 def _whole_pages(size: int) -> int:

@@ -51,11 +51,11 @@ def parts_of(step: Step, most: int) -> list[Part]:
     if groups == [[*range(len(counts))]]:
         return [Part(replace(step, rows=True), by_program=True)]
     owners = [bisect_right(starts, row) - 1 for row in rows]
-    first, *others = [
+    first, *later_parts = [
         *([_part(step, many, owners, by_program=False)] if many else []),
         *(_part(step, group, owners, by_program=True) for group in groups),
     ]
-    return [first, *(replace(one, step=replace(one.step, copies=())) for one in others)]
+    return [first, *(replace(part, step=replace(part.step, copies=())) for part in later_parts)]
 
 
 def groups_of_rows(items: Iterable[_Item], rows: Callable[[_Item], int]) -> list[list[_Item]]:
@@ -87,7 +87,7 @@ def _part(step: Step, numbers: Sequence[int], owners: Sequence[int], *, by_progr
         **{name: step.inputs[name][list(numbers)] for name in _PER_SEQUENCE if name in step.inputs},
         "starts": torch.tensor(new_starts),
         "logit_rows": torch.tensor(
-            [rows[at] + shifts[owners[at]] for at in places], dtype=torch.long
+            [rows[place] + shifts[owners[place]] for place in places], dtype=torch.long
         ),
     }
     return Part(replace(step, inputs=inputs, rows=by_program), by_program, places)

@@ -66,7 +66,7 @@ class ProgramRanks(RanksOf):
         """Run a step; return the result of every rank. A program has one result for all."""
         parts = self._parts(step)
         results = [self._run_all(part) for part in parts]
-        return [joined(parts, each) for each in zip(*results, strict=True)]
+        return [joined(parts, rank_results) for rank_results in zip(*results, strict=True)]
 
     def _parts(self, step: Step) -> list[Part]:
         return parts_of(step, self.most_tokens if step.few else 1)
@@ -74,10 +74,10 @@ class ProgramRanks(RanksOf):
     def _run(self, part: Part) -> torch.Tensor:
         if not part.by_program:
             return self._by_modules(part.step, self._modules.run)
-        result = self.launch(part.step)
-        result = result[0] if part.step.output == "tokens" else result
+        values = self.launch(part.step)
+        values = values[0] if part.step.output == "tokens" else values
         wanted = part.step.inputs["logit_rows"]
-        return result if wanted.tolist() == [*range(result.shape[0])] else result[wanted]
+        return values if wanted.tolist() == [*range(values.shape[0])] else values[wanted]
 
     def _run_all(self, part: Part) -> list[torch.Tensor]:
         if not part.by_program:
@@ -91,10 +91,10 @@ class ProgramRanks(RanksOf):
         self.module_steps += 1
         return result
 
-    def launch(self, step: Step, each: OnTokens | None = None) -> torch.Tensor:
+    def launch(self, step: Step, on_tokens: OnTokens | None = None) -> torch.Tensor:
         """Run steps by a program; return their tokens, `[steps, sequences]`, or the last logits.
 
-        `each` receives the tokens of each step as soon as they are known.
+        `on_tokens` receives the tokens of each step as soon as they are known.
         """
         check_open(self.closed)
         step = in_rows(step)
@@ -102,17 +102,17 @@ class ProgramRanks(RanksOf):
         size = ProgramSize(batch, batch if step.rows else 1)
         if size not in self._loaded:
             self._load(size)
-        asked = replace(step, timed=True) if self.timed else step
-        wait = partial(self._modules.run_program, size, asked, each)
-        found = wait() if self._torch_idle else EXECUTORS[self.executor].during(wait)
+        request = replace(step, timed=True) if self.timed else step
+        wait = partial(self._modules.run_program, size, request, on_tokens)
+        output = wait() if self._torch_idle else EXECUTORS[self.executor].during(wait)
         self._torch_idle = step.output == "tokens"
-        steps = len(found) if step.output == "tokens" else 1
+        steps = len(output) if step.output == "tokens" else 1
         log.debug("program: %d steps of %d sequences", steps, len(step.inputs["lengths"]))
         self.programs.steps += steps
         if self.timed:
             tokens = float(step.inputs["lengths"].float().mean())
             self._last_timed = size, round(tokens) + steps - 1
-        return found
+        return output
 
     def _load(self, size: ProgramSize) -> None:
         """Load the program of this size. Its buffers outlive the inference mode of this call."""

@@ -29,8 +29,8 @@ class Ranks(Protocol):
         """Make all fronts (processes that call the model) draw the same random numbers."""
         ...
 
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the `x` of the first front on every front."""
+    def same(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the `tensor` of the first front on every front."""
         ...
 
     @property
@@ -70,7 +70,7 @@ class ModuleRanks(Ranks, Protocol):
         ...
 
     def run_program(
-        self, size: ProgramSize, step: Step, each: OnTokens | None = None
+        self, size: ProgramSize, step: Step, on_tokens: OnTokens | None = None
     ) -> torch.Tensor:
         """Run steps by the program of this size: see `StepExecutors.run`."""
         ...
@@ -86,9 +86,9 @@ class OneFront:
     def agree(self) -> None:
         """Do nothing: there is no other front to agree with."""
 
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x`: this is the first front."""
-        return x
+    def same(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return `tensor`: this is the first front."""
+        return tensor
 
     def check_programs(self) -> None:
         """Do nothing: this process or its workers can always share memory."""
@@ -115,8 +115,8 @@ class RanksOf:
     def agree(self) -> None:
         self._ranks.agree()
 
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        return self._ranks.same(x)
+    def same(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._ranks.same(tensor)
 
     @property
     def front(self) -> int:

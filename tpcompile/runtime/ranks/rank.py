@@ -172,7 +172,7 @@ class Rank:
         self._weights = weights
         self._device = device
         self._cache = module.cache.allocate(0, device) if module.cache else None
-        self._states = {one.name: one.allocate(0, device) for one in module.states}
+        self._states = {state.name: state.allocate(0, device) for state in module.states}
         self._executors = StepExecutors(lambda rank, name: self.parameter(name))
 
     def run(self, step: Step) -> torch.Tensor:
@@ -189,19 +189,19 @@ class Rank:
         with torch.inference_mode():
             if step.routing is not None:
                 return run_routed(self._loaded, inputs, step.routing)
-            result: torch.Tensor = self._loaded(**inputs)
-        return result
+            output: torch.Tensor = self._loaded(**inputs)
+        return output
 
     def load_program(self, code: StepCode, share: RankShare) -> None:
         """Load a program, of which this rank runs its own instructions."""
         self._executors.load(code, [self.cache], [self.states], share)
 
     def run_program(
-        self, size: ProgramSize, step: Step, each: OnTokens | None = None
+        self, size: ProgramSize, step: Step, on_tokens: OnTokens | None = None
     ) -> torch.Tensor:
         """Run steps by the program of this size; return the tokens or own logits."""
         cache = self.cache_for(step)
-        return self._executors.run(size, step, [cache], [self.states], each)
+        return self._executors.run(size, step, [cache], [self.states], on_tokens)
 
     def times(self, size: ProgramSize) -> torch.Tensor:
         """Return the times of the last timed step: see `StepExecutors.times`."""
@@ -235,10 +235,10 @@ class Rank:
         self._cache = grown
 
     def _make_room_for_states(self, count: int) -> None:
-        for one in self.module.states:
-            old = self._states[one.name]
+        for state in self.module.states:
+            old = self._states[state.name]
             if count > old.shape[1]:
-                self._states[one.name] = grown = one.allocate(count, self._device)
+                self._states[state.name] = grown = state.allocate(count, self._device)
                 grown[:, : old.shape[1]] = old
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -46,27 +46,27 @@ def run_routed(module: nn.Module, inputs: Mapping[str, Any], routing: Routing) -
 
     The choices are the routers' own, also if given ones replace them.
     """
-    seen: list[Routed] = []
+    choices: list[Routed] = []
 
-    def choose(_: nn.Module, args: Any, found: Any) -> Any:
+    def choose(_: nn.Module, args: Any, output: Any) -> Any:
         logits, _, normalized = args
-        own = Routed(logits, *found)
-        seen.append(own)
+        routed = Routed(logits, *output)
+        choices.append(routed)
         if not routing.given:
-            return found
-        given = routing.given[len(seen) - 1].to(logits.device)
-        return replayed(own, given, normalized), given
+            return output
+        experts = routing.given[len(choices) - 1].to(logits.device)
+        return replayed(routed, experts, normalized), experts
 
     with ExitStack() as stack:
         for router in module.modules():
             if isinstance(router, Router):
                 stack.callback(router.register_forward_hook(choose).remove)
         result = module(**inputs)
-    return torch.cat([*map(bytes_of, (result, *chain(*seen)))])
+    return torch.cat([*map(bytes_of, (result, *chain(*choices)))])
 
 
 def unpacked(
-    found: torch.Tensor, step: Step, dtype: torch.dtype, routers: Sequence[RouterShape]
+    packed: torch.Tensor, step: Step, dtype: torch.dtype, routers: Sequence[RouterShape]
 ) -> tuple[torch.Tensor, list[Routed]]:
     """Return the result of `run_routed`, and the choices of the routers.
 
@@ -74,15 +74,15 @@ def unpacked(
     """
     inputs = step.inputs
     kinds = [[*router.sides(len(inputs["input_ids"]))] for router in routers]
-    rest = sum(_size(*kind) for sides in kinds for kind in sides)
-    start = len(found) - rest
-    result = found[:start].clone()
+    trailing = sum(_size(*kind) for sides in kinds for kind in sides)
+    start = len(packed) - trailing
+    result = packed[:start].clone()
     choices = []
     for sides in kinds:
         parts = []
         for shape, kind in sides:
             stop = start + _size(shape, kind)
-            parts.append(found[start:stop].clone().view(kind).view(shape))
+            parts.append(packed[start:stop].clone().view(kind).view(shape))
             start = stop
         choices.append(Routed(*parts))
     if step.output != OUTPUTS[0]:
@@ -94,6 +94,6 @@ def _size(shape: tuple[int, int], dtype: torch.dtype) -> int:
     return shape[0] * shape[1] * dtype.itemsize
 
 
-def bytes_of(x: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements of a tensor as bytes."""
-    return x.contiguous().view(-1).view(torch.uint8)
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -27,14 +27,14 @@ class Mapped(NamedTuple):
 
 def shared_memory(group: ProcessGroupRank, rank: int, ranks: int, size: int) -> Any:
     """Return `size` zero bytes that all ranks share; every rank must call this."""
-    found = map_together(group, rank, ranks, size)
-    if found.lost:
+    mapped = map_together(group, rank, ranks, size)
+    if mapped.lost:
         raise UnsupportedError(
             "Ranks that run a program must be on one machine, with memory that they share",
-            got=found.error or f"no access to the memory of rank 0 from ranks {found.lost}",
+            got=mapped.error or f"no access to the memory of rank 0 from ranks {mapped.lost}",
             hint='Compile with backend="torch", which runs on several machines',
         )
-    return found.memory
+    return mapped.memory
 
 
 def map_together(group: ProcessGroupRank, rank: int, ranks: int, size: int) -> Mapped:
@@ -48,8 +48,8 @@ def map_together(group: ProcessGroupRank, rank: int, ranks: int, size: int) -> M
     if rank == 0:
         try:
             file = allocated_file(f"{_PREFIX}{token}", size)
-        except OSError as found:
-            error = f"no memory on rank 0: {found.strerror}"
+        except OSError as failure:
+            error = f"no memory on rank 0: {failure.strerror}"
     try:
         place = torch.tensor([os.getpid(), file, token])
         place = group.broadcast(place, 0, torch.device("cpu"))
@@ -60,7 +60,7 @@ def map_together(group: ProcessGroupRank, rank: int, ranks: int, size: int) -> M
     finally:
         if file >= 0:
             os.close(file)
-    lost = [one for one, found in enumerate(every.tolist()) if not found]
+    lost = [peer for peer, mapped in enumerate(every.tolist()) if not mapped]
     return Mapped(None if lost else memory, lost, error)
 
 
@@ -75,10 +75,10 @@ def _open(process: int, file: int, token: int) -> int:
     """Open a file in memory of another process; return -1 if there is no such file."""
     path = f"/proc/{process}/fd/{file}"
     try:
-        found = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if f"{_PREFIX}{token}" in os.readlink(f"/proc/self/fd/{found}"):
-            return found
-        os.close(found)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if f"{_PREFIX}{token}" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            return descriptor
+        os.close(descriptor)
     except OSError:
         return -1
     return -1

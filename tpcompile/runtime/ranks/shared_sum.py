@@ -59,14 +59,14 @@ def _offer(ranks: int) -> Offer | None:
 
 
 def attached(
-    library: Path, file: int, rank: int, others: Sequence[Peer], eager: bool
+    library: Path, file: int, rank: int, peers: Sequence[Peer], eager: bool
 ) -> SharedExchange:
-    """Attach a rank to the memory that its parent offers; `others` are the other ranks."""
-    ranks = len(others) + 1
+    """Attach a rank to the memory that its parent offers; `peers` are the other ranks."""
+    ranks = len(peers) + 1
     memory = mmap.mmap(file, exchange_bytes(ranks))
     loaded = LIBRARY.load(library)
     return SharedExchange(
-        loaded, memory, rank, ranks, eager=eager, peers=others, timeout=_UNLIMITED_S
+        loaded, memory, rank, ranks, eager=eager, peers=peers, timeout=_UNLIMITED_S
     )
 
 
@@ -83,12 +83,12 @@ def agreed(group: Any, device: torch.device) -> SharedExchange | None:
     if not isinstance(gloo, dist.ProcessGroupGloo):
         return None
     through = ProcessGroupRank(group)
-    found = map_together(through, rank, ranks, exchange_bytes(ranks))
-    if found.error:
-        warn(found.error)
+    mapped = map_together(through, rank, ranks, exchange_bytes(ranks))
+    if mapped.error:
+        warn(mapped.error)
     pids = through.all_gather(torch.tensor([os.getpid()]), 0, [1] * ranks).tolist()
     peers, library = None, None
-    if not found.lost:
+    if not mapped.lost:
         peers = _peers([pid for pid in pids if pid != os.getpid()])
         library = _library()
     fit = torch.tensor([peers is not None and library is not None])
@@ -98,7 +98,7 @@ def agreed(group: Any, device: torch.device) -> SharedExchange | None:
     assert peers is not None and library is not None
     return SharedExchange(
         library,
-        found.memory,
+        mapped.memory,
         rank,
         ranks,
         eager=cores() >= ranks,

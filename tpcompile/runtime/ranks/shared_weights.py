@@ -28,11 +28,11 @@ class SharedWeights:
     def copied(self, file: int, module: RankModule) -> dict[str, torch.Tensor]:
         """Copy the parameters to memory of this process, and free the file's memory one by one."""
         memory = mmap.mmap(file, self.places.size)
-        parameters, found = Parameters(module, _CPU), {}
+        parameters, weights = Parameters(module, _CPU), {}
         for name in self.places.each:
-            found[name] = parameters.copy(name, self.places.view(memory, name))
+            weights[name] = parameters.copy(name, self.places.view(memory, name))
             self.places.free(memory, name)
-        return found
+        return weights
 
 
 def fill(module: RankModule, places: Places, read: Read, loaded: Callable[[], None]) -> int:

@@ -77,7 +77,7 @@ class SpawnedRanks(OneFront):
         modules: Sequence[RankModule],
         weights: CheckpointFiles | Read,
         rotary: Callable[[], nn.Module],
-        loaded: Loaded = lambda done, of: None,
+        loaded: Loaded = lambda done, total: None,
     ) -> None:
         """Load each worker's module; call `loaded` with the number of parameters and their total.
 
@@ -132,12 +132,12 @@ class SpawnedRanks(OneFront):
             os.close(file)
 
     def run_program(
-        self, size: ProgramSize, step: Step, each: OnTokens | None = None
+        self, size: ProgramSize, step: Step, on_tokens: OnTokens | None = None
     ) -> torch.Tensor:
         """Run steps by the program of this size; return the result of all ranks."""
         check_open(self.closed)
-        message = encode(RunProgram(size, step, streams=each is not None))
-        with Later(each) as later, self._working():
+        message = encode(RunProgram(size, step, streams=on_tokens is not None))
+        with Later(on_tokens) as later, self._working():
             for rank in range(len(self._modules)):
                 self._workers.send(rank, message)
             answers = self._workers.answers(Done, later.receive, patience=step.steps)

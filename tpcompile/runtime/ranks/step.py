@@ -59,18 +59,18 @@ class Step:
 
 def digest(step: Step) -> torch.Tensor:
     """Return two integers that differ if the inputs of a step differ."""
-    found = hashlib.blake2b(digest_size=16)
-    rest = (
+    hasher = hashlib.blake2b(digest_size=16)
+    fields = (
         *(step.output, step.blocks, list(step.copies), step.states, step.steps, step.stops),
         *(step.routing is not None, step.few, step.rows),
     )
-    found.update(repr(rest).encode())
-    given = step.routing.given if step.routing else ()
-    routed = {f"router {number}": ids for number, ids in enumerate(given)}
+    hasher.update(repr(fields).encode())
+    experts = step.routing.given if step.routing else ()
+    routed = {f"router {number}": ids for number, ids in enumerate(experts)}
     for name, value in {**step.inputs, **routed}.items():
-        found.update(f"{name} {tuple(value.shape)}".encode())
-        found.update(memoryview(value.contiguous().numpy()))  # type: ignore[arg-type]
-    return torch.frombuffer(bytearray(found.digest()), dtype=torch.long)
+        hasher.update(f"{name} {tuple(value.shape)}".encode())
+        hasher.update(memoryview(value.contiguous().numpy()))  # type: ignore[arg-type]
+    return torch.frombuffer(bytearray(hasher.digest()), dtype=torch.long)
 
 
 class StepCounts(NamedTuple):

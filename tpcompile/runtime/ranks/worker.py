@@ -111,8 +111,8 @@ class RunProgram:
 
     def answer(self, worker: Worker) -> torch.Tensor | None:
         """Run the step; return this rank's part of the result."""
-        each = worker.progress if self.streams and worker.rank == 0 else None
-        result = worker.loaded().run_program(self.size, self.step, each)
+        on_tokens = worker.progress if self.streams and worker.rank == 0 else None
+        result = worker.loaded().run_program(self.size, self.step, on_tokens)
         return result if worker.rank == 0 or self.step.output == "logits" else None
 
 
@@ -194,12 +194,12 @@ class Worker:
             group = ProcessGroupRank(_connect(store, self.rank, load.ranks), near)
             self._loaded = Rank(load.module, weights, self._tables, group, _CPU)
 
-    def _near(self, load: Load, others: Sequence[socket.socket]) -> Neighbours | SharedExchange:
+    def _near(self, load: Load, peers: Sequence[socket.socket]) -> Neighbours | SharedExchange:
         if load.library is None:
-            return Neighbours(self.rank, others, load.eager)
+            return Neighbours(self.rank, peers, load.eager)
         file = self._channel.receive_file()
         try:
-            return attached(load.library, file, self.rank, others, load.eager)
+            return attached(load.library, file, self.rank, peers, load.eager)
         finally:
             os.close(file)
 
@@ -250,9 +250,9 @@ def serve(rank: int, connection: int, threads: int) -> None:
     try:
         channel.send(Ready(store.port if store else 0))
         while True:
-            asked = channel.receive()
+            request = channel.receive()
             try:
-                answer: Done | Failed = Done(asked.answer(worker))
+                answer: Done | Failed = Done(request.answer(worker))
             except Exception as error:  # sent to the parent, which ends all ranks
                 answer = failure(rank, error)
             channel.send(answer)
@@ -267,8 +267,10 @@ def failure(rank: int, error: Exception) -> Failed:
         return Failed(error.at(where), isinstance(error, PeerError))
     trace = "".join(traceback.format_exception(error))
     named = "".join(traceback.format_exception_only(error)).strip()
-    told = RankError(f"Rank {rank} raised {named}", got=f"this traceback in the worker:\n{trace}")
-    return Failed(told, False)
+    rank_error = RankError(
+        f"Rank {rank} raised {named}", got=f"this traceback in the worker:\n{trace}"
+    )
+    return Failed(rank_error, False)
 
 
 def _make_store() -> TCPStore:

@@ -39,13 +39,13 @@ class WorkerProcess:
             return RankError(f"Rank {self.rank} closed its connection but did not end")
         hint = ""
         if status < 0:
-            how = f"was killed by signal {signal.Signals(-status).name}"
+            ending = f"was killed by signal {signal.Signals(-status).name}"
             hint = _WHY.get(-status, "")
         else:
-            how = f"exited with status {status}"
-        said = self._said()
-        got = f"this at the end of its output:\n{said}\n" if said else ""
-        return RankError(f"Rank {self.rank} {how}", got=got, hint=hint)
+            ending = f"exited with status {status}"
+        output = self._said()
+        got = f"this at the end of its output:\n{output}\n" if output else ""
+        return RankError(f"Rank {self.rank} {ending}", got=got, hint=hint)
 
     def size_of_stacks(self) -> int:
         """Return the offset of the next stack in the file of stacks."""

@@ -65,7 +65,7 @@ def main(parent: int, control: int, lifeline: int, threads: int, ranks: Sequence
 
 def files_of(ranks: Sequence[Files]) -> list[int]:
     """Return the descriptors of several workers."""
-    return [file for own in ranks for file in own]
+    return [file for files in ranks for file in files]
 
 
 def _close(*files: int) -> None:
@@ -78,16 +78,16 @@ def _answer_for(workers: Sequence[int], control: socket.socket) -> None:
     control.sendall(struct.pack(f"{len(workers)}i", *workers))
     ended: dict[int, int] = {}
 
-    def look(rank: int, how: int) -> int:
+    def look(rank: int, options: int) -> int:
         if rank not in ended:
-            found, status = os.waitpid(workers[rank], how)
-            if not found:
+            pid, status = os.waitpid(workers[rank], options)
+            if not pid:
                 return RUNNING
             ended[rank] = os.waitstatus_to_exitcode(status)
         return ended[rank]
 
-    while asked := control.recv(NUMBER.size, socket.MSG_WAITALL):
-        (rank,) = NUMBER.unpack(asked)
+    while request := control.recv(NUMBER.size, socket.MSG_WAITALL):
+        (rank,) = NUMBER.unpack(request)
         if rank == END:
             break
         control.sendall(NUMBER.pack(look(rank, os.WNOHANG)))

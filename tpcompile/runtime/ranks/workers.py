@@ -74,9 +74,9 @@ class Workers:
 
     def introduce(self) -> None:
         """Connect every two ranks by a socket pair; a rank receives its ends in peer order."""
-        for one, other in combinations(range(len(self._workers)), 2):
+        for first, second in combinations(range(len(self._workers)), 2):
             with contextlib.ExitStack() as ends:
-                for rank, end in zip((one, other), socket_pair(), strict=True):
+                for rank, end in zip((first, second), socket_pair(), strict=True):
                     self.send_file(rank, ends.enter_context(end).fileno())
 
     def answers(
@@ -91,7 +91,7 @@ class Workers:
         `patience` multiplies the timeout, for requests that take long by nature.
         """
         waiting = set(range(len(self._workers)) if ranks is None else ranks)
-        found: dict[int, _Answer] = {}
+        answers: dict[int, _Answer] = {}
         lost: CompileError | None = None
         limit = max(self._timeout, _START_S) if kind is Ready else self._timeout * patience
         while waiting or lost:
@@ -103,13 +103,13 @@ class Workers:
                 if isinstance(message, Progress):
                     progress(message)
                 elif isinstance(message, kind):
-                    found[worker.rank] = message
+                    answers[worker.rank] = message
                     waiting.discard(worker.rank)
                 elif isinstance(message, Failed) and message.lost_peer:
                     lost = lost or message.error
                 elif isinstance(message, Failed):
                     raise message.error
-        return [found[rank] for rank in sorted(found)]
+        return [answers[rank] for rank in sorted(answers)]
 
     def _who_speaks(self, seconds: float) -> list[WorkerProcess]:
         """Wait for messages; return the workers with a message or a closed connection."""

@@ -67,8 +67,8 @@ class Assistant:
         if self._thinking is not None:
             piece.reasoning, text = self._thinking.push(text)
             if last:
-                reasoning, rest = self._thinking.end()
-                piece.reasoning, text = piece.reasoning + reasoning, text + rest
+                reasoning, remainder = self._thinking.end()
+                piece.reasoning, text = piece.reasoning + reasoning, text + remainder
             self.message.reasoning += piece.reasoning
         events: list[Event] = [Text(text)] if self._tools is None else self._tools.push(text)
         if last and self._tools is not None:

@@ -73,24 +73,24 @@ class MarkedCalls:
         """Return the last events, at the end of the text."""
         if self._call is not None:
             return [self._broken(self._call)]
-        rest = "" if self._closing else self._held
-        if self._called and not rest.strip():
-            rest = ""
-        return [Text(rest)] if rest else []
+        remainder = "" if self._closing else self._held
+        if self._called and not remainder.strip():
+            remainder = ""
+        return [Text(remainder)] if remainder else []
 
     def _outside(self, text: str, events: list[Event]) -> str:
         """Read text up to the next call; return what follows its first mark."""
         place = text.find(self._begin)
         end = len(text) - overlap(text, self._begin) if place < 0 else place
-        said = text[:end].rstrip()
-        if said:
-            events.append(Text(said))
+        before = text[:end].rstrip()
+        if before:
+            events.append(Text(before))
             self._called = False
         if place < 0:
-            self._held = text[len(said) :]
+            self._held = text[len(before) :]
             return ""
         after = place + len(self._begin)
-        self._call, self._sent, self._whole = self._reader(), False, [text[len(said) : after]]
+        self._call, self._sent, self._whole = self._reader(), False, [text[len(before) : after]]
         return text[after:]
 
     def _inside(self, call: Reader, text: str, events: list[Event]) -> str:

@@ -32,9 +32,9 @@ def quoted(text: str) -> str:
 _END_OF_VALUE = quoted("\n</parameter>\n")
 
 
-def json_calls(tools: Tools, literal: Literal, several: bool) -> str:
+def json_calls(tools: Tools, literal: Literal, parallel: bool) -> str:
     """Return a grammar of calls as Qwen3 writes them."""
-    rules = _calls(len(tools), literal, several)
+    rules = _calls(len(tools), literal, parallel)
     for number, tool in enumerate(tools):
         head = quoted(f'{{"name": {json.dumps(tool["name"])}, "arguments": ')
         schema = _json(tool.get("parameters") or _ANY)
@@ -43,10 +43,10 @@ def json_calls(tools: Tools, literal: Literal, several: bool) -> str:
     return "\n".join(rules)
 
 
-def element_calls(tools: Tools, literal: Literal, several: bool) -> str:
+def element_calls(tools: Tools, literal: Literal, parallel: bool) -> str:
     """Return a grammar of calls as Qwen3-Coder writes them, with parameters in their order."""
     text = f"text[suffix={_END_OF_VALUE}]: /(?s:.*)/"
-    rules = [*_calls(len(tools), literal, several), text]
+    rules = [*_calls(len(tools), literal, parallel), text]
     for number, tool in enumerate(tools):
         parameters = tool.get("parameters") or _ANY
         required, parts = parameters.get("required", ()), []
@@ -63,8 +63,8 @@ def element_calls(tools: Tools, literal: Literal, several: bool) -> str:
     return "\n".join(rules)
 
 
-def _calls(count: int, literal: Literal, several: bool) -> list[str]:
-    again = ' ("\\n" call)*' if several else ""
+def _calls(count: int, literal: Literal, parallel: bool) -> list[str]:
+    again = ' ("\\n" call)*' if parallel else ""
     marks = f'{literal(TOOL_CALL)} "\\n" tool "\\n" {literal(END_OF_TOOL_CALL)}'
     tools = " | ".join(f"tool_{number}" for number in range(count))
     return [f"start: call{again}", f"call: {marks}", f"tool: {tools}"]

@@ -34,8 +34,8 @@ def _message(value: Any, where: str) -> dict[str, Any]:
             _call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(calls)
         ]
     if message["content"] is None:
-        said = value["role"] == "assistant" and value.get("content") is None
-        if not said or not ("tool_calls" in message or "reasoning_content" in message):
+        omitted = value["role"] == "assistant" and value.get("content") is None
+        if not omitted or not ("tool_calls" in message or "reasoning_content" in message):
             raise UsageError(f"{where}.content must be a text, or a list of parts that are text")
         message["content"] = ""
     return message

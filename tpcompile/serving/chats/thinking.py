@@ -49,8 +49,8 @@ class Thinking:
 
     def end(self) -> tuple[str, str]:
         """Return the rest, at the end of the text."""
-        rest, self._held = self._held, ""
-        return (rest.rstrip("\n"), "") if self.inside else ("", rest)
+        remainder, self._held = self._held, ""
+        return (remainder.rstrip("\n"), "") if self.inside else ("", remainder)
 
     def _unpadded(self, text: str) -> str:
         """Return text without the line breaks that belong to the mark before it."""

@@ -30,7 +30,7 @@ class ToolUse:
     def functions(self) -> Tools:
         """The functions that may be called."""
         functions = [tool["function"] for tool in self.listed]
-        return [one for one in functions if self.name in (None, one["name"])]
+        return [function for function in functions if self.name in (None, function["name"])]
 
 
 def tool_use_of(tools: Any, choice: Any, parallel: bool) -> ToolUse | None:

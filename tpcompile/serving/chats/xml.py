@@ -149,9 +149,9 @@ class ElementCall:
             if body.startswith(mark):
                 self._take(space + len(mark))
                 return mark
-        same = max(_same(body, mark) for mark in marks)
-        if same < len(body):
-            self._end = space + same
+        common = max(_same(body, mark) for mark in marks)
+        if common < len(body):
+            self._end = space + common
         return ""
 
     def _until_bracket(self) -> str:

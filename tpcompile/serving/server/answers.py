@@ -116,9 +116,9 @@ class Answer:
     def _choice(self, handle: Handle, completion: Completion, index: int) -> dict[str, Any]:
         text, chosen, finish = completion.text, completion.chosen, completion.finish
         if self.chats:
-            said = self.assistants[index].message
-            message = {"role": "assistant", "content": None if said.calls else ""}
-            message |= message_object(said)
+            answer = self.assistants[index].message
+            message = {"role": "assistant", "content": None if answer.calls else ""}
+            message |= message_object(answer)
             choice: dict[str, Any] = {"index": index, "message": message}
             logprobs = self._chat_logprobs(chosen) if self._describes else None
             return choice | {"logprobs": logprobs, "finish_reason": finish}

@@ -228,12 +228,12 @@ async def _events(
             continue
         if event.chosen is not None:
             watches[event.index].token()
-        seen, piece = answer.read(event)
-        if seen.finish is not None:
+        visible, piece = answer.read(event)
+        if visible.finish is not None:
             ended.add(event.index)
             if event.finish is None:
                 handle.abort(event.index)
-        yield seen, piece
+        yield visible, piece
     for assistant in answer.assistants:
         record.metrics.calls.inc(len(assistant.message.calls))
         record.metrics.failures.labels("tool_call").inc(assistant.failed)

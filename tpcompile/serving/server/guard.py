@@ -109,14 +109,14 @@ def host_of(value: str) -> str:
 def _checked(name: str) -> str:
     if name == ANY:
         return name
-    found = host_of(f"[{name}]" if _address(name) is not None and ":" in name else name)
-    if not found:
+    host = host_of(f"[{name}]" if _address(name) is not None and ":" in name else name)
+    if not host:
         raise UsageError(
             "An allowed host must be a name or an IP address",
             got=name,
             hint="Leave out the scheme and the path, or give * to allow all hosts",
         )
-    return found
+    return host
 
 
 def _site(origin: str) -> str:
@@ -139,7 +139,7 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
 
 
 def _values(headers: Headers, name: bytes) -> list[str]:
-    return [value.decode("latin-1").lower() for given, value in headers if given.lower() == name]
+    return [value.decode("latin-1").lower() for header, value in headers if header.lower() == name]
 
 
 def _refused(kind: str, value: str, option: str) -> str:

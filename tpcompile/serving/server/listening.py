@@ -39,19 +39,19 @@ def bound(host: str, port: int) -> socket.socket:
     has created itself. Clients cannot connect before the socket listens.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
     try:
-        found.bind((host, port))
+        listener.bind((host, port))
     except OSError as error:
-        found.close()
+        listener.close()
         raise UsageError(
             f"The server cannot listen on {host}, port {port}",
             got=f"the error: {error.strerror or error}",
             hint="Choose another --port, or 0 for a free one, and an address of this machine",
         ) from error
-    return found
+    return listener
 
 
 class CappedProtocol(H11Protocol):
@@ -161,9 +161,9 @@ class QuietServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Let both signals end the server; the second one ends it at once."""
-        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)

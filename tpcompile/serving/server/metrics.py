@@ -34,32 +34,41 @@ class Metrics:
     """The measurements of one server."""
 
     def __init__(self, engine: Engine) -> None:
-        own = self._registry = CollectorRegistry()
+        registry = self._registry = CollectorRegistry()
         scheduler = engine.scheduler
         self.requests = Counter(
-            "tpcompile_requests", "Answered requests", ["path", "status"], registry=own
+            "tpcompile_requests", "Answered requests", ["path", "status"], registry=registry
         )
-        self.prompt = Counter("tpcompile_prompt_tokens", "Tokens of prompts", registry=own)
+        self.prompt = Counter("tpcompile_prompt_tokens", "Tokens of prompts", registry=registry)
         self.shared = Counter(
-            "tpcompile_prefix_hit_tokens", "Tokens of prompts found in the cache", registry=own
+            "tpcompile_prefix_hit_tokens", "Tokens of prompts found in the cache", registry=registry
         )
         self.calls = Counter(
-            "tpcompile_tool_calls", "Calls of tools in answers of chats", registry=own
+            "tpcompile_tool_calls", "Calls of tools in answers of chats", registry=registry
         )
         self.failures = Counter(
-            "tpcompile_failures", "Answers that could not be made, by kind", ["kind"], registry=own
+            "tpcompile_failures",
+            "Answers that could not be made, by kind",
+            ["kind"],
+            registry=registry,
         )
         """Failures within a request. A feature that may fail has a kind of its own."""
-        self.new = Counter("tpcompile_new_tokens", "New tokens", registry=own)
+        self.new = Counter("tpcompile_new_tokens", "New tokens", registry=registry)
         self.first = Histogram(
-            "tpcompile_first_token_seconds", "Time to the first token", buckets=_FIRST, registry=own
+            "tpcompile_first_token_seconds",
+            "Time to the first token",
+            buckets=_FIRST,
+            registry=registry,
         )
         self.next = Histogram(
-            "tpcompile_next_token_seconds", "Time per further token", buckets=_NEXT, registry=own
+            "tpcompile_next_token_seconds",
+            "Time per further token",
+            buckets=_NEXT,
+            registry=registry,
         )
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
-            Gauge(f"tpcompile_{name}", text, registry=own).set_function(value)
+            Gauge(f"tpcompile_{name}", text, registry=registry).set_function(value)
 
         gauge("requests_running", "Sequences that run", lambda: len(scheduler.running))
         gauge("requests_waiting", "Sequences that wait", lambda: len(scheduler.waiting))
@@ -78,7 +87,7 @@ class Metrics:
         gauge("module_steps", "Runs of torch modules", lambda: engine.model.steps.modules)
         gauge("drafted_tokens", "Guessed tokens", lambda: engine.model.steps.drafted)
         gauge("accepted_tokens", "Right guesses", lambda: engine.model.steps.accepted)
-        own.register(_Restarts(engine))
+        registry.register(_Restarts(engine))
 
     def text(self) -> bytes:
         """Return all measurements in Prometheus' format."""

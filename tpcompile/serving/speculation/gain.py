@@ -110,7 +110,7 @@ def counts_for(
     best, best_speed = [0] * count, _WORTH * count / seconds(count) if count else 0.0
     longest = max(most, default=0)
     for limit in range(1, longest + 1) if per_guess else (longest,):
-        limits = [min(limit, each) for each in most]
+        limits = [min(limit, maximum) for maximum in most]
         guesses = _by_gain(rates, limits, most_rows - count)
         for rows, (counts, tokens) in enumerate(guesses, count + 1):
             speed = tokens / (seconds(rows) + per_guess * max(counts))

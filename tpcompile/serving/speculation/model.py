@@ -75,11 +75,11 @@ class ModelDrafter:
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Return the greedy continuation of each sequence."""
-        continued = [self._begun(each) for each in wanted]
+        continued = [self._begun(request) for request in wanted]
         size = self._draft.max_batch or len(continued)
         for first in range(0, len(continued), size):
             self._continue(continued[first : first + size])
-        return [each.guesses[: each.most] for each in continued]
+        return [sequence.guesses[: sequence.most] for sequence in continued]
 
     def forget(self, key: Hashable) -> None:
         """Drop the cache of a sequence."""
@@ -91,26 +91,26 @@ class ModelDrafter:
         text = self._texts.get(wanted.key)
         if text is None:
             text = self._texts[wanted.key] = _Text(self._draft.new_cache())
-        kept = min(len(text.tokens), len(wanted.tokens) - 1)
-        while kept and text.tokens[kept - 1] != wanted.tokens[kept - 1]:
-            kept -= 1
-        if kept < len(text.tokens):
-            kept = 0 if self._draft.keeps_states else kept
-            text.cache.crop(kept - len(text.tokens))
-            del text.tokens[kept:]
-        return _Continued(text, list(wanted.tokens[kept:]), most)
+        common = min(len(text.tokens), len(wanted.tokens) - 1)
+        while common and text.tokens[common - 1] != wanted.tokens[common - 1]:
+            common -= 1
+        if common < len(text.tokens):
+            common = 0 if self._draft.keeps_states else common
+            text.cache.crop(common - len(text.tokens))
+            del text.tokens[common:]
+        return _Continued(text, list(wanted.tokens[common:]), most)
 
     def _continue(self, batch: Sequence[_Continued]) -> None:
         """Compute pending tokens, and then guesses until each sequence has enough."""
-        active = [each for each in batch if each.missing > 0]
+        active = [sequence for sequence in batch if sequence.missing > 0]
         for part in self._parts(active):
             self._step(part)
         if self._draft.keeps_states:
-            for each in active:
-                each.text = copy.deepcopy(each.text)
-        while active := [each for each in active if each.missing > 0]:
-            missing = max(each.missing for each in active)
-            room = min(each.text.cache.room for each in active)
+            for sequence in active:
+                sequence.text = copy.deepcopy(sequence.text)
+        while active := [sequence for sequence in active if sequence.missing > 0]:
+            missing = max(sequence.missing for sequence in active)
+            room = min(sequence.text.cache.room for sequence in active)
             self._steps(active, min(missing, room, self._draft.most_steps()))
 
     def _parts(self, batch: Sequence[_Continued]) -> Iterator[list[_Continued]]:
@@ -120,31 +120,33 @@ class ModelDrafter:
         With states, all pending tokens are computed before the cache is copied.
         """
         parts: list[list[_Continued]] = []
-        for each in sorted(batch, key=lambda each: -len(each.pending)):
+        for sequence in sorted(batch, key=lambda sequence: -len(sequence.pending)):
             tokens = sum(len(other.pending) for other in parts[-1]) if parts else _MOST_TOKENS
-            if tokens + len(each.pending) > _MOST_TOKENS:
+            if tokens + len(sequence.pending) > _MOST_TOKENS:
                 parts.append([])
-            parts[-1].append(each)
+            parts[-1].append(sequence)
         for part in parts:
             if self._draft.keeps_states or len(part[0].pending) > 1:
                 yield part
 
     def _step(self, batch: Sequence[_Continued]) -> None:
         """Compute all pending tokens; the last result of each sequence is a guess."""
-        counts = [len(each.pending) for each in batch]
-        with append_all([each.text.cache for each in batch], counts) as placed:
+        counts = [len(sequence.pending) for sequence in batch]
+        with append_all([sequence.text.cache for sequence in batch], counts) as placed:
             inputs, blocks, copies = _inputs(batch, placed, counts), placed.blocks, placed.copies
             step = Step(inputs, "tokens", blocks, copies, states=placed.states, few=True)
             tokens = self._draft.run_step(step)
-        for each, token in zip(batch, tokens.tolist(), strict=True):
-            each.add([token])
+        for sequence, token in zip(batch, tokens.tolist(), strict=True):
+            sequence.add([token])
 
     def _steps(self, batch: Sequence[_Continued], steps: int) -> None:
         """Compute a number of guesses of each sequence, in one launch."""
         if steps == 1:
             self._step(batch)
             return
-        with append_all([each.text.cache for each in batch], [steps] * len(batch)) as placed:
+        with append_all(
+            [sequence.text.cache for sequence in batch], [steps] * len(batch)
+        ) as placed:
             inputs = _inputs(batch, placed, [steps] * len(batch))
             del inputs["slots"]
             inputs["lengths"] = placed.lengths - (steps - 1)
@@ -152,22 +154,22 @@ class ModelDrafter:
             blocks, copies = placed.blocks, placed.copies
             step = Step(inputs, "tokens", blocks, copies, steps, states=placed.states)
             tokens = self._draft.run_steps(step)
-        for each, new in zip(batch, tokens.T.tolist(), strict=True):
-            each.add(new)
+        for sequence, new in zip(batch, tokens.T.tolist(), strict=True):
+            sequence.add(new)
 
 
 def _inputs(
     batch: Sequence[_Continued], placed: Appended, new: Sequence[int]
 ) -> dict[str, torch.Tensor]:
     """Return the inputs of pending tokens, after which there is room for `new` ones."""
-    starts = [0, *accumulate(len(each.pending) for each in batch)]
+    starts = [0, *accumulate(len(sequence.pending) for sequence in batch)]
     before = (placed.lengths - torch.tensor(new)).tolist()
     inputs = {
-        "input_ids": [token for each in batch for token in each.pending],
+        "input_ids": [token for sequence in batch for token in sequence.pending],
         "positions": [
             place
-            for first, each in zip(before, batch, strict=True)
-            for place in range(first, first + len(each.pending))
+            for first, sequence in zip(before, batch, strict=True)
+            for place in range(first, first + len(sequence.pending))
         ],
         "starts": starts,
         "logit_rows": [end - 1 for end in starts[1:]],

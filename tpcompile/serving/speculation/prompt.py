@@ -22,8 +22,8 @@ class PromptDrafter:
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Return the tokens after the latest occurrence of each sequence's last tokens."""
         return [
-            self._texts.setdefault(each.key, _Occurrences()).next(each.tokens, each.most)
-            for each in wanted
+            self._texts.setdefault(request.key, _Occurrences()).next(request.tokens, request.most)
+            for request in wanted
         ]
 
     def forget(self, key: Hashable) -> None:

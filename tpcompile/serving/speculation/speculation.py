@@ -76,7 +76,7 @@ class Speculation:
         due = self._times.is_due(len(states))
         rates = [state.rate.value for state in states]
         counts = [0] * len(states) if due else self._counts(rates, most)
-        late = not (due or self._drafter.free) and any(each.steps >= _PROBE for each in states)
+        late = not (due or self._drafter.free) and any(state.steps >= _PROBE for state in states)
         worth = late and any(self._counts([1.0] * len(states), most))
         wanted: dict[Sequence, int] = {}
         for sequence, state, count, limit in zip(rooms, states, counts, most, strict=True):
@@ -126,11 +126,11 @@ class Speculation:
     def _proposed(self, wanted: Mapping[Sequence, int]) -> list[list[int]]:
         """Return guesses for sequences, given the maximum number of each."""
         begun = time.perf_counter()
-        requests = [Wanted(each, each.tokens, most) for each, most in wanted.items()]
+        requests = [Wanted(sequence, sequence.tokens, most) for sequence, most in wanted.items()]
         proposals = self._drafter.propose(requests) if requests else []
         seconds = time.perf_counter() - begun
         most = max(map(len, proposals), default=0)
-        if most and not any(self._states[each].steps for each in wanted):
+        if most and not any(self._states[sequence].steps for sequence in wanted):
             times = self._times_of_guesses.setdefault(size_for(len(wanted)), deque(maxlen=_TIMES))
             times.append(seconds / most)
         return proposals
