@@ -13,8 +13,10 @@ from tpcompile.runtime.ranks.rank import RankModule
 CPU = torch.device("cpu")
 
 
-def _watched(own: list[RankModule]) -> WatchedRanks:
-    return WatchedRanks(InProcessRanks(own, lambda name, index: torch.ones(1), Doubled, CPU))
+def _watched(rank_modules: list[RankModule]) -> WatchedRanks:
+    return WatchedRanks(
+        InProcessRanks(rank_modules, lambda name, index: torch.ones(1), Doubled, CPU)
+    )
 
 
 def test_ranks_that_agree() -> None:
@@ -35,7 +37,7 @@ def test_a_rank_that_differs_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("tensor", "other", "same"),
     [
         (torch.tensor([float("nan")]), torch.tensor([float("nan")]), True),
         (torch.tensor([0.0]), torch.tensor([-0.0]), False),
@@ -44,8 +46,8 @@ def test_a_rank_that_differs_once() -> None:
     ],
     ids=["nan", "signs of zero", "dtypes", "shapes"],
 )
-def test_bits(one: torch.Tensor, other: torch.Tensor, same: bool) -> None:
-    assert same_bits(one, other) == same
+def test_bits(tensor: torch.Tensor, other: torch.Tensor, same: bool) -> None:
+    assert same_bits(tensor, other) == same
 
 
 def test_it_is_the_ranks_in_all_else() -> None:

@@ -35,12 +35,12 @@ def compared(
 
 
 def test_a_good_graph_agrees() -> None:
-    found = compared()
-    assert found.ok
-    assert len(found.rows) > 40
-    assert found.top5["eager"] == found.top5["compiled"]
-    assert "FIRST DIVERGENCE" not in found.table()
-    assert found.to_json()["first_divergence"] is None
+    comparison = compared()
+    assert comparison.ok
+    assert len(comparison.rows) > 40
+    assert comparison.top5["eager"] == comparison.top5["compiled"]
+    assert "FIRST DIVERGENCE" not in comparison.table()
+    assert comparison.to_json()["first_divergence"] is None
 
 
 def _weight(gm: fx.GraphModule, name: str) -> fx.Node:
@@ -49,8 +49,8 @@ def _weight(gm: fx.GraphModule, name: str) -> fx.Node:
 
 def swapped_ranks(gm: fx.GraphModule) -> None:
     node = _weight(gm, "layers.1.self_attn.q_proj")
-    first, second, *others = parameter_of(node).shards
-    wrong = dataclasses.replace(parameter_of(node), shards=(second, first, *others))
+    first, second, *remaining = parameter_of(node).shards
+    wrong = dataclasses.replace(parameter_of(node), shards=(second, first, *remaining))
     set_parameter(node, wrong)
 
 
@@ -89,15 +89,15 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_found_where_it_was_made(name: str) -> None:
     change, module, layer = MISTAKES[name]
-    found = compared(change)
-    first = found.first_divergence
+    comparison = compared(change)
+    first = comparison.first_divergence
     assert first is not None
     assert (first.source.split(" ")[0], first.layer) == (module, layer)
-    assert not found.ok
-    before = found.rows[: found.rows.index(first)]
+    assert not comparison.ok
+    before = comparison.rows[: comparison.rows.index(first)]
     assert all(row.ok for row in before)
-    assert f"FIRST DIVERGENCE at %{first.node}" in found.table()
-    assert found.to_json()["first_divergence"]["node"] == first.node
+    assert f"FIRST DIVERGENCE at %{first.node}" in comparison.table()
+    assert comparison.to_json()["first_divergence"]["node"] == first.node
 
 
 def swapped_channels(gm: fx.GraphModule) -> None:
@@ -107,12 +107,12 @@ def swapped_channels(gm: fx.GraphModule) -> None:
 
 
 def test_a_mistake_in_linear_attention_is_found_by_the_name_of_its_value() -> None:
-    found = compared(swapped_channels, "tiny-qwen3.5", 2)
-    first = found.first_divergence
+    comparison = compared(swapped_channels, "tiny-qwen3.5", 2)
+    first = comparison.first_divergence
     assert first is not None
     assert (first.node, first.layer) == ("l1_conv", 1)
     assert first.source.startswith("model.layers.1.linear_attn ")
-    names = {row.node for row in found.rows}
+    names = {row.node for row in comparison.rows}
     parts = (
         "in_proj_qkv",
         "in_proj_z",
@@ -128,9 +128,9 @@ def test_a_mistake_in_linear_attention_is_found_by_the_name_of_its_value() -> No
 
 
 def test_all_values_can_be_shown() -> None:
-    found = compared()
-    assert found.table(everything=True).count(" ok ") == len(found.rows)
-    assert found.table().count(" ok ") <= 4
+    comparison = compared()
+    assert comparison.table(everything=True).count(" ok ") == len(comparison.rows)
+    assert comparison.table().count(" ok ") <= 4
 
 
 def test_nan_is_null_in_json() -> None:
@@ -140,8 +140,8 @@ def test_nan_is_null_in_json() -> None:
         norm = next(node for node in gm.graph.nodes if node.target is RMS_NORM)
         norm.args = (*norm.args[:2], float("nan"))
 
-    found = compared(spoil).to_json()
-    json.dumps(found, allow_nan=False)
+    report = compared(spoil).to_json()
+    json.dumps(report, allow_nan=False)
     assert (
-        found["first_divergence"]["rel"] is None and "NaN" in found["first_divergence"]["problem"]
+        report["first_divergence"]["rel"] is None and "NaN" in report["first_divergence"]["problem"]
     )

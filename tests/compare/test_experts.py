@@ -36,18 +36,18 @@ def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[[fx.GraphModule], No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_ties_change_choices_and_nothing_else(dtype: torch.dtype) -> None:
-    found = compared(tied(dtype))
-    assert found.ok, found.table()
-    changed = [one for each in found.choices for one in each.changed]
-    assert {one.side for one in changed} >= {"graph", "emitted"}
-    assert {one.layer for one in changed} == {0, 1}
-    assert {one.step for one in changed} > {0}
-    assert any(one.margin == 0 for one in changed) and all(one.ok for one in changed)
-    lines = found.table().splitlines()
-    first, second = lines[lines.index(found.proofs.text().splitlines()[-1]) + 1 :][:2]
+    comparison = compared(tied(dtype))
+    assert comparison.ok, comparison.table()
+    changed = [choice for choices in comparison.choices for choice in choices.changed]
+    assert {choice.side for choice in changed} >= {"graph", "emitted"}
+    assert {choice.layer for choice in changed} == {0, 1}
+    assert {choice.step for choice in changed} > {0}
+    assert any(choice.margin == 0 for choice in changed) and all(choice.ok for choice in changed)
+    lines = comparison.table().splitlines()
+    first, second = lines[lines.index(comparison.proofs.text().splitlines()[-1]) + 1 :][:2]
     assert f"{len(changed)} changed choices of 186" in first
     assert "experts" in second and "instead of" in second
-    assert [row.node for row in found.rows if row.node.endswith("_ids")] == [
+    assert [row.node for row in comparison.rows if row.node.endswith("_ids")] == [
         "l0_top_experts_ids",
         "l1_top_experts_1_ids",
     ]
@@ -57,25 +57,27 @@ def test_ties_change_choices_and_nothing_else(dtype: torch.dtype) -> None:
 def test_near_ties_in_bf16(family: str) -> None:
     """With many experts, some logits of each token are within rounding of each other."""
     config = random_mixture(1, family, num_experts=64, num_experts_per_tok=8)
-    found = compared(lively_mixture(config, 1, torch.bfloat16))
-    assert found.ok, found.table()
-    assert any(each.changed for each in found.choices)
+    comparison = compared(lively_mixture(config, 1, torch.bfloat16))
+    assert comparison.ok, comparison.table()
+    assert any(choices.changed for choices in comparison.choices)
 
 
 def test_ranks_in_processes_follow_eager() -> None:
-    found = compared(tied(torch.bfloat16), simulate=False)
-    assert found.ok, found.table()
-    assert any(one.place.side == "emitted" and one.changed for one in found.choices)
+    comparison = compared(tied(torch.bfloat16), simulate=False)
+    assert comparison.ok, comparison.table()
+    assert any(
+        choices.place.side == "emitted" and choices.changed for choices in comparison.choices
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_mistakes_are_found_at_their_place(
     mistake: Callable[[fx.GraphModule], None], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(monkeypatch, mistake)
-    found = compared(tied(dtype))
-    first = found.first_divergence
+    comparison = compared(tied(dtype))
+    first = comparison.first_divergence
     assert first is not None
     assert (first.node, first.layer) == (MISTAKES[mistake][0], 1)
 
@@ -96,7 +98,7 @@ def test_a_wrong_choice_of_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_choice_beyond_the_error_of_the_logits_fails() -> None:
     """With a tolerance of zero, only equal logits may be swapped."""
-    found = compared(tied(torch.bfloat16), tolerance=0.0)
-    changed = [one for each in found.choices for one in each.changed]
-    assert {one.ok for one in changed} >= {True}
-    assert all(one.ok == (one.margin == 0) for one in changed)
+    comparison = compared(tied(torch.bfloat16), tolerance=0.0)
+    changed = [choice for choices in comparison.choices for choice in choices.changed]
+    assert {choice.ok for choice in changed} >= {True}
+    assert all(choice.ok == (choice.margin == 0) for choice in changed)

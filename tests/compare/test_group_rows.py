@@ -39,23 +39,23 @@ GROUPS = (
 
 def values_of(group: Group, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(GROUPS.index(group))
-    found = torch.randn((group.rows, group.columns), generator=generator).to(dtype)
+    values = torch.randn((group.rows, group.columns), generator=generator).to(dtype)
     if group is LSE:
-        found[0, 2] = -torch.inf  # an empty span
-    return found
+        values[0, 2] = -torch.inf  # an empty span
+    return values
 
 
 def side_of(name: str, ranks: int, dtype: torch.dtype = torch.float32, **changed: float) -> Side:
     """Return the values of a step; add each given offset to the last element of its group."""
     groups = GROUPS if ranks > 1 else [replace(group, layout=None) for group in GROUPS]
     pieces = Pieces(name, groups, ranks)
-    found = {group.key: values_of(group, dtype) for group in GROUPS}
-    found[TOKEN] = best_tokens(found[LOGITS])
-    for group, by in changed.items():
+    tensors = {group.key: values_of(group, dtype) for group in GROUPS}
+    tensors[TOKEN] = best_tokens(tensors[LOGITS])
+    for group, offset in changed.items():
         key: Key = next(known.key for known in GROUPS if known.name == group)
-        found[key] = found[key].clone()
-        found[key][-1, -1] += by
-    for key, values in found.items():
+        tensors[key] = tensors[key].clone()
+        tensors[key][-1, -1] += offset
+    for key, values in tensors.items():
         pieces.deal(key, values, f"who makes {key[0]}")
     return pieces.side()
 
@@ -85,11 +85,11 @@ def test_sides_that_are_the_same() -> None:
         ("swiglu", {"heads": (), "spans": (), "rows": (11, 12), "ranks": (1,)}),
     ],
 )
-@pytest.mark.parametrize("by", [0.1, torch.nan])
+@pytest.mark.parametrize("offset", [0.1, torch.nan])
 def test_it_is_said_where_a_value_is_off(
-    name: str, place: dict[str, tuple[int, ...]], by: float
+    name: str, place: dict[str, tuple[int, ...]], offset: float
 ) -> None:
-    first = first_of(rows_of(**{name: by}))
+    first = first_of(rows_of(**{name: offset}))
     assert (first.node, first.layer, first.sequences) == (name, 0, (1,))
     assert {key: getattr(first, key) for key in place} == place
     assert first.by == (f"who makes {name}",)

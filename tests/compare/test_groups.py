@@ -30,8 +30,8 @@ def test_ranks_put_together_by_their_layout() -> None:
         rows = (row, row + 1)
         pieces.put(KEY, WHOLE[rows[0] : rows[1], 4:9], "two", rank=1, rows=rows, columns=(0, 5))
         pieces.put(KEY, WHOLE[rows[0] : rows[1], 9:], "three", rank=1, rows=rows, columns=(5, 8))
-    found, problem = gathered(pieces)
-    assert torch.equal(found, WHOLE)
+    values, problem = gathered(pieces)
+    assert torch.equal(values, WHOLE)
     assert not problem
     side = pieces.side()
     names = [side.sources[number] for number in side.brought[KEY][1].tolist()]
@@ -73,8 +73,8 @@ def test_twice_from_one_rank_is_a_problem_with_the_same_bits_too(columns: tuple[
     pieces.put(KEY, WHOLE[:, 4:], "one of rank 1", rank=1)
     assert not gathered(pieces)[1]
     pieces.put(KEY, WHOLE[1:, slice(*columns)], "two", rank=0, rows=(1, 2), columns=columns)
-    found, problem = gathered(pieces)
-    assert torch.equal(found, WHOLE)
+    values, problem = gathered(pieces)
+    assert torch.equal(values, WHOLE)
     assert problem == "reported twice by one rank: one of rank 0; two"
 
 
@@ -117,14 +117,14 @@ def test_what_a_rank_lacks_is_said_even_if_another_has_it() -> None:
     pieces = Pieces("program", [GROUP], ranks=2)
     pieces.put(KEY, WHOLE[:, :8], "one", rank=0)
     pieces.put(KEY, WHOLE[:, 6:], "other", rank=1, columns=(2, 8))
-    found, problem = gathered(pieces)
-    assert torch.equal(found, WHOLE)
+    values, problem = gathered(pieces)
+    assert torch.equal(values, WHOLE)
     assert problem == "missing on rank 1: columns 0 to 2 of 8"
 
 
 def test_a_value_that_nobody_reports_is_missing() -> None:
-    found, problem = gathered(Pieces("program", [GROUP], ranks=2))
-    assert bool(found.isnan().all())
+    values, problem = gathered(Pieces("program", [GROUP], ranks=2))
+    assert bool(values.isnan().all())
     assert problem == "missing on rank 0"
 
 

@@ -36,23 +36,24 @@ def _compared(dtype: torch.dtype, sharper: int = 1, **options: Any) -> Compariso
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_that_layers_magnify_is_no_divergence(dtype: torch.dtype) -> None:
     """Errors beyond any fixed tolerance pass if eager's own error is as large."""
-    found = _compared(dtype, sharper=8, seed=1)
-    assert found.ok, found.table()
-    assert max(row.rel for row in found.rows) > TOLERANCES[dtype] * math.sqrt(1 + 2)  # two layers
-    floats = [row for row in found.rows if row.node not in ("best tokens", "ranks", "tokens")]
+    comparison = _compared(dtype, sharper=8, seed=1)
+    assert comparison.ok, comparison.table()
+    largest = max(row.rel for row in comparison.rows)
+    assert largest > TOLERANCES[dtype] * math.sqrt(1 + 2)  # two layers
+    floats = [row for row in comparison.rows if row.node not in ("best tokens", "ranks", "tokens")]
     assert all(row.beside_fp32 for row in floats)
-    assert "to fp32" in found.table()
-    assert "fp32: eager in fp32, with the same weights\n" in found.table()
+    assert "to fp32" in comparison.table()
+    assert "fp32: eager in fp32, with the same weights\n" in comparison.table()
     assert max(row.eager_error for row in floats) > 0
     assert all(row.eager_error <= row.limit for row in floats)
 
 
 def test_a_tolerance_takes_the_place_of_fp32() -> None:
-    found = _compared(torch.bfloat16, tolerance=0.0)
-    assert found.ok == all(row.rel == 0 for row in found.rows)
-    assert all(row.ok == (row.rel == 0) for row in found.rows)
-    assert not any(row.beside_fp32 for row in found.rows)
-    assert "to fp32" not in found.table()
+    comparison = _compared(torch.bfloat16, tolerance=0.0)
+    assert comparison.ok == all(row.rel == 0 for row in comparison.rows)
+    assert all(row.ok == (row.rel == 0) for row in comparison.rows)
+    assert not any(row.beside_fp32 for row in comparison.rows)
+    assert "to fp32" not in comparison.table()
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -76,10 +77,10 @@ def test_a_graph_that_is_another_in_fp32_is_refused(monkeypatch: pytest.MonkeyPa
     capture = sides.capture
 
     def other(model: Any, dtype: torch.dtype | None = None) -> Any:
-        found = capture(model, dtype=dtype)
+        captured = capture(model, dtype=dtype)
         if dtype == torch.float32:
-            next(iter(found.graph.graph.nodes)).name = "something"
-        return found
+            next(iter(captured.graph.graph.nodes)).name = "something"
+        return captured
 
     monkeypatch.setattr(sides, "capture", other)
     with pytest.raises(UnsupportedError, match="fp32 graph differs from"):
@@ -100,15 +101,15 @@ def test_ranks_that_differ_are_found(
     name = RESULTS[result]
 
     def spoilt(graph: fx.GraphModule) -> list[RankModule]:
-        first, second, *others = rank_modules(graph)
+        first, second, *remaining = rank_modules(graph)
         source = second.source.replace(f"return {name}\n", f"return {name} + 1\n")
         assert source != second.source
-        return [first, dataclasses.replace(second, source=source), *others]
+        return [first, dataclasses.replace(second, source=source), *remaining]
 
     monkeypatch.setattr(compare, "rank_modules", spoilt)
-    found = _compared(torch.float32, simulate=simulate)
-    first = found.first_divergence
+    comparison = _compared(torch.float32, simulate=simulate)
+    first = comparison.first_divergence
     assert first is not None
     assert (first.node, first.problem) == ("ranks", "ranks differ")
     assert first.max_abs > 0
-    assert "FIRST DIVERGENCE at %ranks" in found.table()
+    assert "FIRST DIVERGENCE at %ranks" in comparison.table()

@@ -32,8 +32,10 @@ class Swapped:
 
 
 def test_the_passes_of_a_comparison() -> None:
-    found = compare_with_eager(preset_pair("tiny-qwen2").eager, default_pipeline(2), simulate=True)
-    first, second, third, *_ = found.table().splitlines()
+    comparison = compare_with_eager(
+        preset_pair("tiny-qwen2").eager, default_pipeline(2), simulate=True
+    )
+    first, second, third, *_ = comparison.table().splitlines()
     assert first == "proved: 21 passes, after which the graph computes what was captured"
     assert second == (
         "  with the rewrites bias-after-sum (shard-linears), "
@@ -44,8 +46,8 @@ def test_the_passes_of_a_comparison() -> None:
 
 def test_a_pass_that_is_not_proved() -> None:
     passes = [*default_pipeline(1), Swapped()]
-    found = compare_with_eager(preset_pair("tiny-qwen2").eager, passes, simulate=True)
-    told = found.proofs.text()
+    comparison = compare_with_eager(preset_pair("tiny-qwen2").eager, passes, simulate=True)
+    told = comparison.proofs.text()
     assert "proved: 21 passes" in told
     gate, up = (f"%l0_{name}_proj[i, j]" for name in ("gate", "up"))
     assert "NOT proved: swapped: it declares no rewrites, and %l0_swiglu has %l0_" in told
@@ -53,18 +55,20 @@ def test_a_pass_that_is_not_proved() -> None:
         f": before the pass %l0_swiglu = {up} · silu({gate}); "
         f"after it %l0_swiglu = {gate} · silu({up})"
     ) in told
-    *others, last = found.to_json()["proof"]["passes"]
-    assert all(own["proved"] for own in others)
+    *earlier, last = comparison.to_json()["proof"]["passes"]
+    assert all(entry["proved"] for entry in earlier)
     assert (last["name"], last["proved"]) == ("swapped", False)
     assert last["reason"].startswith("it declares no rewrites")
-    assert not found.ok, "what is not proved is measured"
+    assert not comparison.ok, "what is not proved is measured"
 
 
 def test_the_program_of_a_comparison() -> None:
     passes = for_ranks(parse_pipeline("decode{spans=2,block=8}"), 1)
-    found = compare_program(preset_pair("tiny-qwen2").eager, passes, Batch((3,), 1, 0), workers=1)
-    assert found.to_json()["proof"]["program"] is True
-    told = found.table().splitlines()
+    comparison = compare_program(
+        preset_pair("tiny-qwen2").eager, passes, Batch((3,), 1, 0), workers=1
+    )
+    assert comparison.to_json()["proof"]["program"] is True
+    told = comparison.table().splitlines()
     assert "proved: the program computes the graph" in told
     assert "measured: the capture beside eager, rounding, and the executors" in told
 

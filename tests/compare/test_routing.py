@@ -48,30 +48,30 @@ def test_all_sides_agree_under_any_choices(family: str) -> None:
     model = eager(family)
     captured = captured_once(model)
     routers = routers_in(captured.graph.graph)
-    given = others(model.config, routers)
-    with torch.inference_mode(), routed(model, routers, given) as theirs:
+    choices = others(model.config, routers)
+    with torch.inference_mode(), routed(model, routers, choices) as theirs:
         expected = model(IDS, use_cache=False).logits[0]
-    assert all(torch.equal(theirs[layer].ids, ids) for layer, ids in given.items())
+    assert all(torch.equal(theirs[layer].ids, ids) for layer, ids in choices.items())
     weights = weights_of(captured, model, None)
     sharded, stages = run_passes(captured.graph, default_pipeline(2))
     packed = pack(IDS)
     for gm in (captured.graph, sharded):
-        replay = Replay(gm.graph, given)
+        replay = Replay(gm.graph, choices)
         with opened(weights) as read, torch.inference_mode():
             arguments = materialise(gm, read), captured.rotary.fresh(), replay.instead
             values = run_ranks(gm, packed.inputs(), *arguments)
-            own = replay.own(values)
+            replayed = replay.own(values)
         assert relative_error(logits_of(values)[0].view_as(expected), expected) < 1e-5
         for layer, theirs_here in theirs.items():
-            assert relative_error(own[layer][0].logits, theirs_here.logits) < 1e-5
-            assert not torch.equal(own[layer][0].ids, given[layer])
+            assert relative_error(replayed[layer][0].logits, theirs_here.logits) < 1e-5
+            assert not torch.equal(replayed[layer][0].ids, choices[layer])
     modules = rank_modules(sharded)
     with opened(weights) as read:
         ranks = InProcessRanks(modules, read, captured.rotary.fresh, torch.device("cpu"))
         watched = WatchedRanks(ranks, modules[0].routers)
-        watched.given = tuple(given.values())
-        with CompiledModel(captured, sharded, stages, watched) as made:
-            assert relative_error(made(IDS).logits[0], expected) < 1e-5
+        watched.given = tuple(choices.values())
+        with CompiledModel(captured, sharded, stages, watched) as compiled:
+            assert relative_error(compiled(IDS).logits[0], expected) < 1e-5
     assert watched.agree_so_far
     for mine, theirs_here in zip(watched.choices, theirs.values(), strict=True):
         assert relative_error(mine.logits, theirs_here.logits) < 1e-5
@@ -81,12 +81,12 @@ def test_all_sides_agree_under_any_choices(family: str) -> None:
 def test_scores_of_given_experts_are_computed_by_hugging_face() -> None:
     model = eager("qwen3_next")
     routers = routers_in(captured_once(model).graph.graph)
-    given = others(model.config, routers)
-    with torch.inference_mode(), routed(model, routers, given) as found:
+    choices = others(model.config, routers)
+    with torch.inference_mode(), routed(model, routers, choices) as theirs:
         model(IDS, use_cache=False)
-    for own in found.values():
-        expected = scores_of(own.logits, own.ids, model.config.norm_topk_prob)
-        assert relative_error(own.scores, expected) < 1e-6
+    for routing in theirs.values():
+        expected = scores_of(routing.logits, routing.ids, model.config.norm_topk_prob)
+        assert relative_error(routing.scores, expected) < 1e-6
 
 
 def test_a_router_is_the_same_afterwards() -> None:
@@ -107,16 +107,16 @@ def test_a_router_without_topk_is_refused() -> None:
     model = eager("qwen3_moe")
     routers = routers_in(captured_once(model).graph.graph)
     router = model.get_submodule(next(iter(routers.values())))
-    own = router.forward
+    forward = router.forward
     router.forward = lambda x: (None, None, torch.zeros(TOKENS, 1, dtype=torch.int64))
     try:
-        given = others(model.config, routers)
-        said = "does not choose experts by torch.topk"
-        with pytest.raises(UnsupportedError, match=said), routed(model, routers, given):
+        choices = others(model.config, routers)
+        message = "does not choose experts by torch.topk"
+        with pytest.raises(UnsupportedError, match=message), routed(model, routers, choices):
             model(IDS)
         assert "forward" in vars(router)  # that of the user is restored
     finally:
-        router.forward = own
+        router.forward = forward
 
 
 def test_dense_models_have_no_routers() -> None:
@@ -129,5 +129,5 @@ def test_steps_of_other_choices_have_other_digests() -> None:
     """Under a launcher, all processes must pass the same."""
     inputs = pack(IDS).inputs()
     requests = (None, Routing(), *(Routing((torch.tensor([[n]]),)) for n in range(2)))
-    digests = [digest(Step(inputs, "logits", routing=one)).tolist() for one in requests]
-    assert len({tuple(one) for one in digests}) == len(requests)
+    digests = [digest(Step(inputs, "logits", routing=routing)).tolist() for routing in requests]
+    assert len({tuple(values) for values in digests}) == len(requests)

@@ -11,7 +11,7 @@ ONES = torch.ones(3)
 
 
 @pytest.mark.parametrize(
-    ("found", "ranks", "said"),
+    ("actual", "ranks", "message"),
     [
         (torch.tensor([1.0, float("nan"), 1.0]), [], "NaN"),
         (torch.tensor([1.0, float("inf"), 1.0]), [], "infinity"),
@@ -20,10 +20,10 @@ ONES = torch.ones(3)
     ],
 )
 def test_what_is_wrong_beside_the_error(
-    found: torch.Tensor, ranks: list[torch.Tensor], said: str
+    actual: torch.Tensor, ranks: list[torch.Tensor], message: str
 ) -> None:
-    row = row_of("x", "", found, ONES, ranks=ranks)
-    assert (row.ok, row.problem) == (False, said)
+    row = row_of("x", "", actual, ONES, ranks=ranks)
+    assert (row.ok, row.problem) == (False, message)
 
 
 def test_the_limit_is_that_of_the_dtype_or_the_one_given() -> None:
@@ -87,9 +87,9 @@ def test_a_tolerance_that_is_given_rules() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_no_number_is_a_mistake_beside_fp32_too(value: float) -> None:
     exact, expected = _rounded(torch.bfloat16, 4, 0)
-    found = expected.clone()
-    found[0, 0] = value
-    assert not row_of("x", "", found, expected, exact=exact).ok
+    actual = expected.clone()
+    actual[0, 0] = value
+    assert not row_of("x", "", actual, expected, exact=exact).ok
 
 
 def test_tokens_may_change_places_within_the_error_of_four_logits() -> None:

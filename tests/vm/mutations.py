@@ -15,41 +15,43 @@ Draw = Callable[..., Any]
 Mutation = Callable[[Program, Draw], Program]
 
 
-def changed(own: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
-    return (*own[:place], value, *own[place + 1 :])
+def changed(values: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:place], value, *values[place + 1 :])
 
 
 def _place_in(lists: Any) -> st.SearchStrategy[tuple[int, int]]:
-    places = [(n, place) for n, own in enumerate(lists) for place in range(len(own))]
+    places = [(n, place) for n, items in enumerate(lists) for place in range(len(items))]
     return st.sampled_from(places) if places else st.nothing()
 
 
 def wait_dropped(program: Program, draw: Draw) -> Program:
     number, place = draw(_place_in(program.waits))
-    own = program.waits[number]
-    return replace(program, waits=changed(program.waits, number, own[:place] + own[place + 1 :]))
+    waits = program.waits[number]
+    return replace(
+        program, waits=changed(program.waits, number, waits[:place] + waits[place + 1 :])
+    )
 
 
 def step_wait_dropped(program: Program, draw: Draw) -> Program:
     """Drop an instruction's wait for the previous step."""
-    first = [n for n, own in enumerate(program.waits) if any(w.until == 0 for w in own)]
+    first = [n for n, waits in enumerate(program.waits) if any(w.until == 0 for w in waits)]
     number = draw(st.sampled_from(first) if first else st.nothing())
-    kept = tuple(wait for wait in program.waits[number] if wait.until)
-    return replace(program, waits=changed(program.waits, number, kept))
+    waits = tuple(wait for wait in program.waits[number] if wait.until)
+    return replace(program, waits=changed(program.waits, number, waits))
 
 
 def threshold_off_by_one(program: Program, draw: Draw) -> Program:
     number, place = draw(_place_in(program.waits))
-    own = program.waits[number]
-    wait = Wait(own[place].counter, own[place].until + draw(st.sampled_from([-1, 1])))
-    return replace(program, waits=changed(program.waits, number, changed(own, place, wait)))
+    waits = program.waits[number]
+    wait = Wait(waits[place].counter, waits[place].until + draw(st.sampled_from([-1, 1])))
+    return replace(program, waits=changed(program.waits, number, changed(waits, place, wait)))
 
 
 def signal_dropped(program: Program, draw: Draw) -> Program:
     number, place = draw(_place_in(program.signals))
-    own = program.signals[number]
-    rest = own[:place] + own[place + 1 :]
-    return replace(program, signals=changed(program.signals, number, rest))
+    signals = program.signals[number]
+    remaining = signals[:place] + signals[place + 1 :]
+    return replace(program, signals=changed(program.signals, number, remaining))
 
 
 def signal_doubled(program: Program, draw: Draw) -> Program:
@@ -70,22 +72,24 @@ def queue_order_swapped(program: Program, draw: Draw) -> Program:
     long = [place for place, queue in enumerate(program.queues) if len(queue) > 1]
     place = draw(st.sampled_from(long) if long else st.nothing())
     queue = program.queues[place]
-    at = draw(st.integers(0, len(queue) - 2))
-    swapped = (*queue[:at], *reversed(queue[at : at + 2]), *queue[at + 2 :])
+    index = draw(st.integers(0, len(queue) - 2))
+    swapped = (*queue[:index], *reversed(queue[index : index + 2]), *queue[index + 2 :])
     return replace(program, queues=changed(program.queues, place, swapped))
 
 
 def counter_shared(program: Program, draw: Draw) -> Program:
     """Merge two counters without changing thresholds."""
-    one, other = (draw(st.integers(0, max(0, program.counters - 1))) for _ in range(2))
+    target, other = (draw(st.integers(0, max(0, program.counters - 1))) for _ in range(2))
 
     def moved(counter: int) -> int:
-        return one if counter == other else counter
+        return target if counter == other else counter
 
     return replace(
         program,
-        waits=tuple(tuple(Wait(moved(w.counter), w.until) for w in own) for own in program.waits),
-        signals=tuple(tuple(map(moved, own)) for own in program.signals),
+        waits=tuple(
+            tuple(Wait(moved(w.counter), w.until) for w in waits) for waits in program.waits
+        ),
+        signals=tuple(tuple(map(moved, signals)) for signals in program.signals),
     )
 
 
@@ -93,9 +97,9 @@ def queue_changed(program: Program, draw: Draw) -> Program:
     """Move an instruction to the end of another queue, possibly of another rank."""
     number = draw(st.integers(0, len(program.instructions) - 1))
     target = draw(st.integers(0, len(program.queues) - 1))
-    rest = [tuple(n for n in queue if n != number) for queue in program.queues]
-    rest[target] = (*rest[target], number)
-    return replace(program, queues=tuple(rest))
+    queues = [tuple(n for n in queue if n != number) for queue in program.queues]
+    queues[target] = (*queues[target], number)
+    return replace(program, queues=tuple(queues))
 
 
 def rank_changed(program: Program, draw: Draw) -> Program:
@@ -103,9 +107,9 @@ def rank_changed(program: Program, draw: Draw) -> Program:
     ranks = [instruction.rank for instruction in program.instructions]
     if len(set(ranks)) < 2:
         draw(st.nothing())
-    one = draw(st.integers(0, len(ranks) - 1))
-    other = draw(st.sampled_from([n for n, rank in enumerate(ranks) if rank != ranks[one]]))
-    swap = {one: other, other: one}
+    number = draw(st.integers(0, len(ranks) - 1))
+    other = draw(st.sampled_from([n for n, rank in enumerate(ranks) if rank != ranks[number]]))
+    swap = {number: other, other: number}
     queues = (tuple(swap.get(n, n) for n in queue) for queue in program.queues)
     return replace(program, queues=tuple(queues))
 
@@ -122,8 +126,8 @@ def buffer_shared(program: Program, draw: Draw) -> Program:
         draw(st.nothing())
     old, new = draw(st.permutations(regions))[:2]
 
-    def moved(own: tuple[Region, ...]) -> tuple[Region, ...]:
-        return tuple(new if region == old else region for region in own)
+    def moved(accesses: tuple[Region, ...]) -> tuple[Region, ...]:
+        return tuple(new if region == old else region for region in accesses)
 
     return _with(program, lambda i: replace(i, reads=moved(i.reads), writes=moved(i.writes)))
 
@@ -132,8 +136,8 @@ def region_shrunk(program: Program, draw: Draw) -> Program:
     """Schedule for smaller regions than the real ones, which are whole buffers."""
     number = draw(st.integers(0, len(program.instructions) - 1))
 
-    def whole(own: tuple[Region, ...]) -> tuple[Region, ...]:
-        return tuple(Region(r.buffer, program.buffers[r.buffer].box) for r in own)
+    def whole(accesses: tuple[Region, ...]) -> tuple[Region, ...]:
+        return tuple(Region(r.buffer, program.buffers[r.buffer].box) for r in accesses)
 
     old: Any = program.instructions[number]
     true = replace(old, reads=whole(old.reads), writes=whole(old.writes))

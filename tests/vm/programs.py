@@ -77,11 +77,11 @@ def _steps(dice: Random, most: int, ranks: int) -> tuple[tuple[Buffer, ...], tup
         numbers = dice.choices(range(len(buffers)), k=dice.randint(least, 2))
         return tuple(Region(number, _box(dice, shapes[number])) for number in numbers)
 
-    found: list[tuple[Any, Any, tuple[Join, ...]]] = []
+    accesses: list[tuple[Any, Any, tuple[Join, ...]]] = []
     count = dice.randint(1, most)
-    while len(found) < count:
+    while len(accesses) < count:
         if dice.randint(0, 3):
-            found.append((some(), some(), ()))
+            accesses.append((some(), some(), ()))
             continue
         regions = some(least=1)
         if len(regions) > 1 and _meet(*regions):
@@ -89,10 +89,10 @@ def _steps(dice: Random, most: int, ranks: int) -> tuple[tuple[Buffer, ...], tup
         blocks = [block for region in regions for block in _blocks_of(dice, region)]
         for block in dice.sample(blocks, len(blocks)):
             reads = tuple(r for r in some() if not any(_meet(r, other) for other in regions))
-            found.append((reads, (), (block,)))
+            accesses.append((reads, (), (block,)))
     return buffers, tuple(
         Touch(reads, writes, f"touch {number}", dice.randint(0, ranks - 1), joins)
-        for number, (reads, writes, joins) in enumerate(found)
+        for number, (reads, writes, joins) in enumerate(accesses)
     )
 
 
@@ -111,8 +111,8 @@ def _blocks_of(dice: Random, region: Region) -> list[Join]:
     return [Join(region, (2 * place, 2 * place + 2), whole, count) for place in range(count)]
 
 
-def _meet(one: Region, other: Region) -> bool:
-    return one.buffer == other.buffer and overlap(one.box, other.box)
+def _meet(region: Region, other: Region) -> bool:
+    return region.buffer == other.buffer and overlap(region.box, other.box)
 
 
 def programs(
@@ -168,15 +168,15 @@ def layered(layers: int, ranks: int, blocks: int) -> tuple[tuple[Buffer, ...], t
         return Region(names.index(name) * ranks + rank, ((block, block + 1),))
 
     places = [(rank, block) for rank in range(ranks) for block in range(blocks)]
-    found: list[Touch] = []
+    touches: list[Touch] = []
     for layer in range(layers):
         x, y = ("x", "y") if layer % 2 == 0 else ("y", "x")
-        found += [Touch((whole(x, r),), (row("h", r, b),), f"up {layer}", r) for r, b in places]
-        found += [
+        touches += [Touch((whole(x, r),), (row("h", r, b),), f"up {layer}", r) for r, b in places]
+        touches += [
             Touch((whole("h", r),), (row("terms", r, b),), f"down {layer}", r) for r, b in places
         ]
         for rank, block in places:
             terms = tuple(row("terms", other, block) for other in range(ranks))
             reads = (*terms, row(x, rank, block))
-            found.append(Touch(reads, (row(y, rank, block),), f"sum {layer}", rank))
-    return buffers, tuple(found)
+            touches.append(Touch(reads, (row(y, rank, block),), f"sum {layer}", rank))
+    return buffers, tuple(touches)

@@ -61,19 +61,19 @@ def test_there_are_thousands() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_verifier_says_what_the_adversary_says(kind: str) -> None:
     count = OTHERS.get(kind, EACH)
-    found, strange = judged(kind, count)
-    assert found.mutants == count, found
-    assert found.unsafe_accepted == 0, list(map(str, strange))
-    assert found.safe_refused <= 0.05 * found.safe, list(map(str, strange))
-    assert found.unsafe or kind in SAFE, found
-    assert found.safe or kind not in SAFE, found
+    counts, strange = judged(kind, count)
+    assert counts.mutants == count, counts
+    assert counts.unsafe_accepted == 0, list(map(str, strange))
+    assert counts.safe_refused <= 0.05 * counts.safe, list(map(str, strange))
+    assert counts.unsafe or kind in SAFE, counts
+    assert counts.safe or kind not in SAFE, counts
 
 
 @pytest.mark.slow
 def test_and_so_it_does_of_ten_thousand(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["320", "0"]) == 0
-    said = re.search(r"│ all +│ +(\d+)", capsys.readouterr().out)
-    assert said is not None and int(said[1]) >= 10_000
+    match = re.search(r"│ all +│ +(\d+)", capsys.readouterr().out)
+    assert match is not None and int(match[1]) >= 10_000
 
 
 @pytest.mark.parametrize("base", all_bases(), ids=str)
@@ -191,8 +191,11 @@ def test_traps_are_refused_in_words(trap: int, kind: str) -> None:
     unsafe = [m for m in mutants_of(kind, 12, trap) if judge.broken(m.program)]
     assert len(unsafe) >= 5
     for mutant in unsafe:
-        said = [fault.said for fault in check_program(mutant.program)]
-        assert any(re.search(SAID[kind], one) for one in said), (str(mutant), said[:5])
+        messages = [fault.said for fault in check_program(mutant.program)]
+        assert any(re.search(SAID[kind], message) for message in messages), (
+            str(mutant),
+            messages[:5],
+        )
     with pytest.raises(VerifyError, match="The program is not valid"):
         verify_program(unsafe[0].program)
 
@@ -203,18 +206,18 @@ WORDS = 30
 
 @pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
 def test_one_wrong_word_is_refused_or_does_no_harm(kind: type[StepInstruction]) -> None:
-    found, strange = judged_words(kind, WORDS, orders_each=4)
-    assert found.mutants == WORDS
-    assert found.refused >= WORDS // 2
-    assert found.unsafe_accepted == 0, list(map(str, strange))
-    assert found.safe_refused <= 0.05 * found.safe, list(map(str, strange))
+    counts, strange = judged_words(kind, WORDS, orders_each=4)
+    assert counts.mutants == WORDS
+    assert counts.refused >= WORDS // 2
+    assert counts.unsafe_accepted == 0, list(map(str, strange))
+    assert counts.safe_refused <= 0.05 * counts.safe, list(map(str, strange))
 
 
 @pytest.mark.slow
 def test_and_so_are_five_thousand(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["0", "460"]) == 0
-    said = re.search(r"│ all +│ +(\d+)", capsys.readouterr().out)
-    assert said is not None and int(said[1]) >= 5_000
+    match = re.search(r"│ all +│ +(\d+)", capsys.readouterr().out)
+    assert match is not None and int(match[1]) >= 5_000
 
 
 def test_every_word_can_be_the_wrong_one() -> None:
@@ -239,10 +242,10 @@ def _wrong_biases(kind: type[StepInstruction]) -> Count:
 @pytest.mark.parametrize("kind", WITH_BIAS, ids=lambda kind: kind.name)
 def test_a_wrong_bias_is_refused_or_does_no_harm(kind: type[StepInstruction]) -> None:
     """A buffer of another shape is refused; another layer's bias, or none, is a valid program."""
-    found = _wrong_biases(kind)
-    assert found.mutants >= 12
-    assert found.unsafe_accepted == 0 < found.refused
-    assert found.safe_refused == 0
+    counts = _wrong_biases(kind)
+    assert counts.mutants >= 12
+    assert counts.unsafe_accepted == 0 < counts.refused
+    assert counts.safe_refused == 0
 
 
 def test_biases_that_nobody_compares_with_their_buffers_are_found(
@@ -269,21 +272,21 @@ OPERANDS = {
     ("operand", "name"), [(operand, name) for operand, names in OPERANDS.items() for name in names]
 )
 def test_a_wrong_word_on_weights_of_few_bits(operand: str, name: str) -> None:
-    found, strange = judged_words(
+    counts, strange = judged_words(
         INSTRUCTIONS[name], 16, 1, FEW_BITS, orders_each=8, operand=operand
     )
-    assert found.mutants == 16
-    assert found.unsafe_accepted == 0, list(map(str, strange))
-    assert found.safe_refused == 0, list(map(str, strange))
-    assert found.refused
+    assert counts.mutants == 16
+    assert counts.unsafe_accepted == 0, list(map(str, strange))
+    assert counts.safe_refused == 0, list(map(str, strange))
+    assert counts.refused
 
 
 def test_formats_that_nobody_compares_with_their_buffers_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agreement, "FormatOf", type("Unused", (), {}))
-    found, _ = judged_words(INSTRUCTIONS["linear_terms"], 16, 1, FEW_BITS, 16, "format")
-    assert found.unsafe_accepted
+    counts, _ = judged_words(INSTRUCTIONS["linear_terms"], 16, 1, FEW_BITS, 16, "format")
+    assert counts.unsafe_accepted
 
 
 def _nothing(*arguments: object) -> Any:
@@ -326,6 +329,6 @@ HOLES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 def test_a_verifier_with_a_hole_is_found(hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, make = HOLES[hole]
     make(monkeypatch)
-    found, strange = judged(kind, 20)
-    assert found.unsafe_accepted > 0
+    counts, strange = judged(kind, 20)
+    assert counts.unsafe_accepted > 0
     assert all(isinstance(mutant, Mutant) for mutant in strange)

@@ -18,9 +18,9 @@ from tpcompile.vm.targets import TARGETS, target_of, target_text
 def test_a_file_says_what_differs_from_a_cpu(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text('{"workers": 65536, "exchange_us": 1e-3}')
-    found = target_of(str(path))
-    assert (found.name, found.workers, found.exchange_us) == ("mine", 65_536, 1e-3)
-    assert found.grain == TARGETS["cpu"].grain
+    target = target_of(str(path))
+    assert (target.name, target.workers, target.exchange_us) == ("mine", 65_536, 1e-3)
+    assert target.grain == TARGETS["cpu"].grain
 
 
 def test_a_written_target_is_read_again(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_an_invalid_target_is_not_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"bytes_per_us": NaN}', "bytes_per_us=nan. Expected a finite number above 0"),
         ('{"exchange_us": Infinity}', "exchange_us=inf. Expected a finite number"),
@@ -62,10 +62,10 @@ def test_an_invalid_target_is_not_written() -> None:
         ("[", "cannot be read"),
     ],
 )
-def test_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match=re.escape(said)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         target_of(str(path))
 
 
@@ -88,17 +88,19 @@ def test_a_batch_costs_what_it_loads_or_what_it_computes() -> None:
     target = target_of("h200")
     costs = {
         batch: {
-            one.name: (one.cost(target), one.traffic, one.work)
-            for one in Case("tiny-qwen3", lengths=(5,) * batch, workers=2).program.instructions
-            if isinstance(one, StepInstruction)
+            instruction.name: (instruction.cost(target), instruction.traffic, instruction.work)
+            for instruction in Case(
+                "tiny-qwen3", lengths=(5,) * batch, workers=2
+            ).program.instructions
+            if isinstance(instruction, StepInstruction)
         }
         for batch in (1, 4, 64)
     }
     for name in ("norm_qkv_rope_append", "norm_gate_up_swiglu", "linear_residual", "norm_lm_head"):
-        one, few, many = (costs[batch][name] for batch in costs)
-        assert one[1] == few[1] == many[1] > 0, "all batches load the same weights"
-        assert 4 * one[2] == few[2] and 64 * one[2] == many[2]
-        assert one[0] == few[0] < many[0]
+        single, few, many = (costs[batch][name] for batch in costs)
+        assert single[1] == few[1] == many[1] > 0, "all batches load the same weights"
+        assert 4 * single[2] == few[2] and 64 * single[2] == many[2]
+        assert single[0] == few[0] < many[0]
         assert many[0] == target.instruction_us + many[2] / target.worker_macs_per_us
 
 
@@ -106,7 +108,10 @@ def test_matrix_units_multiply_weights_with_values_of_16_bits() -> None:
     """Neither attention nor products in fp32 use them."""
     target = target_of("h200")
     step = tpcompile.schedule("preset:tiny-qwen3", target=target, dtype="bfloat16", max_seq_len=64)
-    rates = {one.name: one.macs_per_us(target) for one in step.program.instructions}
+    rates = {
+        instruction.name: instruction.macs_per_us(target)
+        for instruction in step.program.instructions
+    }
     assert rates["partial_attention"] == target.worker_macs_per_us
     weights = ("norm_qkv_rows", "linear_residual", "norm_gate_up_swiglu", "norm_lm_head")
     assert {rates[name] for name in weights} == {target.worker_matrix_macs_per_us}

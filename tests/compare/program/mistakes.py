@@ -22,16 +22,18 @@ Tensors = list[torch.Tensor]
 
 
 def site(which: Site) -> Callable[[Any], bool]:
-    return lambda one: one.at.site == which
+    return lambda instruction: instruction.at.site == which
 
 
 def eps(number: float) -> Callable[[Any], Any]:
-    return lambda at: replace(at.normed, eps=number)
+    return lambda operands: replace(operands.normed, eps=number)
 
 
 def normed_with(name: str, model: str = QWEN3, tp: int = 3) -> Callable[[Any], Any]:
     """Replace the norm's weight with this one."""
-    return lambda at: replace(at.normed, weight=lowered_of(model, tp).numbers(name)[0] + at.rank)
+    return lambda operands: replace(
+        operands.normed, weight=lowered_of(model, tp).numbers(name)[0] + operands.rank
+    )
 
 
 def norm_of_slices(
@@ -52,33 +54,33 @@ def turned_back(
     return rope(x, cos, -sin, **options)
 
 
-def other_positions(by: int) -> Callable[[Tensors, Any], None]:
-    def change(memory: Tensors, at: Any) -> None:
-        memory[at.positions] = memory[at.positions] + by
+def other_positions(offset: int) -> Callable[[Tensors, Any], None]:
+    def change(memory: Tensors, operands: Any) -> None:
+        memory[operands.positions] = memory[operands.positions] + offset
 
     return change
 
 
-def one_slot_off(at: QkvOperands, memory: Tensors) -> Any:
-    for row, length in enumerate(memory[at.lengths].tolist()):
-        held, place = divmod(length, at.block)
-        yield row, int(memory[at.tables][row, held]) * at.block + place
+def one_slot_off(operands: QkvOperands, memory: Tensors) -> Any:
+    for row, length in enumerate(memory[operands.lengths].tolist()):
+        held, place = divmod(length, operands.block)
+        yield row, int(memory[operands.tables][row, held]) * operands.block + place
 
 
-def sides_swapped(memory: Tensors, at: Any) -> None:
-    memory[at.out] = memory[at.out].flip(1)
+def sides_swapped(memory: Tensors, operands: Any) -> None:
+    memory[operands.out] = memory[operands.out].flip(1)
 
 
-def swapped_back(memory: Any, other: Tensors, at: Any) -> None:
-    memory[at.out].copy_(other[at.out].flip(1))
+def swapped_back(memory: Any, other: Tensors, operands: Any) -> None:
+    memory[operands.out].copy_(other[operands.out].flip(1))
 
 
-def layers_swapped(memory: Tensors, at: Any) -> None:
-    memory[at.out] = memory[at.out].flip(0)
+def layers_swapped(memory: Tensors, operands: Any) -> None:
+    memory[operands.out] = memory[operands.out].flip(0)
 
 
-def layers_back(memory: Any, other: Tensors, at: Any) -> None:
-    memory[at.out].copy_(other[at.out].flip(0))
+def layers_back(memory: Any, other: Tensors, operands: Any) -> None:
+    memory[operands.out].copy_(other[operands.out].flip(0))
 
 
 def spanned(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +98,7 @@ def without_maximum(values: Any, lse: Any, q: Any, k: Any, scale: float) -> Any:
     return values, lse - (q @ k.transpose(0, 1) * scale).amax(-1)
 
 
-def in_base_two(values: Any, lse: Any, *rest: Any) -> Any:
+def in_base_two(values: Any, lse: Any, *args: Any) -> Any:
     return values, lse / torch.tensor(2.0).log()
 
 
@@ -121,11 +123,11 @@ class CountsEmpty(PartialAttention):
         )
 
 
-def equal_weights(one: Any, other: Any, **functions: Any) -> Any:
-    return (one[0] + other[0]) / 2, torch.maximum(one[1], other[1])
+def equal_weights(partial: Any, other: Any, **functions: Any) -> Any:
+    return (partial[0] + other[0]) / 2, torch.maximum(partial[1], other[1])
 
 
-def overwritten(one: Any, other: Any, **functions: Any) -> Any:
+def overwritten(partial: Any, other: Any, **functions: Any) -> Any:
     """Keep only the last span."""
     return other
 
@@ -133,14 +135,15 @@ def overwritten(one: Any, other: Any, **functions: Any) -> Any:
 def plus_residual(share: float) -> Callable[[Any], Any]:
     """Add a share of the residual to each rank's partial sum."""
 
-    def change(one: Any) -> Any:
+    def change(instruction: Any) -> Any:
         summed = next(
             other
             for other in lowered_of(QWEN3, 3).instructions
             if isinstance(other, AllReduce)
-            and (other.layer, other.rank, other.at.site) == (one.layer, one.rank, one.at.site)
+            and (other.layer, other.rank, other.at.site)
+            == (instruction.layer, instruction.rank, instruction.at.site)
         )
-        return WithResidual(one, summed.at.residual, share)
+        return WithResidual(instruction, summed.at.residual, share)
 
     return change
 
@@ -154,10 +157,10 @@ class WithResidual(Mistaken):
 
     def run(self, memory: Any, probe: Any = None) -> None:
         self.one.run(memory, probe)
-        one: Any = self.one
-        out = memory[one.at.out]
-        out[one.terms.slice, one.rows.slice] += (
-            self.share * memory[self.residual][:, one.rows.slice]
+        instruction: Any = self.one
+        out = memory[instruction.at.out]
+        out[instruction.terms.slice, instruction.rows.slice] += (
+            self.share * memory[self.residual][:, instruction.rows.slice]
         )
 
 
@@ -183,39 +186,47 @@ def as_often_as_ranks(held: Tensors) -> Tensors:
     return [bias * len(held) for bias in held]
 
 
-def one_row_off(memory: Tensors, at: Any) -> None:
-    memory[at.weight] = memory[at.weight].roll(1, 0)
+def one_row_off(memory: Tensors, operands: Any) -> None:
+    memory[operands.weight] = memory[operands.weight].roll(1, 0)
 
 
-def last_of_equals(memory: Tensors, at: Any) -> None:
+def last_of_equals(memory: Tensors, operands: Any) -> None:
     """Reverse all slots, so that the last of several maxima wins."""
-    for rank in range(at.ranks):
-        for first in (at.best, at.ids):
+    for rank in range(operands.ranks):
+        for first in (operands.best, operands.ids):
             memory[first + rank] = memory[first + rank].flip(1)
-    for first in (at.best, at.ids):
-        held = memory[first : first + at.ranks]
-        memory[first : first + at.ranks] = held[::-1]
+    for first in (operands.best, operands.ids):
+        held = memory[first : first + operands.ranks]
+        memory[first : first + operands.ranks] = held[::-1]
 
 
-def fewer_columns(one: Any) -> Any:
+def fewer_columns(instruction: Any) -> Any:
     """Round the width down to a multiple of eight, and drop the rest."""
-    return replace(one, columns=Range(one.columns.start, one.columns.stop // 8 * 8))
+    return replace(
+        instruction, columns=Range(instruction.columns.start, instruction.columns.stop // 8 * 8)
+    )
 
 
-def numbers(name: str, at: Any) -> int:
+def numbers(name: str, operands: Any) -> int:
     """Return the buffer with this name on the operands' rank; it is the same for all lowerings."""
-    return lowered_of(QWEN3, 3).numbers(name)[0] + int(at.rank)
+    return lowered_of(QWEN3, 3).numbers(name)[0] + int(operands.rank)
 
 
-def other_residual(at: Any) -> Any:
-    both = numbers("x0", at), numbers("x1", at)
-    return replace(at.normed, x=both[at.normed.x == both[0]])
+def other_residual(operands: Any) -> Any:
+    residuals = numbers("x0", operands), numbers("x1", operands)
+    return replace(operands.normed, x=residuals[operands.normed.x == residuals[0]])
 
 
 def other_theta(spoilt: Spoilt) -> Spoilt:
     case, lowered = spoilt
-    return replace(case, rotary=lambda places, *rest: case.rotary(places * 2, *rest)), lowered
+    return replace(case, rotary=lambda places, *args: case.rotary(places * 2, *args)), lowered
 
 
-def counting_empty(one: Any) -> CountsEmpty:
-    return CountsEmpty(one.at, one.sequences, one.kv_head, one.heads, one.span)
+def counting_empty(instruction: Any) -> CountsEmpty:
+    return CountsEmpty(
+        instruction.at,
+        instruction.sequences,
+        instruction.kv_head,
+        instruction.heads,
+        instruction.span,
+    )

@@ -72,45 +72,45 @@ def compared(model: Any, tp: int, steps: int = 1, spans: int = SPANS, **options:
     return compare_program(model, passes, Batch(LENGTHS, steps), **{**seed, **options})
 
 
-def groups_of(found: Comparison, side: str) -> list[tuple[str, int | None]]:
-    rows = [row for row in found.rows if isinstance(row, GroupRow)]
+def groups_of(comparison: Comparison, side: str) -> list[tuple[str, int | None]]:
+    rows = [row for row in comparison.rows if isinstance(row, GroupRow)]
     return [(row.node, row.layer) for row in rows if row.side == side]
 
 
 def test_all_sides_have_the_same_groups_once() -> None:
-    found = compared(QWEN3, 3)
+    comparison = compared(QWEN3, 3)
     names = [("embedding", None)]
     names += [(name, layer) for layer in (0, 1) for name in LAYER]
     names += [(name, None) for name in ENDS]
-    assert groups_of(found, "torch module") == groups_of(found, "program") == names
-    assert found.ok, found.table()
-    assert list(found.top5) == ["eager", "torch module", "program"]
-    assert max(row.rel for row in found.rows) < 1e-5
+    assert groups_of(comparison, "torch module") == groups_of(comparison, "program") == names
+    assert comparison.ok, comparison.table()
+    assert list(comparison.top5) == ["eager", "torch module", "program"]
+    assert max(row.rel for row in comparison.rows) < 1e-5
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_linear_attention_has_groups_of_its_own(tp: int) -> None:
-    found = compared(tiny("qwen3.5", full_attention_interval=2), tp, 2)
+    comparison = compared(tiny("qwen3.5", full_attention_interval=2), tp, 2)
     names = [("embedding", None)]
     for layer in range(4):
         names += [(name, layer) for name in (GATED if layer % 2 else LINEAR)]
     names += [(name, None) for name in ENDS]
-    assert groups_of(found, "torch module") == groups_of(found, "program") == 2 * names
-    assert found.ok, found.table()
-    assert max(row.rel for row in found.rows) < 1e-5
+    assert groups_of(comparison, "torch module") == groups_of(comparison, "program") == 2 * names
+    assert comparison.ok, comparison.table()
+    assert max(row.rel for row in comparison.rows) < 1e-5
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_routers_have_groups_of_their_own(tp: int) -> None:
     """Logits, choices and scores; the second half of a layer has those of its shared expert."""
-    found = compared(pair_named(SHARED).eager, tp)
+    comparison = compared(pair_named(SHARED).eager, tp)
     half = ["attention_residual", "mlp_norm", "router", "choice"]
     half += ["scores", "swiglu", "shared_gate"]
-    names = {name for name, _ in groups_of(found, "program")}
+    names = {name for name, _ in groups_of(comparison, "program")}
     assert names >= {*half, "mlp_residual"}
-    assert groups_of(found, "torch module") == groups_of(found, "program")
-    assert found.ok, found.table()
-    assert max(row.rel for row in found.rows) < 1e-5
+    assert groups_of(comparison, "torch module") == groups_of(comparison, "program")
+    assert comparison.ok, comparison.table()
+    assert max(row.rel for row in comparison.rows) < 1e-5
 
 
 def test_another_choice_is_found_at_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +120,11 @@ def test_another_choice_is_found_at_the_experts(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(first, GroupRow) and (first.node, first.layer) == ("choice", 0)
 
 
-def _least_experts(one: TopExperts, memory: Memory, probe: Probe = unseen) -> None:
-    at, row = one.at, one.sequence
-    shares = memory[at.logits][row].softmax(-1)
-    least = shares.topk(at.chosen, largest=False)
-    memory[at.scores][row], memory[at.ids][row] = least.values, least.indices.int()
+def _least_experts(instruction: TopExperts, memory: Memory, probe: Probe = unseen) -> None:
+    shared, row = instruction.at, instruction.sequence
+    shares = memory[shared.logits][row].softmax(-1)
+    least = shares.topk(shared.chosen, largest=False)
+    memory[shared.scores][row], memory[shared.ids][row] = least.values, least.indices.int()
 
 
 def test_heads_that_are_not_normed_have_no_such_group() -> None:
@@ -140,9 +140,9 @@ def test_programs_agree_step_by_step(
     model: str, tp: int, spans: int, interleaved: bool, lowering: str
 ) -> None:
     options = {"interleaved": interleaved, "lowering": lowering, "workers": 3}
-    found = compared(model, tp, 3, spans, **options)
-    assert found.ok, found.table()
-    assert {row.step for row in found.rows if isinstance(row, GroupRow)} == {1, 2, 3}
+    comparison = compared(model, tp, 3, spans, **options)
+    assert comparison.ok, comparison.table()
+    assert {row.step for row in comparison.rows if isinstance(row, GroupRow)} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("setting", ["eager", "sdpa"])
@@ -151,18 +151,18 @@ def test_layers_that_see_a_window(setting: str) -> None:
     changes = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     model = tiny("qwen2", **changes)
     model.set_attn_implementation(setting)
-    found = compared(model, 2, 3, 3)
-    assert found.ok, found.table()
+    comparison = compared(model, 2, 3, 3)
+    assert comparison.ok, comparison.table()
     assert model.config._attn_implementation == setting
 
 
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3.5"])
 def test_rounding_is_no_divergence(model: str) -> None:
     """Rounding in bf16 is not reported, although these weights amplify it beyond the tolerances."""
-    found = compared(lively(model).to(torch.bfloat16), 3, 2)
-    assert found.ok, found.table()
-    assert max(row.rel for row in found.rows) > 1e-2
-    assert all(row.beside_fp32 for row in found.rows if row.node != "token")
+    comparison = compared(lively(model).to(torch.bfloat16), 3, 2)
+    assert comparison.ok, comparison.table()
+    assert max(row.rel for row in comparison.rows) > 1e-2
+    assert all(row.beside_fp32 for row in comparison.rows if row.node != "token")
 
 
 def test_a_mistake_in_bf16_is_found() -> None:
@@ -170,7 +170,9 @@ def test_a_mistake_in_bf16_is_found() -> None:
     passes = decode_pipeline(2, SPANS, BLOCK)
     case = prepare(lively("tiny-qwen3").to(torch.bfloat16), passes, Batch(LENGTHS))
     right = lower(case.graph, plan_for(case, 3))
-    _, lowered = operands(PartialAttention, scale=lambda at: 1.25 * at.scale)((case, right))
+    _, lowered = operands(PartialAttention, scale=lambda current: 1.25 * current.scale)(
+        (case, right)
+    )
     assert case.against(in_order(right)).ok
     first = case.against(in_order(lowered)).first_divergence
     assert first is not None
@@ -178,10 +180,10 @@ def test_a_mistake_in_bf16_is_found() -> None:
 
 
 def test_a_tolerance_takes_the_place_of_fp32() -> None:
-    found = compared(QWEN3, 1, dtype=torch.bfloat16, tolerance=0.0)
-    assert found.ok == all(row.ok for row in found.rows)
-    assert all(row.ok == (row.rel == 0) for row in found.rows if row.node != "token")
-    assert not any(row.beside_fp32 for row in found.rows)
+    comparison = compared(QWEN3, 1, dtype=torch.bfloat16, tolerance=0.0)
+    assert comparison.ok == all(row.ok for row in comparison.rows)
+    assert all(row.ok == (row.rel == 0) for row in comparison.rows if row.node != "token")
+    assert not any(row.beside_fp32 for row in comparison.rows)
 
 
 def right() -> Spoilt:
@@ -194,7 +196,7 @@ def test_one_wrong_instruction_is_named() -> None:
 
     mistake = operands(
         PartialAttention,
-        lambda one: (one.rank, one.sequences.start) == (2, 1),
+        lambda instruction: (instruction.rank, instruction.sequences.start) == (2, 1),
         scale=1.0,
     )
     case, lowered = mistake(right())
@@ -212,14 +214,16 @@ def test_one_of_many_norms_that_is_wrong_is_named() -> None:
     """If a single instruction computes another norm than the others, it is named."""
 
     mistake = operands(
-        NormGateUpSwiglu, lambda one: (one.rank, one.rows.start) == (1, 0), normed=eps(1e-3)
+        NormGateUpSwiglu,
+        lambda instruction: (instruction.rank, instruction.rows.start) == (1, 0),
+        normed=eps(1e-3),
     )
     case, lowered = mistake(right())
     first = case.against(in_order(lowered)).first_divergence
     assert first is not None
     assert (first.node, first.layer) == ("mlp_norm", 1)
-    said = "reported with different bits: norm_gate_up_swiglu layer 1 rank"
-    assert first.problem.startswith(said)
+    message = "reported with different bits: norm_gate_up_swiglu layer 1 rank"
+    assert first.problem.startswith(message)
 
 
 DOUBLED = [
@@ -239,11 +243,19 @@ def test_an_instruction_that_is_there_twice_is_named(
 ) -> None:
     """A duplicated instruction is reported, although its values are bitwise equal."""
     case, lowered = case_of(QWEN3, 2), lowered_of(QWEN3, 2)
-    found = [one for one in lowered.instructions if isinstance(one, kind) and which(one)]
-    again = next(one for one in found if one.layer in (1, -1) and one.rank == 1)
+    candidates = [
+        instruction
+        for instruction in lowered.instructions
+        if isinstance(instruction, kind) and which(instruction)
+    ]
+    again = next(
+        instruction
+        for instruction in candidates
+        if instruction.layer in (1, -1) and instruction.rank == 1
+    )
     place = lowered.instructions.index(again)
-    both = (*lowered.instructions[:place], again, *lowered.instructions[place:])
-    program = in_order(replace(lowered, instructions=both))
+    doubled = (*lowered.instructions[:place], again, *lowered.instructions[place:])
+    program = in_order(replace(lowered, instructions=doubled))
     first = case.against(program).first_divergence
     assert isinstance(first, GroupRow)
     assert (first.side, first.node, first.layer) == ("program", node, layer)
@@ -262,7 +274,7 @@ class Talkative(Mistaken):
     """Instruction that reports a value that no other side has."""
 
     def run(self, memory: Any, probe: Any = None) -> None:
-        self.one.run(memory, lambda name, *rest: (probe(name, *rest), probe("extra", *rest)))
+        self.one.run(memory, lambda name, *args: (probe(name, *args), probe("extra", *args)))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +282,7 @@ class Talkative(Mistaken):
     [(Quiet, "mlp_norm", "missing on rank 0"), (Talkative, "extra", "no other side has it")],
 )
 def test_what_is_missing_or_too_much_is_a_divergence(change: Any, node: str, problem: str) -> None:
-    mistaken = instructions(NormGateUpSwiglu, change, lambda one: one.rank == 0)
+    mistaken = instructions(NormGateUpSwiglu, change, lambda instruction: instruction.rank == 0)
     case, lowered = mistaken(right())
     first = case.against(in_order(lowered)).first_divergence
     assert first is not None
@@ -280,10 +292,10 @@ def test_what_is_missing_or_too_much_is_a_divergence(change: Any, node: str, pro
 
 def test_what_is_no_token_is_none_that_is_the_same() -> None:
     case, lowered = operands(NormLmHead, first=2000)(right())
-    found = case.against(in_order(lowered))
-    assert not found.tokens_equal
-    assert found.first_divergence is not None
-    assert found.first_divergence.problem.startswith("invalid tokens")
+    comparison = case.against(in_order(lowered))
+    assert not comparison.tokens_equal
+    assert comparison.first_divergence is not None
+    assert comparison.first_divergence.problem.startswith("invalid tokens")
 
 
 @dataclass(frozen=True)
@@ -340,12 +352,14 @@ def test_a_graph_without_a_token_is_refused() -> None:
 
 def test_sequences_with_fewer_blocks_than_spans() -> None:
     passes = decode_pipeline(2, 3, BLOCK)
-    found = compare_program(QWEN3, passes, Batch((1,)), random_weights=0)
-    assert found.ok, found.table()
+    comparison = compare_program(QWEN3, passes, Batch((1,)), random_weights=0)
+    assert comparison.ok, comparison.table()
 
 
 @pytest.mark.parametrize("batch", [Batch((9, 513)), Batch((9,), steps=505)])
 def test_no_more_tokens_than_positions(batch: Batch) -> None:
-    said = r"513 tokens, including those of all steps\. Expected at most 512, the max_position_emb"
-    with pytest.raises(UsageError, match=said):
+    message = (
+        r"513 tokens, including those of all steps\. Expected at most 512, the max_position_emb"
+    )
+    with pytest.raises(UsageError, match=message):
         prepare(QWEN3, decode_pipeline(1, SPANS, BLOCK), batch, random_weights=0)

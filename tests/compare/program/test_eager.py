@@ -53,10 +53,10 @@ def test_an_attention_function_of_the_users_own_is_the_one_that_runs() -> None:
     """A user-defined attention function registered in this process runs, and stays registered."""
     model = tiny("qwen3")
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    asked = []
+    layers = []
 
     def own(*args: Any, **options: Any) -> Any:
-        asked.append(args[0].layer_idx)
+        layers.append(args[0].layer_idx)
         return plain(*args, **options)
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = own
@@ -66,7 +66,7 @@ def test_an_attention_function_of_the_users_own_is_the_one_that_runs() -> None:
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
     finally:
         del ALL_ATTENTION_FUNCTIONS["sdpa"]
-    assert asked == [0, 1] * 2  # once for the prompt, once for the step
+    assert layers == [0, 1] * 2  # once for the prompt, once for the step
 
 
 def test_what_it_is_asked_in_pieces_is_what_it_says_at_once() -> None:
@@ -81,31 +81,31 @@ def test_what_it_is_asked_in_pieces_is_what_it_says_at_once() -> None:
 
 
 def test_residuals_are_what_norms_are_given() -> None:
-    found = spots(case_of("preset:tiny-qwen3").structure)
-    assert found["mlp_residual", 1] == (Spot("model.norm", given=True),)
-    assert found["norm", 1] == (Spot("model.layers.1.input_layernorm"),)
-    assert found["swiglu", 0] == (Spot("model.layers.0.mlp.down_proj", given=True),)
+    value_spots = spots(case_of("preset:tiny-qwen3").structure)
+    assert value_spots["mlp_residual", 1] == (Spot("model.norm", given=True),)
+    assert value_spots["norm", 1] == (Spot("model.layers.1.input_layernorm"),)
+    assert value_spots["swiglu", 0] == (Spot("model.layers.0.mlp.down_proj", given=True),)
 
 
 def test_values_of_gated_attention_and_linear_attention() -> None:
     """A projection may compute two values per head, and a value may come from two projections."""
-    found = spots(case_of(HYBRID, 2).structure)
+    value_spots = spots(case_of(HYBRID, 2).structure)
     queries, gates = (Run(96, 16, first, 32) for first in (0, 16))
     projection = "model.layers.1.self_attn.q_proj"
-    assert found["q", 1] == (Spot(projection, run=queries),)
-    assert found["attention_gate", 1] == (Spot(projection, run=gates),)
-    assert found["k", 1] == (Spot("model.layers.1.self_attn.k_proj"),)
-    assert found["attention", 1] == (Spot("model.layers.1.self_attn.o_proj", given=True),)
+    assert value_spots["q", 1] == (Spot(projection, run=queries),)
+    assert value_spots["attention_gate", 1] == (Spot(projection, run=gates),)
+    assert value_spots["k", 1] == (Spot("model.layers.1.self_attn.k_proj"),)
+    assert value_spots["attention", 1] == (Spot("model.layers.1.self_attn.o_proj", given=True),)
     net = "model.layers.2.linear_attn"
-    assert found["projected", 2] == (
+    assert value_spots["projected", 2] == (
         Spot(f"{net}.in_proj_qkv", columns=(0, 192)),
         Spot(f"{net}.in_proj_z", columns=(192, 288)),
     )
-    assert found["gates", 2] == (
+    assert value_spots["gates", 2] == (
         Spot(f"{net}.in_proj_b", columns=(0, 6)),
         Spot(f"{net}.in_proj_a", columns=(6, 12)),
     )
-    assert found["mixed", 2] == (Spot(f"{net}.out_proj", given=True),)
+    assert value_spots["mixed", 2] == (Spot(f"{net}.out_proj", given=True),)
 
 
 def test_a_part_of_each_head() -> None:
@@ -115,12 +115,14 @@ def test_a_part_of_each_head() -> None:
     assert Spot("").part(values).shape == (1, 12)
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["of its class", "its own"])
-def test_linear_attention_is_left_as_it_was(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("own_forward", [False, True], ids=["of its class", "its own"])
+def test_linear_attention_is_left_as_it_was(
+    own_forward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A layer has the forward that it had, also if the step fails."""
     model = tiny("qwen3.5")
     net = model.model.layers[1].linear_attn
-    if own:
+    if own_forward:
         net.forward = net.forward
     before = dict(vars(net))
     prepare(model, PASSES, Batch((3,)))

@@ -53,29 +53,29 @@ def compared(
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_ties_change_choices_and_nothing_else(dtype: torch.dtype, tp: int) -> None:
-    found = compared(case_of(dtype, tp), backend=Native)
-    assert found.ok, found.table()
-    changed = [one for each in found.choices for one in each.changed]
-    assert {one.side for one in changed} == {"torch module", "program", "native"}
-    assert {one.step for one in changed} == {1, 2}
-    assert all(one.ok for one in changed)
-    assert f"{len(changed)} changed choices of {3 * 2 * 2 * 6} (" in found.table()
+    comparison = compared(case_of(dtype, tp), backend=Native)
+    assert comparison.ok, comparison.table()
+    changed = [choice for choices in comparison.choices for choice in choices.changed]
+    assert {choice.side for choice in changed} == {"torch module", "program", "native"}
+    assert {choice.step for choice in changed} == {1, 2}
+    assert all(choice.ok for choice in changed)
+    assert f"{len(changed)} changed choices of {3 * 2 * 2 * 6} (" in comparison.table()
     lengths = dict(enumerate(BATCH.lengths))
-    assert all(one.token == lengths[one.sequence] + one.step - 2 for one in changed)
+    assert all(choice.token == lengths[choice.sequence] + choice.step - 2 for choice in changed)
     if dtype == torch.float32:
-        assert max(row.rel for row in found.rows) < 1e-5
+        assert max(row.rel for row in comparison.rows) < 1e-5
 
 
 def test_with_linear_attention_and_a_shared_expert() -> None:
-    found = compared(case_of(torch.bfloat16, 1, "qwen3_5_moe_text"), backend=Native)
-    assert found.ok, found.table()
-    assert any(each.changed for each in found.choices)
+    comparison = compared(case_of(torch.bfloat16, 1, "qwen3_5_moe_text"), backend=Native)
+    assert comparison.ok, comparison.table()
+    assert any(choices.changed for choices in comparison.choices)
 
 
 def test_scores_are_compared_in_the_order_of_eager() -> None:
     """In fp32 they have the error of the others, also where a choice is changed."""
-    found = compared(case_of(torch.float32))
-    scores = [row for row in found.rows if row.node == "scores"]
+    comparison = compared(case_of(torch.float32))
+    scores = [row for row in comparison.rows if row.node == "scores"]
     assert len(scores) == 2 * 2 * 2 and max(row.rel for row in scores) < 1e-5
 
 
@@ -101,9 +101,9 @@ MISTAKES: dict[str, tuple[str, Callable[[Spoilt], Spoilt]]] = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("what", MISTAKES)
-def test_mistakes_are_named_at_their_group(what: str, dtype: torch.dtype) -> None:
-    group, change = MISTAKES[what]
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_named_at_their_group(mistake: str, dtype: torch.dtype) -> None:
+    group, change = MISTAKES[mistake]
     first = compared(case_of(dtype), change).first_divergence
     assert isinstance(first, GroupRow)
     assert (first.side, first.node, first.layer) == ("program", group, 1)
@@ -117,23 +117,26 @@ class _Spoilt(Native):
 
     def execute(self, number: int, probe: Probe) -> None:
         super().execute(number, probe)
-        one: Any = self.memory.program.instructions[number]
-        if isinstance(one, TopExperts) and (one.layer, one.sequence) == (1, 3):
-            self.spoil(self.memory.tensors, one)
+        instruction: Any = self.memory.program.instructions[number]
+        if isinstance(instruction, TopExperts) and (
+            (instruction.layer, instruction.sequence) == (1, 3)
+        ):
+            self.spoil(self.memory.tensors, instruction)
 
-    def spoil(self, memory: Any, one: TopExperts) -> None:
+    def spoil(self, memory: Any, instruction: TopExperts) -> None:
         """Write something."""
 
 
 class _OneTwice(_Spoilt):
-    def spoil(self, memory: Any, one: TopExperts) -> None:
-        memory[one.at.ids][one.sequence, 0] = memory[one.at.ids][one.sequence, 1]
+    def spoil(self, memory: Any, instruction: TopExperts) -> None:
+        ids = memory[instruction.at.ids]
+        ids[instruction.sequence, 0] = ids[instruction.sequence, 1]
 
 
 class _ScoresSwapped(_Spoilt):
-    def spoil(self, memory: Any, one: TopExperts) -> None:
-        scores = memory[one.at.scores]
-        scores[one.sequence] = scores[one.sequence].flip(0)
+    def spoil(self, memory: Any, instruction: TopExperts) -> None:
+        scores = memory[instruction.at.scores]
+        scores[instruction.sequence] = scores[instruction.sequence].flip(0)
 
 
 @pytest.mark.parametrize(("backend", "group"), [(_OneTwice, "choice"), (_ScoresSwapped, "scores")])

@@ -23,21 +23,21 @@ def groups_of(tp: int) -> dict[Key, Group]:
 
 
 def test_inputs_of_linear_attention_are_fused_on_each_rank() -> None:
-    found = groups_of(2)
+    groups = groups_of(2)
     values = [((96, 144), (192, 240)), ((144, 192), (240, 288))]
     for name, columns in (("projected", 288), ("tail", 192)):
-        group = found[name, 2]
+        group = groups[name, 2]
         assert (group.columns, group.head) == (columns, "")
-        own = [
+        expected = [
             (*keys, *v[: len(v) - (name == "tail")]) for keys, v in zip(SHARED, values, strict=True)
         ]
-        assert [group.intervals(rank) for rank in range(2)] == own
-    gates = found["gates", 2]
+        assert [group.intervals(rank) for rank in range(2)] == expected
+    gates = groups["gates", 2]
     assert [gates.intervals(rank) for rank in range(2)] == [((0, 3), (6, 9)), ((3, 6), (9, 12))]
 
 
 def test_values_of_key_heads_and_of_value_heads() -> None:
-    found = groups_of(2)
+    groups = groups_of(2)
     for name, unit, width, columns in (
         ("q_conv", "key head", 16, 48),
         ("k_conv", "key head", 16, 48),
@@ -48,10 +48,10 @@ def test_values_of_key_heads_and_of_value_heads() -> None:
         ("delta_rule", "value head", 16, 96),
         ("mixed", "value head", 16, 96),
     ):
-        group = found[name, 2]
+        group = groups[name, 2]
         assert (group.head, group.width, group.columns) == (unit, width, columns), name
-    assert [found["q_conv", 2].intervals(rank) for rank in range(2)] == [((0, 32),), ((16, 48),)]
-    assert found["state", 2].intervals(1) == ((3 * 256, 6 * 256),)
+    assert [groups["q_conv", 2].intervals(rank) for rank in range(2)] == [((0, 32),), ((16, 48),)]
+    assert groups["state", 2].intervals(1) == ((3 * 256, 6 * 256),)
 
 
 def test_the_tail_has_a_row_for_each_input_that_is_kept() -> None:
@@ -61,12 +61,12 @@ def test_the_tail_has_a_row_for_each_input_that_is_kept() -> None:
 
 
 def test_gated_attention() -> None:
-    found = groups_of(2)
+    groups = groups_of(2)
     for name in ("attention_gate", "ungated", "attention"):
-        group = found[name, 3]
+        group = groups[name, 3]
         assert (group.head, group.width, group.columns) == ("head", 16, 96), name
         assert group.intervals(1) == ((48, 96),)
-    assert ("attention_gate", 2) not in found
+    assert ("attention_gate", 2) not in groups
 
 
 def test_layers_are_those_of_the_model() -> None:

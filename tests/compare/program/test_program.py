@@ -27,8 +27,8 @@ STORED += ["attention", *REST]
 LINEAR = ["projected", "gates", "tail", "state", "mixed", *REST]
 
 
-def rows_of(found: Comparison, side: str) -> list[GroupRow]:
-    return [row for row in found.rows if isinstance(row, GroupRow) and row.side == side]
+def rows_of(comparison: Comparison, side: str) -> list[GroupRow]:
+    return [row for row in comparison.rows if isinstance(row, GroupRow) and row.side == side]
 
 
 def on(
@@ -43,24 +43,24 @@ def on(
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
 @pytest.mark.parametrize("tp", [1, 3])
 def test_native_code_reports_every_stored_value(tp: int, lowering: str) -> None:
-    found = on(Native, tp, lowering)
+    comparison = on(Native, tp, lowering)
     names = ["embedding", *(name for _ in range(2) for name in STORED), "logits", "token"]
-    assert [row.node for row in rows_of(found, "native")] == names
-    assert found.ok, found.table()
-    assert list(found.top5) == ["eager", "torch module", "program", "native"]
+    assert [row.node for row in rows_of(comparison, "native")] == names
+    assert comparison.ok, comparison.table()
+    assert list(comparison.top5) == ["eager", "torch module", "program", "native"]
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_native_code_with_linear_attention(tp: int) -> None:
-    found = on(Native, tp, model=HYBRID)
+    comparison = on(Native, tp, model=HYBRID)
     layers = [*LINEAR, "attention_gate", *STORED] * 2
-    assert [row.node for row in rows_of(found, "native")] == [
+    assert [row.node for row in rows_of(comparison, "native")] == [
         "embedding",
         *layers,
         "logits",
         "token",
     ]
-    assert found.ok, found.table()
+    assert comparison.ok, comparison.table()
 
 
 def spoils(kind: type[Any], change: Callable[[Any, Any], None]) -> type[Executor]:
@@ -71,9 +71,9 @@ def spoils(kind: type[Any], change: Callable[[Any, Any], None]) -> type[Executor
 
         def execute(self, number: int, probe: Probe) -> None:
             super().execute(number, probe)
-            one = self.memory.program.instructions[number]
-            if isinstance(one, kind) and one.layer == 1:
-                change(one, self.memory.tensors)
+            instruction = self.memory.program.instructions[number]
+            if isinstance(instruction, kind) and instruction.layer == 1:
+                change(instruction, self.memory.tensors)
 
     return Spoilt
 
@@ -94,12 +94,12 @@ def one_head(instruction: Any, memory: Any) -> None:
 def test_the_first_wrong_kernel_is_named(
     kind: type[Any], change: Callable[[Any, Any], None], node: str
 ) -> None:
-    found = on(spoils(kind, change))
-    first = found.first_divergence
+    comparison = on(spoils(kind, change))
+    first = comparison.first_divergence
     assert isinstance(first, GroupRow)
     assert (first.side, first.node, first.layer) == ("native", node, 1)
     assert first.by[0].startswith(kind.name)
-    assert all(row.ok for row in rows_of(found, "program"))
+    assert all(row.ok for row in rows_of(comparison, "program"))
 
 
 def test_a_wrong_state_is_named() -> None:
@@ -125,8 +125,8 @@ def test_a_launch_with_other_bits_is_reported() -> None:
             self.memory.values(Role.LOGITS)[0][0, 0] += 1e-6
             return done
 
-    found = on(Races)
-    (wrong,) = [row for row in found.rows if not row.ok]
+    comparison = on(Races)
+    (wrong,) = [row for row in comparison.rows if not row.ok]
     assert isinstance(wrong, GroupRow)
     assert (wrong.side, wrong.node) == ("races", "logits")
     assert "a launch of the whole step" in wrong.problem

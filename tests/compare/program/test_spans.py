@@ -39,10 +39,10 @@ def test_spans_merge_to_attention(length: int, spans: int, window: int | None) -
 
 
 def test_spans_of_no_tokens_are_empty() -> None:
-    seen = Seen(torch.randn(HEADS, WIDTH), *torch.randn(2, 1, SHARED, WIDTH), 0.3)
+    attention = Seen(torch.randn(HEADS, WIDTH), *torch.randn(2, 1, SHARED, WIDTH), 0.3)
     sizes = {"partial_values": WIDTH, "partial_lse": 1}
     groups = [Group(name, 0, 1, HEADS * 3 * size) for name, size in sizes.items()]
     pieces = Pieces("eager", groups)
-    put_spans(pieces, 0, [seen], (1,), 3, 4)
+    put_spans(pieces, 0, [attention], (1,), 3, 4)
     lse = pieces.side().values["partial_lse", 0].view(HEADS, 3)
     assert (lse == -torch.inf).tolist() == [[True, True, False]] * HEADS

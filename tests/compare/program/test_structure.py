@@ -21,18 +21,18 @@ def groups_of(model: str, tp: int, interleaved: bool = False) -> dict[Key, Group
 
 
 def test_columns_lie_on_the_ranks_as_their_heads_do() -> None:
-    found = groups_of(QWEN3, 3)
-    q, k = found["q", 1], found["k_rotated", 1]
+    groups = groups_of(QWEN3, 3)
+    q, k = groups["q", 1], groups["k_rotated", 1]
     assert (q.columns, q.head, q.width) == (96, "head", 16)
     assert [q.intervals(rank) for rank in range(3)] == [((0, 32),), ((32, 64),), ((64, 96),)]
     assert (k.columns, k.head, k.width) == (32, "kv head", 16)
     assert [k.intervals(rank) for rank in range(3)] == [((0, 16),), ((0, 32),), ((16, 32),)]
-    assert found["q_rotated", 1].layout == found["attention", 1].layout == q.layout
+    assert groups["q_rotated", 1].layout == groups["attention", 1].layout == q.layout
 
 
 def test_partials_have_the_spans_of_a_head_beside_each_other() -> None:
-    found = groups_of(QWEN3, 3)
-    lse, values = found["partial_lse", 0], found["partial_values", 0]
+    groups = groups_of(QWEN3, 3)
+    lse, values = groups["partial_lse", 0], groups["partial_values", 0]
     assert (lse.columns, lse.width, lse.spans) == (6 * SPANS, SPANS, SPANS)
     assert (values.columns, values.width) == (96 * SPANS, 16 * SPANS)
     assert lse.intervals(1) == ((2 * SPANS, 4 * SPANS),)
@@ -45,8 +45,8 @@ def test_the_cache_has_a_row_for_each_token() -> None:
 
 
 def test_what_is_whole_on_all_ranks_and_what_is_not() -> None:
-    found = groups_of(QWEN2, 3)
-    whole = {name for name, _ in found if found[name, _].layout is None}
+    groups = groups_of(QWEN2, 3)
+    whole = {name for name, _ in groups if groups[name, _].layout is None}
     assert whole == {
         "embedding",
         "norm",
@@ -56,12 +56,12 @@ def test_what_is_whole_on_all_ranks_and_what_is_not() -> None:
         "final_norm",
         "token",
     }
-    assert [found["logits", None].extent(rank) for rank in range(3)] == [338, 338, 337]
+    assert [groups["logits", None].extent(rank) for rank in range(3)] == [338, 338, 337]
 
 
 def test_pairs_side_by_side_are_in_what_was_projected_to_rotate() -> None:
-    found = groups_of(QWEN3, 2, interleaved=True)
-    turned = {name for (name, _), group in found.items() if group.interleaved}
+    groups = groups_of(QWEN3, 2, interleaved=True)
+    turned = {name for (name, _), group in groups.items() if group.interleaved}
     rotated = {f"{part}{step}" for part in "qk" for step in ("", "_normed", "_rotated")}
     assert turned == {*rotated, "k_cached"}
     assert not any(group.interleaved for group in groups_of(QWEN3, 2).values())

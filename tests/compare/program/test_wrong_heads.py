@@ -56,7 +56,7 @@ WRONG = [
     Wrong(
         "keys from the rows of values",
         "k",
-        runs_with(Append, K, first_row=lambda at: at.first_row + 32),
+        runs_with(Append, K, first_row=lambda current: current.first_row + 32),
         tp=1,
     ),
     Wrong("bias of queries dropped", "q", operands(Append, Q, bias=NONE), model=QWEN2),
@@ -83,7 +83,7 @@ WRONG = [
     Wrong(
         "scales of queries and keys swapped",
         "q_normed",
-        operands(Append, Q, head_norm=lambda at: numbers("l1_k_norm_weight", at)),
+        operands(Append, Q, head_norm=lambda current: numbers("l1_k_norm_weight", current)),
     ),
     Wrong("wrong eps for heads", "k_normed", operands(Append, K, head_eps=1e-5)),
     Wrong(
@@ -95,7 +95,7 @@ WRONG = [
     Wrong(
         "a head completed by each of its blocks",
         "q_normed",
-        wrong.instructions(Rows, lambda one: replace(one, blocks=1), Q),
+        wrong.instructions(Rows, lambda instruction: replace(instruction, blocks=1), Q),
         lowering="rows",
     ),
     # rotation
@@ -144,9 +144,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("one", WRONG, ids=wrong.names(WRONG))
-def test_a_mistake_is_found_where_it_is(one: Wrong) -> None:
-    wrong.assert_found(one)
+@pytest.mark.parametrize("mistake", WRONG, ids=wrong.names(WRONG))
+def test_a_mistake_is_found_where_it_is(mistake: Wrong) -> None:
+    wrong.assert_found(mistake)
 
 
 def test_without_a_mistake_all_is_well() -> None:

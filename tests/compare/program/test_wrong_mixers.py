@@ -46,32 +46,33 @@ def one_tap(row: int) -> Callable[[Tensors], Tensors]:
     return change
 
 
-def more(by: float) -> Callable[[Tensors], Tensors]:
-    return lambda held: [weight + by for weight in held]
+def more(offset: float) -> Callable[[Tensors], Tensors]:
+    return lambda held: [weight + offset for weight in held]
 
 
-def shares_negated(tensors: Tensors, at: Any) -> None:
-    gates = tensors[at.gates].clone()
-    gates[:, : at.v_heads] *= -1
-    tensors[at.gates] = gates
+def shares_negated(tensors: Tensors, shared: Any) -> None:
+    gates = tensors[shared.gates].clone()
+    gates[:, : shared.v_heads] *= -1
+    tensors[shared.gates] = gates
 
 
-def states_of_others(tensors: Tensors, at: Any) -> None:
-    tensors[at.read] = tensors[at.read].roll(1)
+def states_of_others(tensors: Tensors, shared: Any) -> None:
+    tensors[shared.read] = tensors[shared.read].roll(1)
 
 
-def as_new(tensors: Tensors, at: Any) -> None:
-    tensors[at.lengths] = torch.ones_like(tensors[at.lengths])
+def as_new(tensors: Tensors, shared: Any) -> None:
+    tensors[shared.lengths] = torch.ones_like(tensors[shared.lengths])
 
 
-def as_old(tensors: Tensors, at: Any) -> None:
-    tensors[at.lengths] = tensors[at.lengths] + 1
+def as_old(tensors: Tensors, shared: Any) -> None:
+    tensors[shared.lengths] = tensors[shared.lengths] + 1
 
 
 def in_layer(number: int, mistakes: list[Wrong]) -> list[Wrong]:
     """Return the mistakes of the hybrid on two ranks, whose groups are in a layer."""
     return [
-        replace(one, group=f"{one.group} of layer {number}", model=HYBRID, tp=2) for one in mistakes
+        replace(mistake, group=f"{mistake.group} of layer {number}", model=HYBRID, tp=2)
+        for mistake in mistakes
     ]
 
 
@@ -151,9 +152,9 @@ ONE_NORM = Wrong(
 WRONG = [*in_layer(2, LINEAR), *in_layer(3, GATED), *in_layer(1, [ONE_NORM])]
 
 
-@pytest.mark.parametrize("one", WRONG, ids=wrong.names(WRONG))
-def test_a_mistake_is_found_where_it_is(one: Wrong) -> None:
-    wrong.assert_found(one)
+@pytest.mark.parametrize("mistake", WRONG, ids=wrong.names(WRONG))
+def test_a_mistake_is_found_where_it_is(mistake: Wrong) -> None:
+    wrong.assert_found(mistake)
 
 
 def test_without_a_mistake_all_is_well() -> None:

@@ -60,13 +60,18 @@ WRONG = [
     Wrong(
         "another KV head",
         "partial_lse",
-        wrong.instructions(PartialAttention, lambda one: replace(one, kv_head=1 - one.kv_head)),
+        wrong.instructions(
+            PartialAttention,
+            lambda instruction: replace(instruction, kv_head=1 - instruction.kv_head),
+        ),
         tp=1,
     ),
     Wrong(
         "heads of another KV head",
         "partial_lse",
-        wrong.instructions(PartialAttention, lambda one: replace(one, heads=Range(3, 6))),
+        wrong.instructions(
+            PartialAttention, lambda instruction: replace(instruction, heads=Range(3, 6))
+        ),
         tp=1,
         problem="reported with different bits",
     ),
@@ -124,7 +129,9 @@ WRONG = [
         "residual twice",
         "attention_residual",
         wrong.instructions(
-            LinearTerms, plus_residual(1.0), lambda one: ATTENTION(one) and one.rank == 0
+            LinearTerms,
+            plus_residual(1.0),
+            lambda instruction: ATTENTION(instruction) and instruction.rank == 0,
         ),
     ),
     Wrong(
@@ -188,7 +195,7 @@ WRONG = [
     Wrong(
         "vocabulary counted from another token",
         "token",
-        operands(NormLmHead, lambda one: one.rank > 0, first=0),
+        operands(NormLmHead, lambda instruction: instruction.rank > 0, first=0),
     ),
     Wrong("maxima of one rank only", "token", runs_with(Argmax, ranks=1)),
     Wrong(
@@ -200,9 +207,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("one", WRONG, ids=wrong.names(WRONG))
-def test_a_mistake_is_found_where_it_is(one: Wrong) -> None:
-    wrong.assert_found(one)
+@pytest.mark.parametrize("mistake", WRONG, ids=wrong.names(WRONG))
+def test_a_mistake_is_found_where_it_is(mistake: Wrong) -> None:
+    wrong.assert_found(mistake)
 
 
 def test_without_a_mistake_all_is_well() -> None:

@@ -71,20 +71,24 @@ class OtherMemory(Mistaken):
             self.back(memory, other, self.one.at)
 
 
-def anywhere(one: Any) -> bool:
+def anywhere(instruction: Any) -> bool:
     return True
 
 
-def instructions(kind: type, change: Change, which: Which = lambda one: True) -> Change:
+def instructions(kind: type, change: Change, which: Which = lambda instruction: True) -> Change:
     """Change the instructions of a kind in layer 1, or in the whole step if they have no layer."""
 
     def changed(lowered: Lowered) -> Iterator[Any]:
-        found = False
-        for one in lowered.instructions:
-            wanted = isinstance(one, kind) and one.layer in (1, -1) and which(one)
-            found |= wanted
-            yield change(one) if wanted else one
-        assert found, "no instruction was changed"
+        applied = False
+        for instruction in lowered.instructions:
+            wanted = (
+                isinstance(instruction, kind)
+                and instruction.layer in (1, -1)
+                and which(instruction)
+            )
+            applied |= wanted
+            yield change(instruction) if wanted else instruction
+        assert applied, "no instruction was changed"
 
     def spoil(spoilt: Spoilt) -> Spoilt:
         case, lowered = spoilt
@@ -93,28 +97,30 @@ def instructions(kind: type, change: Change, which: Which = lambda one: True) ->
     return spoil
 
 
-def operands(kind: type, which: Which = lambda one: True, **changes: Any) -> Change:
+def operands(kind: type, which: Which = lambda instruction: True, **changes: Any) -> Change:
     """Replace operands; a callable value receives the current operands."""
 
-    return instructions(kind, lambda one: _with(one, changes), which)
+    return instructions(kind, lambda instruction: _with(instruction, changes), which)
 
 
-def _with(one: Any, changes: dict[str, Any]) -> Any:
-    new = {k: v(one.at) if callable(v) else v for k, v in changes.items()}
-    return replace(one, at=replace(one.at, **new))
+def _with(instruction: Any, changes: dict[str, Any]) -> Any:
+    new = {k: v(instruction.at) if callable(v) else v for k, v in changes.items()}
+    return replace(instruction, at=replace(instruction.at, **new))
 
 
 def runs_with(kind: type, which: Which = anywhere, **changes: Any) -> Change:
     """Run with other operands, which the program itself could not have."""
-    return instructions(kind, lambda one: RunsAs(one, _with(one, changes)), which)
+    return instructions(
+        kind, lambda instruction: RunsAs(instruction, _with(instruction, changes)), which
+    )
 
 
 def functions(kind: type, which: Which, *patches: tuple[Any, str, Any]) -> Change:
-    return instructions(kind, lambda one: Patched(one, patches), which)
+    return instructions(kind, lambda instruction: Patched(instruction, patches), which)
 
 
 def memory(kind: type, which: Which, change: Any, back: Any = None) -> Change:
-    return instructions(kind, lambda one: OtherMemory(one, change, back), which)
+    return instructions(kind, lambda instruction: OtherMemory(instruction, change, back), which)
 
 
 def weights(name: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Change:
@@ -129,11 +135,11 @@ def weights(name: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]
 
 def of(part: Part) -> Which:
     """Select instructions that compute queries, keys or values."""
-    return lambda one: one.at.part == part
+    return lambda instruction: instruction.at.part == part
 
 
 def on_rank(rank: int) -> Which:
-    return lambda one: one.rank == rank
+    return lambda instruction: instruction.rank == rank
 
 
 @dataclass(frozen=True)
@@ -158,23 +164,26 @@ class Wrong:
 
 
 def names(mistakes: Sequence[Wrong]) -> list[str]:
-    return [one.what.replace(" ", "-") for one in mistakes]
+    return [mistake.what.replace(" ", "-") for mistake in mistakes]
 
 
-def assert_found(one: Wrong) -> None:
-    case, lowered = one.mistake(one.right)
+def assert_found(wrong: Wrong) -> None:
+    case, lowered = wrong.mistake(wrong.right)
     first = case.against(in_order(lowered)).first_divergence
     assert isinstance(first, GroupRow)
-    group, _, layer = one.group.partition(" of layer ")
+    group, _, layer = wrong.group.partition(" of layer ")
     wanted = None if group in ENDS else int(layer or 1)
     assert (first.side, first.node, first.layer) == ("program", group, wanted)
-    assert first.problem.startswith(one.problem)
+    assert first.problem.startswith(wrong.problem)
     assert first.by or first.problem
 
 
 def assert_well(mistakes: Sequence[Wrong]) -> None:
-    seen = {(one.model, one.tp, one.lowering, one.interleaved): one for one in mistakes}
-    for one in seen.values():
-        case, lowered = one.right
-        found = case.against(in_order(lowered))
-        assert found.ok, found.table()
+    distinct = {
+        (mistake.model, mistake.tp, mistake.lowering, mistake.interleaved): mistake
+        for mistake in mistakes
+    }
+    for mistake in distinct.values():
+        case, lowered = mistake.right
+        comparison = case.against(in_order(lowered))
+        assert comparison.ok, comparison.table()

@@ -14,8 +14,8 @@ SHOWN = tuple[str, Range, Range, torch.Tensor]
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    found = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return found.to(dtype)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.to(dtype)
 
 
 def unknown(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -52,17 +52,17 @@ class Desk:
 
     def seen(self, name: str, batch: int, columns: int) -> torch.Tensor:
         """Reassemble all values reported under this name."""
-        found = unknown(batch, columns)
+        whole = unknown(batch, columns)
         for other, rows, places, values in self.shown:
             if other == name:
-                found[rows.slice, places.slice] = values.float()
-        return found
+                whole[rows.slice, places.slice] = values.float()
+        return whole
 
 
-def near(found: torch.Tensor, expected: torch.Tensor, limit: float = 2e-6) -> bool:
+def near(actual: torch.Tensor, expected: torch.Tensor, limit: float = 2e-6) -> bool:
     """Return whether two results agree up to the order of fp32 sums."""
-    assert found.shape == expected.shape
-    error = (found.double() - expected.double()).abs().max()
+    assert actual.shape == expected.shape
+    error = (actual.double() - expected.double()).abs().max()
     return bool(error <= limit * expected.double().abs().max())
 
 

@@ -34,25 +34,25 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=70))
 def test_a_sum_is_that_tree(terms: list[float]) -> None:
-    found = [torch.tensor(term) for term in terms]
-    while len(found) > 1:
-        half = (len(found) + 1) // 2
-        folded = [a + b for a, b in zip(found[:half], found[half:], strict=False)]
-        found = folded + found[len(folded) : half]
-    assert torch.equal(total(torch.tensor(terms)), found[0])
+    level = [torch.tensor(term) for term in terms]
+    while len(level) > 1:
+        half = (len(level) + 1) // 2
+        folded = [a + b for a, b in zip(level[:half], level[half:], strict=False)]
+        level = folded + level[len(folded) : half]
+    assert torch.equal(total(torch.tensor(terms)), level[0])
 
 
 @given(st.integers(1, 70), st.integers(1, 5))
 def test_a_sum_does_not_see_the_others(width: int, rows: int) -> None:
     terms = random(rows, 3, width)
     before = terms.clone()
-    found = total(terms)
+    sums = total(terms)
     assert torch.equal(terms, before), "operands are unchanged"
     for row in range(rows):
         for column in range(3):
-            assert torch.equal(total(terms[row, column]), found[row, column])
+            assert torch.equal(total(terms[row, column]), sums[row, column])
     strided = terms.transpose(0, 1).contiguous().transpose(0, 1)
-    assert torch.equal(total(strided), found)
+    assert torch.equal(total(strided), sums)
 
 
 @DTYPES
@@ -81,12 +81,12 @@ def test_leaves_are_the_same_however_many_share_them(columns: int, parts: int) -
     x, weight = random(2, columns), random(5, columns, seed=1)
     whole = fold_tree(leaf_dots(x, weight, LEAVES), torch.add)
     edges = [run[0] for (run,) in even_runs(columns, LEAVES)] + [columns]
-    each = LEAVES // parts
+    leaves = LEAVES // parts
     level = []
     for part in range(parts):
-        start, stop = edges[part * each], edges[(part + 1) * each]
-        found = leaf_dots(x[:, start:stop], weight[:, start:stop], each)
-        level.append(fold_tree(found, torch.add))
+        start, stop = edges[part * leaves], edges[(part + 1) * leaves]
+        products = leaf_dots(x[:, start:stop], weight[:, start:stop], leaves)
+        level.append(fold_tree(products, torch.add))
     while len(level) > 1:
         level = [a + b for a, b in zip(level[::2], level[1::2], strict=True)]
     assert torch.equal(level[0], whole)
@@ -94,11 +94,11 @@ def test_leaves_are_the_same_however_many_share_them(columns: int, parts: int) -
 
 @pytest.mark.parametrize("ranks", range(1, 17))
 def test_ranks_have_a_power_of_two_of_leaves(ranks: int) -> None:
-    found = leaves_of(ranks)
-    assert found & (found - 1) == 0
-    assert found * ranks <= LEAVES or found == 1
+    leaves = leaves_of(ranks)
+    assert leaves & (leaves - 1) == 0
+    assert leaves * ranks <= LEAVES or leaves == 1
     if LEAVES % ranks == 0:
-        assert found * ranks == LEAVES
+        assert leaves * ranks == LEAVES
     assert [leaves_of(1, width) for width in (1, 2, 3, 5, LEAVES, 99)] == [
         1,
         2,
@@ -115,8 +115,8 @@ def test_ranks_have_a_power_of_two_of_leaves(ranks: int) -> None:
 def test_a_function_is_the_same_in_any_lane(function: Any, data: Any) -> None:
     values = data.draw(st.lists(st.floats(2**-10, 80, width=32), min_size=1, max_size=37))
     whole = function(torch.tensor(values))
-    each = [function(torch.tensor([value])) for value in values]
-    assert torch.equal(whole, torch.cat(each))
+    singles = [function(torch.tensor([value])) for value in values]
+    assert torch.equal(whole, torch.cat(singles))
 
 
 def test_the_ends_of_exponentials() -> None:
@@ -158,6 +158,6 @@ def test_a_librarys_sum_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda terms: terms.sum(0) if terms.shape[2] > 1 else terms.cumsum(0)[-1],
     )
     x, weight = random(1, 997), random(9, 997, seed=1)
-    found = dots(x, weight)
+    whole = dots(x, weight)
     alone = torch.cat([dots(x, weight[row : row + 1]) for row in range(9)], 1)
-    assert not torch.equal(found, alone)
+    assert not torch.equal(whole, alone)

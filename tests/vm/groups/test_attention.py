@@ -49,8 +49,8 @@ class Work:
             blocks = [order.pop() for _ in range(-(-length // BLOCK))]
             self.tables[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.long)
             slots = [blocks[t // BLOCK] * BLOCK + t % BLOCK for t in range(length)]
-            kept = random(2, length, shared, WIDTH, seed=row + 1).to(dtype)
-            self.cache[LAYER][:, slots] = kept
+            stored = random(2, length, shared, WIDTH, seed=row + 1).to(dtype)
+            self.cache[LAYER][:, slots] = stored
         desk = self.desk = Desk()
         self.at = AttentionOperands(
             rank=0,
@@ -77,9 +77,9 @@ class Work:
     def partials(self) -> list[PartialAttention]:
         heads = range(len(self.readers))
         runs = [
-            (kv, Range(own[0], own[-1] + 1))
+            (kv, Range(group[0], group[-1] + 1))
             for kv in range(max(self.readers) + 1)
-            for own in [[head for head in heads if self.readers[head] == kv]]
+            for group in [[head for head in heads if self.readers[head] == kv]]
         ]
         return [
             PartialAttention(self.at, Range(row, row + 1), kv, run, Range(span, span + 1))
@@ -131,10 +131,10 @@ def test_gates_multiply_what_is_merged() -> None:
     work = Work()
     gate = random(*work.q.flatten(1).shape, seed=9)
     work.merged = replace(work.merged, gate=work.desk.put(gate))
-    found, merged = work.ran().flatten(1), work.expected().flatten(1)
+    gated, merged = work.ran().flatten(1), work.expected().flatten(1)
     assert near(work.desk.seen("ungated", *gate.shape), merged)
-    assert torch.equal(work.desk.seen("attention", *gate.shape), found)
-    assert near(found, merged * gate.sigmoid())
+    assert torch.equal(work.desk.seen("attention", *gate.shape), gated)
+    assert near(gated, merged * gate.sigmoid())
 
 
 @pytest.mark.parametrize("spans", [2, 7])
@@ -144,9 +144,9 @@ def test_each_span_as_the_op(spans: int) -> None:
     work.desk.run(work.partials())
     values, lse = partial_attention(*work.given(), spans, work.readers)
     assert near(work.desk.tensors[work.at.values], values)
-    found = work.desk.tensors[work.at.lse]
-    assert torch.equal(found.isinf(), lse.isinf())
-    assert near(found.nan_to_num(neginf=0), lse.nan_to_num(neginf=0))
+    actual = work.desk.tensors[work.at.lse]
+    assert torch.equal(actual.isinf(), lse.isinf())
+    assert near(actual.nan_to_num(neginf=0), lse.nan_to_num(neginf=0))
 
 
 def test_the_same_bits_for_any_heads_and_any_others() -> None:
@@ -155,18 +155,20 @@ def test_the_same_bits_for_any_heads_and_any_others() -> None:
     assert torch.equal(Work(LENGTHS[1]).ran(cuts(5, 1, 4)), whole)
     for row in range(4):
         alone = Work(LENGTHS[1])
-        partials = [one for one in alone.partials() if one.sequences.start == row]
-        alone.desk.run([*partials, *(one for one in alone.reduces() if one.sequence == row)])
-        found = alone.desk.tensors[alone.merged.out].view(whole.shape)
-        assert torch.equal(found[row], whole[row])
-        assert found[[other for other in range(4) if other != row]].isnan().all()
+        partials = [partial for partial in alone.partials() if partial.sequences.start == row]
+        alone.desk.run(
+            [*partials, *(reduction for reduction in alone.reduces() if reduction.sequence == row)]
+        )
+        output = alone.desk.tensors[alone.merged.out].view(whole.shape)
+        assert torch.equal(output[row], whole[row])
+        assert output[[other for other in range(4) if other != row]].isnan().all()
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
 def test_the_same_bits_whichever_span_is_first(order: tuple[int, ...]) -> None:
     work = Work(LENGTHS[1])
     whole = Work(LENGTHS[1]).ran()
-    partials = sorted(work.partials(), key=lambda one: order[one.span.start])
+    partials = sorted(work.partials(), key=lambda partial: order[partial.span.start])
     work.desk.run([*partials, *work.reduces()])
     assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
 
@@ -175,8 +177,8 @@ def test_a_run_of_spans_has_the_bits_of_its_spans() -> None:
     work = Work(LENGTHS[1])
     whole = Work(LENGTHS[1]).ran()
     runs = [Range(0, 2), Range(2, work.spans)]
-    firsts = [one for one in work.partials() if not one.span.start]
-    work.desk.run([replace(one, span=run) for one in firsts for run in runs])
+    firsts = [partial for partial in work.partials() if not partial.span.start]
+    work.desk.run([replace(partial, span=run) for partial in firsts for run in runs])
     work.desk.run(work.reduces())
     assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
 
@@ -185,11 +187,13 @@ def test_a_run_of_spans_has_the_bits_of_its_spans() -> None:
 def test_a_run_of_sequences_has_the_bits_of_its_sequences(runs: tuple[Range, ...]) -> None:
     work = Work(LENGTHS[1], sequence_rows=2)
     whole = Work(LENGTHS[1]).ran()
-    firsts = [one for one in work.partials() if not one.sequences.start]
-    several = [replace(one, sequences=run) for one in firsts for run in runs]
+    firsts = [partial for partial in work.partials() if not partial.sequences.start]
+    several = [replace(partial, sequences=run) for partial in firsts for run in runs]
     wanted = {Range(0, 4): Range(0, 4), Range(0, 1): Range(0, 2), Range(1, 4): Range(0, 4)}
-    assert all(one.together == wanted[one.sequences] for one in several)
-    assert sum(one.values for one in several) == sum(one.values for one in work.partials())
+    assert all(partial.together == wanted[partial.sequences] for partial in several)
+    assert sum(partial.values for partial in several) == sum(
+        partial.values for partial in work.partials()
+    )
     work.desk.run([*several, *work.reduces()])
     assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
 
@@ -204,9 +208,9 @@ def test_trap_12_large_scores_do_not_overflow() -> None:
     """Scores in the hundreds stay finite, since the maximum is subtracted first."""
     work = Work(LENGTHS[1], size=300.0)
     assert float((work.q * SCALE).abs().max()) > 89
-    found = work.ran()
-    assert found.isfinite().all()
-    assert near(found, work.expected(), 1e-4)
+    output = work.ran()
+    assert output.isfinite().all()
+    assert near(output, work.expected(), 1e-4)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
@@ -214,49 +218,49 @@ def test_trap_13_spans_that_may_hold_a_new_token_read_it(rows: int) -> None:
     """Of sequences with one row, only the last span does; else every span reads those of all."""
     lengths = (9, 16, 17, 2)
     work = Work(lengths, sequence_rows=rows)
-    for one in work.partials():
-        boxes = [region.box[2:] for region in one.reads if region.buffer == work.at.cache]
-        own, head = one.sequences, Range(one.kv_head, one.kv_head + 1)
-        first = own.start // rows * rows
+    for partial in work.partials():
+        boxes = [region.box[2:] for region in partial.reads if region.buffer == work.at.cache]
+        sequences, head = partial.sequences, Range(partial.kv_head, partial.kv_head + 1)
+        first = sequences.start // rows * rows
         new = [(Range(first, first + rows), head, (1, 2))]
-        alone = rows == 1 and one.span.stop < work.spans
-        assert boxes == [(own, head, (0, 1)), *([] if alone else new)]
+        alone = rows == 1 and partial.span.stop < work.spans
+        assert boxes == [(sequences, head, (0, 1)), *([] if alone else new)]
     newest = [
         int(work.tables[row, (n - 1) // BLOCK]) * BLOCK + (n - 1) % BLOCK
         for row, n in enumerate(lengths)
     ]
     whole = Work(lengths).ran()
-    kept = work.cache[LAYER][:, newest].clone()
+    saved = work.cache[LAYER][:, newest].clone()
     work.cache[LAYER][:, newest] = torch.nan
-    work.desk.run([one for one in work.partials() if one.span.stop < work.spans])
-    work.cache[LAYER][:, newest] = kept
-    work.desk.run([one for one in work.partials() if one.span.stop == work.spans])
+    work.desk.run([partial for partial in work.partials() if partial.span.stop < work.spans])
+    work.cache[LAYER][:, newest] = saved
+    work.desk.run([partial for partial in work.partials() if partial.span.stop == work.spans])
     work.desk.run(work.reduces())
     assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
 
 
 def test_trap_26_it_waits_for_its_queries() -> None:
     work = Work()
-    for one in work.partials():
-        at, heads = work.at, one.heads
-        region = one.reads[0]
-        assert region.buffer == at.q
+    for partial in work.partials():
+        operands, heads = work.at, partial.heads
+        region = partial.reads[0]
+        assert region.buffer == operands.q
         columns = (heads.start * WIDTH, heads.stop * WIDTH)
-        assert region.box == (one.sequences, columns)
+        assert region.box == (partial.sequences, columns)
 
 
 def test_a_sequence_that_holds_nothing_comes_to_zero() -> None:
     work = Work((0, 5))
-    found = work.ran()
-    assert torch.equal(found[0], torch.zeros_like(found[0]))
-    assert near(found[1], Work((5, 5)).expected()[0], 10) and found[1].isfinite().all()
+    output = work.ran()
+    assert torch.equal(output[0], torch.zeros_like(output[0]))
+    assert near(output[1], Work((5, 5)).expected()[0], 10) and output[1].isfinite().all()
 
 
 @pytest.mark.parametrize("spans", [1, 3])
 def test_what_it_shows(spans: int) -> None:
     work = Work(LENGTHS[1], spans=spans)
-    found = work.ran()
-    assert torch.equal(work.desk.seen("attention", 4, 5 * WIDTH), found.flatten(1))
+    output = work.ran()
+    assert torch.equal(work.desk.seen("attention", 4, 5 * WIDTH), output.flatten(1))
     values = work.desk.seen("partial_values", 4, 5 * spans * WIDTH)
     assert torch.equal(values, work.desk.tensors[work.at.values].flatten(1))
     lse = work.desk.seen("partial_lse", 4, 5 * spans)
@@ -269,31 +273,31 @@ def test_bf16_is_no_further_from_fp32_than_the_op() -> None:
     exact = Work(LENGTHS[1], dtype=torch.bfloat16)
     exact.q, exact.cache = exact.q.double(), exact.cache.double()
     truth = exact.expected()
-    error, allowed = ((one.double() - truth).abs().mean() for one in (work.ran(), rounded))
+    error, allowed = ((output.double() - truth).abs().mean() for output in (work.ran(), rounded))
     assert error <= 1.05 * allowed
 
 
-def _merge_without_sum(one: Any, other: Any, **functions: Any) -> Any:
+def _merge_without_sum(partial: Any, other: Any, **functions: Any) -> Any:
     """Trap 12: the merge returns the maximum without the sum."""
-    mixed, _ = RIGHT_MERGE(one, other, **functions)
-    return mixed, torch.maximum(one[1], other[1])
+    mixed, _ = RIGHT_MERGE(partial, other, **functions)
+    return mixed, torch.maximum(partial[1], other[1])
 
 
-def _merge_base_two(one: Any, other: Any, **functions: Any) -> Any:
+def _merge_base_two(partial: Any, other: Any, **functions: Any) -> Any:
     """Trap 12: the log-sum-exp is written in base two, but read as natural."""
-    mixed, lse = RIGHT_MERGE(one, other, **functions)
+    mixed, lse = RIGHT_MERGE(partial, other, **functions)
     return mixed, lse / torch.log(torch.tensor(2.0))
 
 
-def _merge_halves(one: Any, other: Any, **functions: Any) -> Any:
-    return (one[0] + other[0]) / 2, other[1]
+def _merge_halves(partial: Any, other: Any, **functions: Any) -> Any:
+    return (partial[0] + other[0]) / 2, other[1]
 
 
 RIGHT_MERGE, RIGHT_SPAN = module.merge, module.span_of
 MERGES = (_merge_without_sum, _merge_base_two, _merge_halves)
 
 
-@pytest.mark.parametrize("mistake", MERGES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("mistake", MERGES, ids=lambda mistake: mistake.__name__)
 def test_a_wrong_merge_is_seen(
     monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., Any]
 ) -> None:
@@ -302,17 +306,19 @@ def test_a_wrong_merge_is_seen(
     assert not near(work.ran(), work.expected())
 
 
-def _one_short(length: int, *rest: Any) -> tuple[int, int]:
-    first, last = RIGHT_SPAN(length, *rest)
+def _one_short(length: int, *args: Any) -> tuple[int, int]:
+    first, last = RIGHT_SPAN(length, *args)
     return first, max(first, min(last, length - 1))
 
 
-def _first_block_twice(length: int, *rest: Any) -> tuple[int, int]:
-    first, last = RIGHT_SPAN(length, *rest)
+def _first_block_twice(length: int, *args: Any) -> tuple[int, int]:
+    first, last = RIGHT_SPAN(length, *args)
     return max(0, first - BLOCK), last
 
 
-@pytest.mark.parametrize("mistake", [_one_short, _first_block_twice], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "mistake", [_one_short, _first_block_twice], ids=lambda mistake: mistake.__name__
+)
 def test_wrong_spans_are_seen(monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., Any]) -> None:
     monkeypatch.setattr(module, "span_of", mistake)
     work = Work(LENGTHS[1], spans=3)
@@ -332,6 +338,6 @@ def test_trap_8_a_kv_head_by_habit() -> None:
     """Query heads assigned evenly to KV heads, although groups are uneven, are detected."""
     work = Work(LENGTHS[1], READERS[0])
     work.readers = (0, 0, 1, 1, 1)
-    found = work.ran()
+    output = work.ran()
     work.readers = READERS[0]
-    assert not near(found, work.expected())
+    assert not near(output, work.expected())

@@ -55,8 +55,10 @@ class Work:
             "norm": random(VALUE, seed=8, dtype=dtype),
         }
         desk = self.desk = Desk()
-        own = {name: None if one is None else one.clone() for name, one in self.values.items()}
-        numbers = {name: desk.put(one) for name, one in own.items()}
+        tensors = {
+            name: None if value is None else value.clone() for name, value in self.values.items()
+        }
+        numbers = {name: desk.put(tensor) for name, tensor in tensors.items()}
         numbers.setdefault("z", numbers["projected"])
         self.out = desk.put(unknown(BATCH, v_heads * VALUE, dtype=dtype))
         self.at = DeltaOperands(
@@ -84,27 +86,27 @@ class Work:
         )
 
     def instructions(self) -> list[DeltaStep]:
-        found, first = [], 0
+        instructions, first = [], 0
         for k_head, run in groupby(self.readers):
             heads = Range(first, first := first + len(list(run)))
-            found += [DeltaStep(self.at, row, k_head, heads) for row in range(BATCH)]
-        return found
+            instructions += [DeltaStep(self.at, row, k_head, heads) for row in range(BATCH)]
+        return instructions
 
     def ran(self) -> list[torch.Tensor]:
         """Run the instructions in any order; return the results, the tails and the states."""
         self.desk.run(self.instructions()[::-1])
-        kept = [self.desk.tensors[number] for number in (self.out, self.at.tails, self.at.states)]
-        seen = self.desk.seen("mixed", BATCH, kept[0].shape[1]).to(kept[0].dtype)
-        assert torch.equal(seen, kept[0])
-        return kept
+        stored = [self.desk.tensors[number] for number in (self.out, self.at.tails, self.at.states)]
+        mixed = self.desk.seen("mixed", BATCH, stored[0].shape[1]).to(stored[0].dtype)
+        assert torch.equal(mixed, stored[0])
+        return stored
 
     def expected(self, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-        given = {
-            name: one if one is None else one.to(dtype or one.dtype, copy=True)
-            for name, one in self.values.items()
+        operands = {
+            name: tensor if tensor is None else tensor.to(dtype or tensor.dtype, copy=True)
+            for name, tensor in self.values.items()
         }
         result = (DELTA_STEP_APART if self.apart else DELTA_STEP)(
-            **given,
+            **operands,
             eps=EPS,
             starts=torch.arange(BATCH + 1),
             lengths=torch.tensor(LENGTHS),
@@ -113,7 +115,7 @@ class Work:
             layer=LAYER,
             k_heads=list(self.readers),
         )
-        tails, states = given["tails"], given["states"]
+        tails, states = operands["tails"], operands["states"]
         assert tails is not None and states is not None
         return [result, tails, states]
 
@@ -141,17 +143,19 @@ def test_values_on_the_way(readers: tuple[int, ...]) -> None:
     """Values that are not stored are those of the ops, at the columns of their heads."""
     work = Work(readers)
     work.ran()
-    given: dict[str, Any] = {name: one for name, one in work.values.items() if one is not None}
+    operands: dict[str, Any] = {
+        name: tensor for name, tensor in work.values.items() if tensor is not None
+    }
     v_heads, channels = len(readers), work.at.channels
-    numbers = [torch.tensor(one) for one in (LENGTHS, READ, WRITE)]
+    numbers = [torch.tensor(values) for values in (LENGTHS, READ, WRITE)]
     starts = torch.arange(BATCH + 1)
-    tails, states = given["tails"].clone(), given["states"].clone()
-    x = given["projected"][:, :channels].contiguous()
-    conv = RESUMED_CONV(x, given["weight"], None, tails, starts, *numbers, LAYER)
-    share, a = given["gates"].split(v_heads, 1)
+    tails, states = operands["tails"].clone(), operands["states"].clone()
+    x = operands["projected"][:, :channels].contiguous()
+    conv = RESUMED_CONV(x, operands["weight"], None, tails, starts, *numbers, LAYER)
+    share, a = operands["gates"].split(v_heads, 1)
     keys = channels - v_heads * VALUE
     parts = conv.split([keys // 2, keys // 2, v_heads * VALUE], 1)
-    decay, beta = DELTA_DECAY(a, given["rate"], given["offset"]), share.sigmoid()
+    decay, beta = DELTA_DECAY(a, operands["rate"], operands["offset"]), share.sigmoid()
     widths = (KEY, KEY, VALUE)
     q, k, v = (part.unflatten(1, (-1, width)) for part, width in zip(parts, widths, strict=True))
     mixed = RESUMED_DELTA_RULE(q, k, v, decay, beta, states, starts, *numbers, LAYER, list(readers))
@@ -192,21 +196,21 @@ def test_bf16_is_rounded_where_the_op_rounds() -> None:
     """The error relative to fp64 is about that of the op in bf16; states stay in fp32."""
     work = Work(UNEVEN, biased=True, dtype=torch.bfloat16)
     truth = work.expected(torch.float64)
-    for found, rounded, exact in zip(work.ran(), work.expected(), truth, strict=True):
-        assert found.dtype == rounded.dtype
-        error, allowed = ((side.double() - exact).abs().mean() for side in (found, rounded))
+    for actual, rounded, exact in zip(work.ran(), work.expected(), truth, strict=True):
+        assert actual.dtype == rounded.dtype
+        error, allowed = ((side.double() - exact).abs().mean() for side in (actual, rounded))
         assert error <= 1.1 * allowed
 
 
 MISTAKES: dict[str, Callable[[DeltaOperands], DeltaOperands]] = {
-    "no bias": lambda at: replace(at, bias=-1),
-    "another layer's states": lambda at: replace(at, layer=LAYER - 1),
-    "keys in the place of queries": lambda at: replace(at, first_k=0),
-    "values in the place of keys": lambda at: replace(at, first_v=at.first_k),
-    "the state that is written is read": lambda at: replace(at, read=at.write),
-    "the rates of the offsets": lambda at: replace(at, rate=at.offset),
-    "gates from the first channel": lambda at: replace(at, first_z=0),
-    "a tap late": lambda at: replace(at, taps=TAPS - 1),
+    "no bias": lambda operands: replace(operands, bias=-1),
+    "another layer's states": lambda operands: replace(operands, layer=LAYER - 1),
+    "keys in the place of queries": lambda operands: replace(operands, first_k=0),
+    "values in the place of keys": lambda operands: replace(operands, first_v=operands.first_k),
+    "the state that is written is read": lambda operands: replace(operands, read=operands.write),
+    "the rates of the offsets": lambda operands: replace(operands, rate=operands.offset),
+    "gates from the first channel": lambda operands: replace(operands, first_z=0),
+    "a tap late": lambda operands: replace(operands, taps=TAPS - 1),
 }
 
 

@@ -26,7 +26,7 @@ def embedded(
     kind = torch.float32 if summed else dtype
     outs = [desk.put(unknown(len(TOKENS), WIDTH, dtype=kind)) for _ in firsts]
     for rank, (first, last) in enumerate(zip(firsts, (*firsts[1:], VOCABULARY), strict=True)):
-        at = EmbedOperands(
+        operands = EmbedOperands(
             rank=rank,
             layer=-1,
             tokens=desk.put(whole_numbers(*TOKENS)),
@@ -38,7 +38,7 @@ def embedded(
             format=Format.of(torch.float32),
             summed=summed,
         )
-        desk.run([Embed(at, part) for part in columns])
+        desk.run([Embed(operands, part) for part in columns])
     if not summed:
         return desk, desk.tensors[outs[0]]
     assert not desk.shown, "a partial sum is not reported"
@@ -53,21 +53,21 @@ def embedded(
 def test_the_rows_of_the_tokens(firsts: tuple[int, ...], dtype: torch.dtype) -> None:
     """The bits agree, except that minus zero becomes zero, as in a sum."""
     for columns in (cuts(WIDTH), cuts(WIDTH, 2, 3)):
-        desk, found = embedded(firsts, columns, dtype)
+        desk, embedding = embedded(firsts, columns, dtype)
         expected = random(VOCABULARY, WIDTH, dtype=dtype)[list(TOKENS)]
         expected[2:, 2] = 0
-        assert torch.equal(found, expected)
-        assert not torch.signbit(found[2:, 2]).any()
-        assert torch.equal(desk.seen("embedding", len(TOKENS), WIDTH).to(dtype), found)
+        assert torch.equal(embedding, expected)
+        assert not torch.signbit(embedding[2:, 2]).any()
+        assert torch.equal(desk.seen("embedding", len(TOKENS), WIDTH).to(dtype), embedding)
 
 
 def test_a_first_row_that_is_forgotten() -> None:
     """A rank that ignores its first row looks up wrong tokens."""
-    desk, found = embedded((0, 6), cuts(WIDTH))
+    desk, embedding = embedded((0, 6), cuts(WIDTH))
     tokens = whole_numbers(*TOKENS)
     table = desk.put(random(VOCABULARY, WIDTH)[6:])
     out = desk.put(unknown(len(TOKENS), WIDTH))
-    at = EmbedOperands(1, -1, desk.put(tokens), table, out, len(TOKENS), 0, 5, 4, True)
-    desk.run([Embed(at, Range(0, WIDTH))])
-    assert not torch.equal(desk.tensors[out][0], found[0])
+    operands = EmbedOperands(1, -1, desk.put(tokens), table, out, len(TOKENS), 0, 5, 4, True)
+    desk.run([Embed(operands, Range(0, WIDTH))])
+    assert not torch.equal(desk.tensors[out][0], embedding[0])
     assert desk.tensors[out][1].any(), "token 0 belongs to the other rank"

@@ -39,10 +39,10 @@ class Work:
         self.slots, self.desk = slots, Desk()
         desk, ranks, count = self.desk, len(slots), len(slots[0])
         edges = [0]
-        for own in slots:
-            edges.append(edges[-1] + own[-1].stop)
+        for ranges in slots:
+            edges.append(edges[-1] + ranges[-1].stop)
         self.firsts = edges[:-1]
-        self.logits = [desk.put(unknown(BATCH, own[-1].stop, dtype=dtype)) for own in slots]
+        self.logits = [desk.put(unknown(BATCH, ranges[-1].stop, dtype=dtype)) for ranges in slots]
         best = [desk.put(unknown(BATCH, count)) for _ in slots]
         ids = [desk.put(unknown(BATCH, count, dtype=torch.int32)) for _ in slots]
         normed = Normed(desk.put(self.x), desk.put(self.norm), BATCH, WIDTH, EPS)
@@ -61,7 +61,7 @@ class Work:
             )
             for rank, (first, last) in enumerate(pairwise(edges))
         ]
-        given: dict[str, torch.Tensor] = {
+        tensors: dict[str, torch.Tensor] = {
             "tokens": whole_numbers(*state.get("tokens", (90, 91, 92))),
             "positions": whole_numbers(*state.get("positions", (4, 0, 7))),
             "lengths": whole_numbers(*state.get("lengths", (5, 1, 8))),
@@ -70,7 +70,7 @@ class Work:
             "clock": whole_numbers(*state.get("clock", (0,))),
             "history": unknown(STEPS, BATCH, dtype=torch.int32),
         }
-        numbers = {name: desk.put(given[name]) for name in STATE}
+        numbers = {name: desk.put(tensors[name]) for name in STATE}
         self.at = ArgmaxOperands(
             rank=0,
             layer=-1,
@@ -86,8 +86,8 @@ class Work:
 
     def ran(self) -> torch.Tensor:
         """Return the logits of all ranks, concatenated."""
-        for at, own in zip(self.heads, self.slots, strict=True):
-            self.desk.run([NormLmHead(at, rows, slot) for slot, rows in enumerate(own)])
+        for operands, ranges in zip(self.heads, self.slots, strict=True):
+            self.desk.run([NormLmHead(operands, rows, slot) for slot, rows in enumerate(ranges)])
         self.desk.run([Argmax(self.at)])
         return torch.cat([self.desk.tensors[number] for number in self.logits], 1)
 
@@ -111,9 +111,9 @@ BIAS = pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
 @BIAS
 def test_as_the_op(share: str, biased: bool) -> None:
     work = Work(SHARES[share], biased=biased)
-    found = work.ran()
+    logits = work.ran()
     expected = norm_linear(work.x, work.norm, EPS, work.weight, work.bias)
-    assert near(found, expected)
+    assert near(logits, expected)
     assert work.state("tokens") == expected.argmax(-1).tolist()
 
 
@@ -128,19 +128,19 @@ def test_the_same_bits_for_any_rows_and_ranks(share: str, dtype: torch.dtype) ->
 @BIAS
 def test_bf16_is_no_further_from_fp32_than_the_op(biased: bool) -> None:
     work = Work(WHOLE, torch.bfloat16, biased)
-    given = [work.x, work.norm, work.weight, work.bias]
-    x, norm, weight, bias = (None if one is None else one.double() for one in given)
+    operands = [work.x, work.norm, work.weight, work.bias]
+    x, norm, weight, bias = (None if tensor is None else tensor.double() for tensor in operands)
     assert x is not None and norm is not None and weight is not None
     truth = norm_linear(x, norm, EPS, weight, bias)
     rounded = norm_linear(work.x, work.norm, EPS, work.weight, work.bias)
-    error, allowed = ((one.double() - truth).abs().mean() for one in (work.ran(), rounded))
+    error, allowed = ((logits.double() - truth).abs().mean() for logits in (work.ran(), rounded))
     assert error <= 1.05 * allowed
 
 
 @SHARED
 def test_trap_16_of_equal_logits_the_lowest_token(share: str) -> None:
     work = Work(SHARES[share])
-    for number in {at.weight for at in work.heads}:
+    for number in {operands.weight for operands in work.heads}:
         work.desk.tensors[number].zero_()
     work.ran()
     assert work.state("tokens") == [0, 0, 0]
@@ -151,10 +151,10 @@ def test_trap_16_the_lowest_of_two(share: str) -> None:
     """Ties go to the lowest id, wherever both rows are."""
     for low, high in ((3, 16), (4, 5), (8, 9), (1, 2)):
         work = Work(SHARES[share])
-        for at in work.heads:
-            rows = work.desk.tensors[at.weight]
+        for operands in work.heads:
+            rows = work.desk.tensors[operands.weight]
             for place in range(len(rows)):
-                rows[place] = 9 * work.x[0] if place + at.first in (low, high) else -work.x[0]
+                rows[place] = 9 * work.x[0] if place + operands.first in (low, high) else -work.x[0]
         work.desk.tensors[work.heads[0].normed.weight].fill_(1)
         work.ran()
         assert work.state("tokens")[0] == low
@@ -180,7 +180,7 @@ def test_a_sequence_ends_with_any_of_the_stops() -> None:
     work = Work(WHOLE, stops=(-1, second))
     work.ran()
     ended = [token == second for token in (first, second, third)]
-    assert work.state("finished") == [int(one) for one in ended]
+    assert work.state("finished") == [int(flag) for flag in ended]
     assert work.state("history")[0] == [first, second, third], "the history includes the stop"
     assert work.state("tokens")[1] == 91
     assert work.state("lengths")[1] == 1
@@ -202,15 +202,15 @@ def test_what_it_shows() -> None:
     work = Work(SHARES["two ranks"])
     logits = work.ran()
     assert {name for name, *_ in work.desk.shown} == {"final_norm", "logits", "token"}
-    own = work.desk.shown[-1]
-    assert own[0] == "token"
-    assert own[3][:, 0].tolist() == logits.argmax(-1).tolist()
+    last = work.desk.shown[-1]
+    assert last[0] == "token"
+    assert last[3][:, 0].tolist() == logits.argmax(-1).tolist()
 
 
 def test_trap_15_another_norm_than_the_last() -> None:
     work = Work(WHOLE)
-    at = work.heads[0]
-    work.heads[0] = replace(at, normed=replace(at.normed, eps=to_fp32(0.5)))
+    operands = work.heads[0]
+    work.heads[0] = replace(operands, normed=replace(operands.normed, eps=to_fp32(0.5)))
     assert not near(work.ran(), norm_linear(work.x, work.norm, EPS, work.weight))
 
 

@@ -32,33 +32,33 @@ KINDS = pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: 
 @lru_cache
 def made(kind: type[StepInstruction]) -> list[tuple[Any, StepInstruction]]:
     """Return the lowered instructions of this kind, each with its program's buffers."""
-    found = [
+    pairs = [
         (low.buffers, i) for case in CASES for low in [lowered(case)] for i in low.instructions
     ]
-    return [(buffers, one) for buffers, one in found if type(one) is kind]
+    return [(buffers, instruction) for buffers, instruction in pairs if type(instruction) is kind]
 
 
 def lacks(kind: type[StepInstruction]) -> list[str]:
     """Return what an instruction class lacks."""
-    found = [
+    missing = [
         name for name in ("traffic", "run") if getattr(kind, name) is getattr(StepInstruction, name)
     ]
     accesses = how_accessed(kind)
-    found += [] if "reads" in accesses else ["reads"]
-    found += [] if accesses & {"writes", "joins"} else ["writes"]
+    missing += [] if "reads" in accesses else ["reads"]
+    missing += [] if accesses & {"writes", "joins"} else ["writes"]
     if not re.fullmatch("[a-z]+(_[a-z]+)*", getattr(kind, "name", "")):
-        found.append("name")
+        missing.append("name")
     if kind not in INSTRUCTIONS.values():
-        found.append("opcode")
+        missing.append("opcode")
     if not (kind.__doc__ or "").partition("\n")[0].endswith(".") or "(at:" in (kind.__doc__ or ""):
-        found.append("docstring")
+        missing.append("docstring")
     if "at" not in vars(kind).get("__annotations__", {}) or not is_dataclass(operands_of(kind)):
-        found.append("operands")
+        missing.append("operands")
     elif not {"rank", "layer"} <= {field.name for field in fields(operands_of(kind))}:
-        found.append("rank and layer")
+        missing.append("rank and layer")
     if kind.__hash__ is None or not vars(kind).get("__dataclass_params__", _NONE).frozen:
-        found.append("frozen dataclass")
-    return found
+        missing.append("frozen dataclass")
+    return missing
 
 
 def how_accessed(kind: type[StepInstruction]) -> set[str]:
@@ -66,10 +66,10 @@ def how_accessed(kind: type[StepInstruction]) -> set[str]:
     if not is_dataclass(operands_of(kind)):
         return set()
     named = [rule for *_, rule in rules_of(kind)]
-    each = [
+    expanded = [
         r for rule in named for r in (rule.rules.values() if isinstance(rule, Chosen) else [rule])
     ]
-    return {access.how for rule in each if isinstance(rule, Held) for access in rule.accesses}
+    return {access.how for rule in expanded if isinstance(rule, Held) for access in rule.accesses}
 
 
 @dataclass
@@ -93,8 +93,8 @@ def test_what_is_lacking_is_seen() -> None:
     class Idle(StepInstruction):
         pass
 
-    said = {"reads", "writes", "traffic", "run", "name", "opcode", "docstring", "operands"}
-    assert set(lacks(Idle)) >= said | {"frozen dataclass"}
+    expected = {"reads", "writes", "traffic", "run", "name", "opcode", "docstring", "operands"}
+    assert set(lacks(Idle)) >= expected | {"frozen dataclass"}
 
 
 def test_opcodes_and_names_are_its_own() -> None:
@@ -104,15 +104,15 @@ def test_opcodes_and_names_are_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "message"),
     [(1, "embed with the same opcode"), (0, "an opcode above 0"), (-1, "an opcode above 0")],
 )
-def test_an_opcode_is_taken_once(number: int, said: str) -> None:
+def test_an_opcode_is_taken_once(number: int, message: str) -> None:
     class Other(StepInstruction):
         name: ClassVar[str] = "other"
         opcode: ClassVar[int] = number
 
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         INSTRUCTIONS.add("other", Other)
     assert "other" not in INSTRUCTIONS
 
@@ -145,18 +145,23 @@ def test_trap_27_what_others_may_still_read_is_not_written_over(
         read = {region.buffer for region in instruction.reads}
         for region in instruction.writes:
             role = buffers[region.buffer].role
-            own = role.kind == "state" or role in LINEAR_STATES
-            assert own or region.buffer not in read
+            in_place = role.kind == "state" or role in LINEAR_STATES
+            assert in_place or region.buffer not in read
 
 
 @KINDS
 def test_its_parts_can_be_told_apart_in_messages(kind: type[StepInstruction]) -> None:
     buffers, _ = made(kind)[0]
-    same = [one for others, one in made(kind) if others is buffers]
-    text = [one.label for one in same]
+    same = [instruction for other, instruction in made(kind) if other is buffers]
+    text = [instruction.label for instruction in same]
     assert all(label.startswith(f"{kind.name} ") for label in text)
     whole = {
-        (one.label, getattr(one.at, "part", None), getattr(one.at, "site", None)) for one in same
+        (
+            instruction.label,
+            getattr(instruction.at, "part", None),
+            getattr(instruction.at, "site", None),
+        )
+        for instruction in same
     }
     assert len(whole) == len(same)
 
@@ -183,8 +188,8 @@ def test_operands_never_change(kind: type[StepInstruction]) -> None:
 
 @KINDS
 def test_its_operands_are_numbers(kind: type[StepInstruction]) -> None:
-    def leaves(one: Any) -> list[Any]:
-        inner = [one for _, one in field_types(one)]
+    def leaves(outer: Any) -> list[Any]:
+        inner = [field_type for _, field_type in field_types(outer)]
         return [leaf for i in inner for leaf in (leaves(i) if is_dataclass(i) else [i])]
 
     for leaf in leaves(kind):
@@ -214,11 +219,11 @@ def test_those_that_lowering_makes_are_their_words(kind: type[StepInstruction]) 
 def test_all_operands_are_in_the_words(instruction: StepInstruction) -> None:
     words = encode(instruction)
     assert all(-(2**31) <= word < 2**31 for word in words)
-    found = decode(words)
-    assert found == instruction
-    assert type(found) is type(instruction)
-    assert [type(getattr(found.at, n)) for n, _ in field_types(type(found.at))] == [
-        type(getattr(instruction.at, n)) for n, _ in field_types(type(found.at))
+    decoded = decode(words)
+    assert decoded == instruction
+    assert type(decoded) is type(instruction)
+    assert [type(getattr(decoded.at, n)) for n, _ in field_types(type(decoded.at))] == [
+        type(getattr(instruction.at, n)) for n, _ in field_types(type(decoded.at))
     ]
 
 
@@ -226,12 +231,12 @@ def test_all_operands_are_in_the_words(instruction: StepInstruction) -> None:
 @given(st.data())
 def test_another_operand_is_other_words(data: Any) -> None:
     kind = data.draw(st.sampled_from(list(INSTRUCTIONS.values())))
-    one, other = (data.draw(instructions(kind)) for _ in range(2))
-    assert (encode(one) == encode(other)) == (one == other)
+    instruction, other = (data.draw(instructions(kind)) for _ in range(2))
+    assert (encode(instruction) == encode(other)) == (instruction == other)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], r"0 words with the opcode missing.*one of the opcodes 1 \(embed\), 2"),
         ([0] * INSTRUCTIONS.words, r"with the opcode 0"),
@@ -243,8 +248,8 @@ def test_another_operand_is_other_words(data: Any) -> None:
         ),
     ],
 )
-def test_words_that_are_no_instruction(words: list[int], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_words_that_are_no_instruction(words: list[int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         decode(words)
 
 

@@ -33,22 +33,22 @@ _NEAR = 2e-5
 class Numbers:
     """The tensors that a meaning reads; functions that are no ops are defined here once more."""
 
-    def __init__(self, machine: Machine, own: Sequence[Any]) -> None:
+    def __init__(self, machine: Machine, instructions: Sequence[Any]) -> None:
         self._program, self._memory = machine.memory.program, machine.memory.tensors
-        self._own, self._new = own, dict[str, Any]()
+        self._own, self._new = instructions, dict[str, Any]()
 
     @property
     def heads(self) -> Sequence[int]:
         return heads_of(self._own)
 
     def number(self, operand: str) -> int:
-        found = vars(self._own[0]).get(operand)
-        if found is None:
-            found = self._own[0].at
+        value = vars(self._own[0]).get(operand)
+        if value is None:
+            value = self._own[0].at
             for name in operand.split("."):
-                found = getattr(found, name)
-        assert isinstance(found, int)
-        return found
+                value = getattr(value, name)
+        assert isinstance(value, int)
+        return value
 
     def __getitem__(self, operand: str) -> Any:
         return None if self.number(operand) == NONE else self.part(operand)
@@ -65,8 +65,8 @@ class Numbers:
         if tensor.dtype == torch.int32:
             tensor = tensor.long()
         if operand == "weight" and hasattr(self._own[0].at, "held"):
-            at = self._own[0].at
-            tensor = tensor.view(at.held, -1, tensor.shape[-1])
+            operands = self._own[0].at
+            tensor = tensor.view(operands.held, -1, tensor.shape[-1])
         return tensor[_index(part)].clone()
 
     def shape(self, operand: str) -> tuple[int, ...]:
@@ -102,18 +102,18 @@ class Numbers:
         return new, slots
 
     def gated_experts(self, x: Any, ids: Any, gate_up: Any, first: int) -> Any:
-        found = torch.full((*ids.shape, gate_up.shape[1] // 2), torch.nan)
-        for own, tokens, places in chosen(ids, first, len(gate_up)):
-            gate, up = (x[tokens].float() @ gate_up[own].float().T).chunk(2, -1)
-            found[tokens, places] = torch.nn.functional.silu(gate) * up
-        return found
+        activated = torch.full((*ids.shape, gate_up.shape[1] // 2), torch.nan)
+        for expert, tokens, places in chosen(ids, first, len(gate_up)):
+            gate, up = (x[tokens].float() @ gate_up[expert].float().T).chunk(2, -1)
+            activated[tokens, places] = torch.nn.functional.silu(gate) * up
+        return activated
 
     def sum_of_experts(self, x: Any, scores: Any, ids: Any, down: Any, first: int) -> Any:
-        found = torch.zeros(len(x), down.shape[1])
-        for own, tokens, places in chosen(ids, first, len(down)):
+        total = torch.zeros(len(x), down.shape[1])
+        for expert, tokens, places in chosen(ids, first, len(down)):
             shares = scores[tokens, places].float()[:, None]
-            found[tokens] += x[tokens, places].float() @ down[own].float().T * shares
-        return found
+            total[tokens] += x[tokens, places].float() @ down[expert].float().T * shares
+        return total
 
     def best_of_rows(self, logits: Any, start: int, stop: int) -> Any:
         return logits[:, start:stop].max(-1, keepdim=True).values
@@ -124,24 +124,24 @@ class Numbers:
 
 def _index(part: Sequence[Part]) -> tuple[Any, ...]:
     return tuple(
-        slice(None) if own is None else slice(own, own + 1) if isinstance(own, int) else own.slice
-        for own in part
+        slice(None) if dim is None else slice(dim, dim + 1) if isinstance(dim, int) else dim.slice
+        for dim in part
     )
 
 
-def _stored(numbers: Numbers, made: Any) -> tuple[Any, Any]:
+def _stored(numbers: Numbers, meaning: Any) -> tuple[Any, Any]:
     """Return what instructions have stored of a value, and the value in the same form."""
-    number = numbers.number(made.operand)
+    number = numbers.number(meaning.operand)
     buffer, tensor = numbers._program.buffers[number], numbers._memory[number]
     if buffer.role == Role.CACHE:
-        layer, side, *_, new = made.part
+        layer, side, *_, new = meaning.part
         assert new == NEW
-        values, slots = made.value
+        values, slots = meaning.value
         wanted = stored_rows(values, tensor[layer, side])
         return tensor[layer, side][slots], wanted
     if buffer.role in (Role.TAILS, Role.STATES):
-        return tensor[made.part[0]], made.value
-    return tensor[_index(made.part)], made.value
+        return tensor[meaning.part[0]], meaning.value
+    return tensor[_index(meaning.part)], meaning.value
 
 
 def _machine(case: Case) -> Machine:
@@ -162,26 +162,26 @@ def test_meanings_give_what_instructions_store(subject: int) -> None:
             if run[0].name == "argmax":
                 continue
             wanted = []
-            for _, own in groups_of(0, run):
-                numbers = Numbers(machine, own)
-                wanted += [(numbers, made) for made in own[0].meaning(numbers)]
-            for one in run:
-                one.run(machine.memory.tensors)
-            for numbers, made in wanted:
-                got, value = _stored(numbers, made)
-                where = f"{run[0].label}: {made.operand}"
+            for _, group in groups_of(0, run):
+                numbers = Numbers(machine, group)
+                wanted += [(numbers, meaning) for meaning in group[0].meaning(numbers)]
+            for instruction in run:
+                instruction.run(machine.memory.tensors)
+            for numbers, meaning in wanted:
+                got, value = _stored(numbers, meaning)
+                where = f"{run[0].label}: {meaning.operand}"
                 assert got.numel() == value.numel(), where
                 _assert_near(got.float().flatten(), value.float().flatten(), where)
 
 
 def _assert_near(got: torch.Tensor, value: torch.Tensor, where: str) -> None:
-    kept = ~value.isnan()  # experts of other ranks, and states that no sequence has
-    if not kept.any():
+    present = ~value.isnan()  # experts of other ranks, and states that no sequence has
+    if not present.any():
         return
-    scale = value[kept].abs().max().clamp(min=1.0)
-    assert bool(((got - value)[kept].nan_to_num(nan=1e9).abs() <= _NEAR * scale).all()), where
+    scale = value[present].abs().max().clamp(min=1.0)
+    assert bool(((got - value)[present].nan_to_num(nan=1e9).abs() <= _NEAR * scale).all()), where
 
 
 def test_the_subjects_have_all_kinds_of_instructions() -> None:
-    kinds = {one.name for place in SUBJECTS for one in all_bases()[place].steps}
+    kinds = {step.name for place in SUBJECTS for step in all_bases()[place].steps}
     assert kinds == {name for name in INSTRUCTIONS if INSTRUCTIONS[name].opcode < 256}

@@ -46,17 +46,17 @@ class Work:
     def ran(self, rows: Sequence[Range] = ()) -> torch.Tensor:
         kind = NormGateUpSwiglu if self.form == SWIGLU else NormUpActivation
         self.desk.run([kind(self.at, part) for part in rows or [Range(0, FFN)]])
-        found = self.desk.tensors[self.at.out]
-        seen = self.desk.seen(kind.result, BATCH, FFN).to(found.dtype)
-        assert torch.equal(seen.nan_to_num(), found.nan_to_num())
-        return found
+        output = self.desk.tensors[self.at.out]
+        reported = self.desk.seen(kind.result, BATCH, FFN).to(output.dtype)
+        assert torch.equal(reported.nan_to_num(), output.nan_to_num())
+        return output
 
     def expected(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         dtype = dtype or self.x.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
-        x, norm, weight = (one.to(dtype) for one in (self.x, self.norm, self.weight))
-        found: torch.Tensor = NORM_MLPS[self.form](x, norm, EPS, weight, bias)
-        return found
+        x, norm, weight = (tensor.to(dtype) for tensor in (self.x, self.norm, self.weight))
+        output: torch.Tensor = NORM_MLPS[self.form](x, norm, EPS, weight, bias)
+        return output
 
 
 BIAS = pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
@@ -88,7 +88,9 @@ def test_bf16_is_no_further_from_fp32_than_the_op(
 ) -> None:
     work = Work(biased, torch.bfloat16, form)
     truth = work.expected(torch.float64)
-    error, allowed = ((one.double() - truth).abs().mean() for one in (work.ran(), work.expected()))
+    error, allowed = (
+        (output.double() - truth).abs().mean() for output in (work.ran(), work.expected())
+    )
     assert error <= 1.05 * allowed
 
 
@@ -115,23 +117,23 @@ def test_the_activation_is_an_operand(form: tuple[Activation, bool]) -> None:
     work = Work(form=form)
     for other in set(Activation) - {form[0]}:
         work.at = replace(work.at, activation=other)
-        found, expected = work.ran(), work.expected()
-        assert (found - expected).abs().max() > 1e-4 * expected.abs().max()
+        actual, expected = work.ran(), work.expected()
+        assert (actual - expected).abs().max() > 1e-4 * expected.abs().max()
 
 
 def test_without_a_gate_the_weight_has_only_the_rows_of_up() -> None:
     with_gate, without = (Work(form=(Activation.GELU, gated)) for gated in (True, False))
     for work, rows in ((with_gate, 2 * FFN), (without, FFN)):
-        one = NormUpActivation(work.at, Range(0, FFN))
-        assert one.weight_shape == (rows, WIDTH)
-        assert one.traffic == rows * WIDTH * 4
+        instruction = NormUpActivation(work.at, Range(0, FFN))
+        assert instruction.weight_shape == (rows, WIDTH)
+        assert instruction.traffic == rows * WIDTH * 4
 
 
 def test_trap_21_a_block_that_is_floored_away() -> None:
     work = Work()
-    found = work.ran([Range(4 * n, 4 * n + 4) for n in range(FFN // 4)])
-    assert found[:, 12:].isnan().all()
-    assert not found[:, :12].isnan().any()
+    output = work.ran([Range(4 * n, 4 * n + 4) for n in range(FFN // 4)])
+    assert output[:, 12:].isnan().all()
+    assert not output[:, :12].isnan().any()
 
 
 def test_a_norm_that_is_left_out() -> None:
@@ -169,8 +171,8 @@ class Apart:
         self.desk.run([NormGate(self.gate, part) for part in rows])
         self.desk.run([NormGatedUp(self.up, part) for part in rows])
         for name, number in (("gate", self.gate.out), ("activated", self.up.out)):
-            seen = self.desk.seen(name, BATCH, FFN).to(self.dtype)
-            assert torch.equal(seen, self.desk.tensors[number])
+            reported = self.desk.seen(name, BATCH, FFN).to(self.dtype)
+            assert torch.equal(reported, self.desk.tensors[number])
         return self.desk.tensors[self.up.out]
 
 
@@ -187,11 +189,11 @@ def test_apart_as_the_op(biased: bool, activation: Activation) -> None:
 def test_apart_the_bits_are_those_of_one_weight(dtype: torch.dtype, activation: Activation) -> None:
     """For silu they may differ by the rounding of exponentials, which `swiglu` computes itself."""
     work, whole = Apart(activation, True, dtype), Work(True, dtype, (activation, True))
-    found, expected = work.ran(cuts(FFN, 4, 8, 12)), whole.ran()
+    actual, expected = work.ran(cuts(FFN, 4, 8, 12)), whole.ran()
     if activation is Activation.SILU:
-        assert near(found, expected, 2e-6 if dtype == torch.float32 else 2e-2)
+        assert near(actual, expected, 2e-6 if dtype == torch.float32 else 2e-2)
     else:
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
 
 
 def test_trap_3_apart_too() -> None:

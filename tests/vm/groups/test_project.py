@@ -38,7 +38,7 @@ class Work:
     def alone(self, rows: Sequence[Range] = ()) -> torch.Tensor:
         """Run on one rank, with all columns."""
         desk = Desk()
-        at = ProjectOperands(
+        operands = ProjectOperands(
             rank=0,
             layer=0,
             site=Site.ATTENTION,
@@ -52,11 +52,13 @@ class Work:
             leaves=LEAVES,
             format=Format.of(torch.float32),
         )
-        desk.run([LinearResidual(at, part) for part in rows or [Range(0, ROWS)]])
-        found = desk.tensors[at.out]
-        seen = desk.seen("attention_residual", BATCH, ROWS)
-        assert torch.equal(seen.to(self.dtype), found), "the reported values are the written ones"
-        return found
+        desk.run([LinearResidual(operands, part) for part in rows or [Range(0, ROWS)]])
+        output = desk.tensors[operands.out]
+        reported = desk.seen("attention_residual", BATCH, ROWS)
+        assert torch.equal(reported.to(self.dtype), output), (
+            "the reported values are the written ones"
+        )
+        return output
 
     def shared(
         self,
@@ -74,7 +76,7 @@ class Work:
             held = [(edges[r * leaves], edges[(r + 1) * leaves]) for r in range(ranks)]
         terms = [desk.put(unknown(splits * BATCH, ROWS)) for _ in range(ranks)]
         for rank, (start, stop) in enumerate(held):
-            at = ProjectOperands(
+            operands = ProjectOperands(
                 rank=rank,
                 layer=0,
                 site=Site.MLP,
@@ -89,16 +91,21 @@ class Work:
                 format=Format.of(torch.float32),
             )
             edges = [run[0] for (run,) in even_runs(stop - start, leaves)] + [stop - start]
-            each = leaves // splits
+            split_leaves = leaves // splits
             for slot in range(splits):
-                part = Range(edges[slot * each], edges[(slot + 1) * each])
-                desk.run([LinearTerms(at, r, part, slot, each) for r in rows or [Range(0, ROWS)]])
+                part = Range(edges[slot * split_leaves], edges[(slot + 1) * split_leaves])
+                desk.run(
+                    [
+                        LinearTerms(operands, r, part, slot, split_leaves)
+                        for r in rows or [Range(0, ROWS)]
+                    ]
+                )
         return [self._sum(desk, rank, terms, splits, columns) for rank in range(ranks)]
 
     def _sum(
         self, desk: Desk, rank: int, terms: list[int], splits: int, columns: Sequence[Range]
     ) -> torch.Tensor:
-        at = SumOperands(
+        operands = SumOperands(
             rank=rank,
             layer=0,
             site=Site.MLP,
@@ -111,10 +118,10 @@ class Work:
             batch=BATCH,
         )
         desk.shown.clear()
-        desk.run([AllReduce(at, part) for part in columns or [Range(0, ROWS)]])
-        found = desk.tensors[at.out]
-        assert torch.equal(desk.seen("mlp_residual", BATCH, ROWS).to(self.dtype), found)
-        return found
+        desk.run([AllReduce(operands, part) for part in columns or [Range(0, ROWS)]])
+        output = desk.tensors[operands.out]
+        assert torch.equal(desk.seen("mlp_residual", BATCH, ROWS).to(self.dtype), output)
+        return output
 
     def expected(self) -> torch.Tensor:
         return linear_residual(self.x, self.weight, self.bias, self.residual)
@@ -125,8 +132,8 @@ def test_as_the_op(biased: bool) -> None:
     work = Work(biased=biased)
     assert near(work.alone(), work.expected())
     for ranks in (1, 2, 3, 5):
-        for found in work.shared(ranks):
-            assert near(found, work.expected())
+        for output in work.shared(ranks):
+            assert near(output, work.expected())
 
 
 @BIAS
@@ -135,8 +142,8 @@ def test_ranks_as_the_op_of_ranks(biased: bool) -> None:
     work = Work(biased=biased)
     partial = torch.nn.functional.linear(work.x, work.weight)
     expected = all_reduce_residual(partial, work.residual, work.bias)
-    for found in work.shared(4):
-        assert near(found, expected)
+    for output in work.shared(4):
+        assert near(output, expected)
 
 
 @DTYPES
@@ -149,8 +156,8 @@ def test_the_same_bits_for_any_rows(
     assert torch.equal(work.alone(cuts(ROWS, *edges)), work.alone())
     rows, columns = cuts(ROWS, *edges), cuts(ROWS, 5)
     whole = work.shared(2, 2)
-    for found in work.shared(2, 2, rows, columns):
-        assert torch.equal(found, whole[0])
+    for output in work.shared(2, 2, rows, columns):
+        assert torch.equal(output, whole[0])
 
 
 @DTYPES
@@ -163,8 +170,8 @@ def test_the_same_bits_for_any_split_and_any_power_of_two_ranks(
     if splits > leaves_of(ranks):
         return
     work = Work(dtype, biased)
-    for found in work.shared(ranks, splits):
-        assert torch.equal(found, work.alone())
+    for output in work.shared(ranks, splits):
+        assert torch.equal(output, work.alone())
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 7])
@@ -180,8 +187,8 @@ def test_bf16_is_rounded_once(biased: bool) -> None:
     wide = [None if t is None else t.double() for t in (work.x, work.weight, work.bias)]
     truth = linear_residual(*wide, work.residual.double())  # type: ignore[arg-type]
     allowed = (work.expected().double() - truth).abs().mean()
-    for found in (work.alone(), *work.shared(2)):
-        assert (found.double() - truth).abs().mean() <= allowed
+    for output in (work.alone(), *work.shared(2)):
+        assert (output.double() - truth).abs().mean() <= allowed
 
 
 def test_trap_6_a_bias_on_every_rank() -> None:
@@ -203,14 +210,16 @@ def test_trap_2_columns_in_another_order() -> None:
 def test_terms_in_each_others_place_are_seen() -> None:
     """Two splits that write the same slot are detected, since the other slot stays NaN."""
     work, desk = Work(), Desk()
-    at = ProjectOperands(
+    operands = ProjectOperands(
         0, 0, Site.MLP, desk.put(work.x), desk.put(work.weight), -1, -1,
         desk.put(unknown(2 * BATCH, ROWS)), BATCH, COLUMNS, LEAVES, 4,
     )  # fmt: skip
     first, second = cuts(COLUMNS, 16)
     rows = Range(0, ROWS)
-    desk.run([LinearTerms(at, rows, part, 0, 4) for part in (first, second)])
-    total = SumOperands(0, 0, Site.MLP, at.out, 1, 2, -1, -1, desk.put(unknown(BATCH, ROWS)), BATCH)
+    desk.run([LinearTerms(operands, rows, part, 0, 4) for part in (first, second)])
+    total = SumOperands(
+        0, 0, Site.MLP, operands.out, 1, 2, -1, -1, desk.put(unknown(BATCH, ROWS)), BATCH
+    )
     desk.run([AllReduce(total, rows)])
     assert desk.tensors[total.out].isnan().all()
 
@@ -220,8 +229,8 @@ def test_without_a_residual_it_is_the_sum() -> None:
     desk = Desk()
     terms = [desk.put(random(BATCH, ROWS, seed=seed)) for seed in range(3)]
     out = desk.put(unknown(BATCH, ROWS))
-    at = SumOperands(0, -1, Site.EMBEDDING, terms[0], 3, 1, -1, -1, out, BATCH)
-    desk.run([AllReduce(at, Range(0, ROWS))])
+    operands = SumOperands(0, -1, Site.EMBEDDING, terms[0], 3, 1, -1, -1, out, BATCH)
+    desk.run([AllReduce(operands, Range(0, ROWS))])
     first, second, third = (desk.tensors[number] for number in terms)
     assert torch.equal(desk.tensors[out], (first + second) + third)
     assert {name for name, *_ in desk.shown} == {"embedding"}

@@ -65,20 +65,20 @@ class Given:
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries and cache as the op computes them."""
-        own: Any = self.values
+        values: Any = self.values
         places = self.positions.long()
         cache = unknown(LAYERS, 2, 20, self.heads[1], WIDTH, dtype=self.dtype)
         q = norm_qkv_rope_append(
-            own["x"],
-            own["norm"],
+            values["x"],
+            values["norm"],
             EPS,
-            own["weight"],
-            own["bias"],
-            own["q_norm"],
-            own["k_norm"],
+            values["weight"],
+            values["bias"],
+            values["q_norm"],
+            values["k_norm"],
             HEAD_EPS,
-            own["cos"][places],
-            own["sin"][places],
+            values["cos"][places],
+            values["sin"][places],
             cache,
             torch.tensor(SLOTS),
             LAYER,
@@ -103,18 +103,20 @@ class Linear(NamedTuple):
 class Work:
     """The same operands as buffers of a desk."""
 
-    def __init__(self, given: Given) -> None:
-        self.given, self.desk = given, Desk()
-        put = {name: self.desk.put(tensor) for name, tensor in given.values.items()}
-        self.q = self.desk.put(unknown(3, given.heads[0] * WIDTH, dtype=given.dtype))
-        self.cache = self.desk.put(unknown(LAYERS, 2, 20, given.heads[1], WIDTH, dtype=given.dtype))
+    def __init__(self, inputs: Given) -> None:
+        self.given, self.desk = inputs, Desk()
+        put = {name: self.desk.put(tensor) for name, tensor in inputs.values.items()}
+        self.q = self.desk.put(unknown(3, inputs.heads[0] * WIDTH, dtype=inputs.dtype))
+        self.cache = self.desk.put(
+            unknown(LAYERS, 2, 20, inputs.heads[1], WIDTH, dtype=inputs.dtype)
+        )
         linears = self._linears(put)
         self.raw = {part: linear.raw for part, linear in linears.items()}
         self.arrivals = {part: linear.arrivals for part, linear in linears.items()}
         shared = {
-            "normed": Normed(put["x"], put["norm"], 3, HIDDEN, EPS, given.zero_centered),
-            "positions": self.desk.put(given.positions),
-            "lengths": self.desk.put(whole_numbers(*given.lengths)),
+            "normed": Normed(put["x"], put["norm"], 3, HIDDEN, EPS, inputs.zero_centered),
+            "positions": self.desk.put(inputs.positions),
+            "lengths": self.desk.put(whole_numbers(*inputs.lengths)),
             "tables": self.desk.put(torch.tensor(TABLES, dtype=torch.int32)),
         }
         norms = {Part.Q: put["q_norm"], Part.K: put["k_norm"], Part.V: -1}
@@ -131,8 +133,8 @@ class Work:
                 cos=put["cos"],
                 sin=put["sin"],
                 longest=LONGEST,
-                rotated=given.rotated,
-                interleaved=given.interleaved,
+                rotated=inputs.rotated,
+                interleaved=inputs.interleaved,
                 most_blocks=MOST,
                 block=BLOCK,
                 width=WIDTH,
@@ -145,34 +147,34 @@ class Work:
 
     def _linears(self, put: dict[str, int]) -> dict[Part, Linear]:
         """Return the linear of each part: all parts of one, or one of each."""
-        given, parts = self.given, (Part.Q, Part.K, Part.V)
-        firsts = (0, given.heads[0], given.heads[0] + given.heads[1])
-        if not given.apart:
-            buffers = self._joined(sum(given.heads))
+        inputs, parts = self.given, (Part.Q, Part.K, Part.V)
+        firsts = (0, inputs.heads[0], inputs.heads[0] + inputs.heads[1])
+        if not inputs.apart:
+            buffers = self._joined(sum(inputs.heads))
             return {
                 part: Linear(put["weight"], put["bias"], first, *buffers)
                 for part, first in zip(parts, firsts, strict=True)
             }
-        found = {}
-        for part, first, heads in zip(parts, firsts, given.heads, strict=True):
+        linears = {}
+        for part, first, heads in zip(parts, firsts, inputs.heads, strict=True):
             rows = slice(first * WIDTH, (first + heads) * WIDTH)
-            each = (given.values[name] for name in ("weight", "bias"))
-            own = [self.desk.put(None if whole is None else whole[rows]) for whole in each]
-            found[part] = Linear(*own, 0, *self._joined(heads))
-        return found
+            tensors = (inputs.values[name] for name in ("weight", "bias"))
+            numbers = [self.desk.put(None if whole is None else whole[rows]) for whole in tensors]
+            linears[part] = Linear(*numbers, 0, *self._joined(heads))
+        return linears
 
     def _joined(self, heads: int) -> tuple[int, int]:
         """Return buffers for blocks of so many heads, and for their arrivals."""
         raw = self.desk.put(unknown(3, heads * WIDTH, dtype=self.given.dtype))
         return raw, self.desk.put(torch.zeros(heads, dtype=torch.int32))
 
-    def heads(self, each: int) -> list[StepInstruction]:
-        """Return instructions of `each` heads."""
+    def heads(self, size: int) -> list[StepInstruction]:
+        """Return instructions of `size` heads."""
         counts = dict(zip((Part.Q, Part.K, Part.V), self.given.heads, strict=True))
         return [
-            NormQkvRopeAppend(self.at[part], Range(first, min(first + each, count)))
+            NormQkvRopeAppend(self.at[part], Range(first, min(first + size, count)))
             for part, count in counts.items()
-            for first in range(0, count, each)
+            for first in range(0, count, size)
         ]
 
     def rows(self, *edges: int) -> list[StepInstruction]:
@@ -215,58 +217,58 @@ GIVEN = [
 ]
 
 
-def agrees(found: tuple[torch.Tensor, torch.Tensor], given: Given) -> bool:
+def agrees(actual: tuple[torch.Tensor, torch.Tensor], inputs: Given) -> bool:
     """Return whether queries and cache agree with the op, including unwritten slots."""
-    q, cache = given.expected()
-    held = torch.equal(found[1].isnan(), cache.isnan())
-    return near(found[0], q) and held and near(found[1].nan_to_num(), cache.nan_to_num())
+    q, cache = inputs.expected()
+    held = torch.equal(actual[1].isnan(), cache.isnan())
+    return near(actual[0], q) and held and near(actual[1].nan_to_num(), cache.nan_to_num())
 
 
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("given", GIVEN, ids=str)
-def test_as_the_op_whoever_has_which_rows(given: Given, cut: str) -> None:
+@pytest.mark.parametrize("inputs", GIVEN, ids=str)
+def test_as_the_op_whoever_has_which_rows(inputs: Given, cut: str) -> None:
     """Traps 3, 4, 5, 7, 9, 10, 11 and 22: one fused weight, KV heads only, whole heads."""
-    work = Work(given)
-    assert agrees(work.ran(CUTS[cut](work)), given)
+    work = Work(inputs)
+    assert agrees(work.ran(CUTS[cut](work)), inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_same_bits_whoever_has_which_rows(dtype: torch.dtype) -> None:
     """They do not depend on whether the parts have one weight, either."""
-    found = []
+    outputs = []
     for cut, apart in product(CUTS.values(), (False, True)):
         work = Work(Given(dtype=dtype, apart=apart))
-        found.append(work.ran(cut(work)))
-    for q, cache in found[1:]:
-        assert torch.equal(q, found[0][0])
-        assert torch.equal(cache.nan_to_num(), found[0][1].nan_to_num())
+        outputs.append(work.ran(cut(work)))
+    for q, cache in outputs[1:]:
+        assert torch.equal(q, outputs[0][0])
+        assert torch.equal(cache.nan_to_num(), outputs[0][1].nan_to_num())
 
 
 def test_a_sequence_has_the_bits_that_it_has_alone() -> None:
-    given = Given()
-    whole = Work(given)
+    inputs = Given()
+    whole = Work(inputs)
     q, _ = whole.ran(whole.heads(1))
-    alone = Work(given)
+    alone = Work(inputs)
     normed = replace(alone.at[Part.Q].normed, batch=1)
     alone.desk.tensors[normed.x] = alone.desk.tensors[normed.x][1:2]
-    at = replace(alone.at[Part.Q], normed=normed, positions=alone.desk.put(whole_numbers(0)))
-    alone.desk.tensors[alone.q] = unknown(1, given.heads[0] * WIDTH)
-    alone.desk.run([NormQkvRopeAppend(at, Range(0, 3))])
+    operands = replace(alone.at[Part.Q], normed=normed, positions=alone.desk.put(whole_numbers(0)))
+    alone.desk.tensors[alone.q] = unknown(1, inputs.heads[0] * WIDTH)
+    alone.desk.run([NormQkvRopeAppend(operands, Range(0, 3))])
     assert torch.equal(alone.desk.tensors[alone.q].view(-1, WIDTH), q[1])
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
 def test_the_last_block_finishes_the_head_whichever_it_is(order: tuple[int, ...]) -> None:
     """The last block to arrive completes the head, also in later steps (trap 32)."""
-    given = Given((1, 1, 1))
-    work = Work(given)
+    inputs = Given((1, 1, 1))
+    work = Work(inputs)
     blocks = work.rows(3, 5)[:3]
     for step in range(2):
         work.desk.tensors[work.q].fill_(torch.nan)
         for place in order:
             assert work.desk.tensors[work.q].isnan().all(), "not before all blocks have arrived"
             work.desk.run([blocks[place]])
-        assert near(work.desk.tensors[work.q].view(3, 1, WIDTH), given.expected()[0])
+        assert near(work.desk.tensors[work.q].view(3, 1, WIDTH), inputs.expected()[0])
         assert work.desk.tensors[work.arrivals[Part.Q]].tolist() == [3 * (step + 1), 0, 0]
 
 
@@ -283,15 +285,15 @@ def test_what_holds_nothing_is_not_kept(cut: str) -> None:
 @pytest.mark.parametrize("cut", ["two heads", "uneven blocks"])
 def test_what_it_shows(cut: str) -> None:
     """Each value is reported once, at its position among all heads."""
-    given = Given()
-    work = Work(given)
+    inputs = Given()
+    work = Work(inputs)
     q, cache = work.ran(CUTS[cut](work))
     names = {name for name, *_ in work.desk.shown}
     assert names == {"norm", "q", "k", "v", "q_normed", "k_normed", "q_rotated", "k_rotated"}
     assert torch.equal(work.desk.seen("q_rotated", 3, 3 * WIDTH), q.flatten(1))
-    kept = cache[LAYER, :, list(SLOTS)]
-    assert torch.equal(work.desk.seen("k_rotated", 3, 2 * WIDTH), kept[0].flatten(1))
-    assert torch.equal(work.desk.seen("v", 3, 2 * WIDTH), kept[1].flatten(1))
+    stored = cache[LAYER, :, list(SLOTS)]
+    assert torch.equal(work.desk.seen("k_rotated", 3, 2 * WIDTH), stored[0].flatten(1))
+    assert torch.equal(work.desk.seen("v", 3, 2 * WIDTH), stored[1].flatten(1))
     for name in names - {"norm"}:
         columns = [c for other, _, c, _ in work.desk.shown if other == name]
         assert sum(c.extent for c in columns) == (3 if name.startswith("q") else 2) * WIDTH
@@ -300,13 +302,13 @@ def test_what_it_shows(cut: str) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_bf16_is_rounded_where_the_op_rounds(bias: bool) -> None:
     """Trap 20: the error relative to fp32 is about that of the op in bf16."""
-    given = Given(dtype=torch.bfloat16, bias=bias)
-    work = Work(given)
+    inputs = Given(dtype=torch.bfloat16, bias=bias)
+    work = Work(inputs)
     q, _ = work.ran(work.heads(1))
-    rounded, _ = given.expected()
+    rounded, _ = inputs.expected()
     exact = Given(dtype=torch.float64, bias=bias)
     exact.__dict__["values"] = {
-        name: None if value is None else value.double() for name, value in given.values.items()
+        name: None if value is None else value.double() for name, value in inputs.values.items()
     }
     truth, _ = exact.expected()
     error, allowed = ((side.double() - truth).abs().mean() for side in (q, rounded))
@@ -315,7 +317,7 @@ def test_bf16_is_rounded_where_the_op_rounds(bias: bool) -> None:
 
 def _without(name: str) -> Callable[[Work], None]:
     def change(work: Work) -> None:
-        work.at = {part: replace(at, **{name: -1}) for part, at in work.at.items()}
+        work.at = {part: replace(operands, **{name: -1}) for part, operands in work.at.items()}
 
     return change
 
@@ -339,7 +341,10 @@ def _normed_values(work: Work) -> None:
 
 
 def _other_layout(work: Work) -> None:
-    work.at = {p: replace(at, interleaved=not at.interleaved) for p, at in work.at.items()}
+    work.at = {
+        p: replace(operands, interleaved=not operands.interleaved)
+        for p, operands in work.at.items()
+    }
 
 
 def _transposed(work: Work) -> None:
@@ -350,28 +355,28 @@ def _transposed(work: Work) -> None:
 
 def _rotated_whole(work: Work) -> None:
     """Rotate whole heads, with zeros where the tables have no column."""
-    for part, at in work.at.items():
+    for part, operands in work.at.items():
         for name in ("cos", "sin"):
-            table = work.desk.tensors[getattr(at, name)]
+            table = work.desk.tensors[getattr(operands, name)]
             wider = torch.zeros(LONGEST, WIDTH, dtype=table.dtype)
             wider[:, : table.shape[1]] = table
-            at = replace(at, **{name: work.desk.put(wider)})
-        work.at[part] = replace(at, rotated=WIDTH)
+            operands = replace(operands, **{name: work.desk.put(wider)})
+        work.at[part] = replace(operands, rotated=WIDTH)
 
 
 def _plain_norms(work: Work) -> None:
-    for part, at in work.at.items():
-        work.at[part] = replace(at, normed=replace(at.normed, zero_centered=False))
+    for part, operands in work.at.items():
+        work.at[part] = replace(operands, normed=replace(operands.normed, zero_centered=False))
 
 
 def _layer_below(work: Work) -> None:
-    work.at = {part: replace(at, layer=LAYER - 1) for part, at in work.at.items()}
+    work.at = {part: replace(operands, layer=LAYER - 1) for part, operands in work.at.items()}
 
 
 def _one_late(work: Work) -> None:
-    for at in work.at.values():
-        work.desk.tensors[at.positions] = work.given.positions + 1
-        work.at = {part: replace(at, longest=LONGEST) for part, at in work.at.items()}
+    for operands in work.at.values():
+        work.desk.tensors[operands.positions] = work.given.positions + 1
+        work.at = {part: replace(operands, longest=LONGEST) for part, operands in work.at.items()}
 
 
 MISTAKES: dict[str, Callable[[Work], None]] = {
@@ -413,7 +418,7 @@ def test_trap_11_a_norm_over_a_block_of_a_head(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         QkvOperands,
         "finish",
-        lambda self, *rest: (early if self.head_norm >= 0 else finish)(self, *rest),
+        lambda self, *args: (early if self.head_norm >= 0 else finish)(self, *args),
     )
     assert not agrees(work.ran(work.rows(4)), work.given)
 

@@ -26,7 +26,7 @@ def _ran(
     desk = Desk()
     centred = zero_centered and not plain
     normed = Normed(desk.put(x), desk.put(norm), BATCH, HIDDEN, EPS, centred)
-    at = RowsOperands(
+    operands = RowsOperands(
         rank=0,
         layer=1,
         normed=normed,
@@ -37,10 +37,10 @@ def _ran(
         format=Format.of(torch.float32),
         wanted=Wanted.GATES,
     )
-    desk.run([NormRows(at, rows) for rows in cuts(WIDTH, *edges)])
-    found = desk.tensors[at.out]
-    assert torch.equal(desk.seen("gates", BATCH, WIDTH), found)
-    return found, NORM_LINEAR(x, norm, EPS, weight, bias, zero_centered)
+    desk.run([NormRows(operands, rows) for rows in cuts(WIDTH, *edges)])
+    output = desk.tensors[operands.out]
+    assert torch.equal(desk.seen("gates", BATCH, WIDTH), output)
+    return output, NORM_LINEAR(x, norm, EPS, weight, bias, zero_centered)
 
 
 @pytest.mark.parametrize("zero_centered", [False, True], ids=["plain norm", "zero-centred norm"])
@@ -57,7 +57,7 @@ def test_the_same_bits_whoever_has_which_rows() -> None:
 
 def test_the_gate_of_attention_is_not_that_of_an_mlp() -> None:
     names = ["projected", "gates", "attention_gate", "z", "router", "shared_gate"]
-    assert [one.group for one in Wanted] == names
+    assert [wanted.group for wanted in Wanted] == names
 
 
 def test_a_norm_scaled_by_its_weight_alone_is_seen() -> None:

@@ -15,8 +15,12 @@ from tpcompile.vm.program.instruction import Range
 
 def test_a_block_for_each_span() -> None:
     case = Case("tiny-qwen3", lengths=(1,), spans=3, workers=6)
-    found = lower(case.graph, replace(case.plan, max_seq_len=2 * BLOCK + 1))
-    assert {one.span for one in found.instructions if isinstance(one, PartialAttention)} == {
+    lowered = lower(case.graph, replace(case.plan, max_seq_len=2 * BLOCK + 1))
+    assert {
+        instruction.span
+        for instruction in lowered.instructions
+        if isinstance(instruction, PartialAttention)
+    } == {
         Range(0, 1),
         Range(1, 2),
         Range(2, 3),
@@ -35,8 +39,12 @@ def test_a_large_batch_has_fewer_instructions_than_spans() -> None:
     """Each run of spans is an instruction; runs are as long as the sequences and heads allow."""
     for batch, longest in ((1, 1), (2, 1), (4, 2), (16, 3)):
         case = Case("tiny-qwen3", lengths=(1,) * batch, spans=3, workers=12)
-        found = lower(case.graph, replace(case.plan, max_seq_len=3 * BLOCK)).instructions
-        runs = [one.span for one in found if isinstance(one, PartialAttention) and not one.layer]
+        instructions = lower(case.graph, replace(case.plan, max_seq_len=3 * BLOCK)).instructions
+        runs = [
+            instruction.span
+            for instruction in instructions
+            if isinstance(instruction, PartialAttention) and not instruction.layer
+        ]
         assert max(run.extent for run in runs) == longest
         assert sum(run.extent for run in runs) == batch * 2 * 3
 
@@ -53,18 +61,30 @@ def test_a_few_workers_attend_several_rows_of_a_sequence_at_a_time(
     """
     case = Case("tiny-qwen3", lengths=(1,) * 8, spans=3, workers=workers)
     plan = replace(case.plan, max_seq_len=3 * BLOCK, sequence_rows=4)
-    found = lower(case.graph, plan).instructions
-    partials = [one for one in found if isinstance(one, PartialAttention) and not one.layer]
-    assert max(one.sequences.extent for one in partials) == rows
-    assert max(one.span.extent for one in partials) == spans
-    assert all(one.sequences.start // 4 == (one.sequences.stop - 1) // 4 for one in partials)
-    assert sum(one.sequences.extent * one.span.extent for one in partials) == 8 * 2 * 3
+    instructions = lower(case.graph, plan).instructions
+    partials = [
+        instruction
+        for instruction in instructions
+        if isinstance(instruction, PartialAttention) and not instruction.layer
+    ]
+    assert max(partial.sequences.extent for partial in partials) == rows
+    assert max(partial.span.extent for partial in partials) == spans
+    assert all(
+        partial.sequences.start // 4 == (partial.sequences.stop - 1) // 4 for partial in partials
+    )
+    assert sum(partial.sequences.extent * partial.span.extent for partial in partials) == 8 * 2 * 3
 
 
 @pytest.mark.parametrize("context", [1, 190, 500, 1024])
 def test_the_cost_of_spans_is_that_of_a_sequence_of_the_context(context: int) -> None:
     case = Case("tiny-qwen3", lengths=(1,), spans=3)
-    found = lower(case.graph, replace(case.plan, max_seq_len=1024, context=context)).instructions
-    partials = [one for one in found if isinstance(one, PartialAttention) and not one.layer]
-    heads = sum(one.heads.extent for one in partials if not one.span.start)
-    assert sum(one.values for one in partials) == context * heads
+    instructions = lower(
+        case.graph, replace(case.plan, max_seq_len=1024, context=context)
+    ).instructions
+    partials = [
+        instruction
+        for instruction in instructions
+        if isinstance(instruction, PartialAttention) and not instruction.layer
+    ]
+    heads = sum(partial.heads.extent for partial in partials if not partial.span.start)
+    assert sum(partial.values for partial in partials) == context * heads

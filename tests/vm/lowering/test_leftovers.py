@@ -79,12 +79,12 @@ def test_a_graph_of_the_standard_pipeline_is_refused() -> None:
     gm = graph_after(preset_pair("tiny-qwen3"), default_pipeline(2))
     with pytest.raises(UnsupportedError) as refused:
         verify_nothing_left(gm)
-    said = str(refused.value)
-    assert "%l0_input_normed is not part of any decode instruction" in said
-    assert "no decode fusion considered it" in said
-    assert "Lower the graph after all passes of the decode pipeline (-p decode)" in said
-    assert "model.layers.0.input_layernorm modeling_qwen3.py" in said
-    assert "more nodes are left over" in said
+    message = str(refused.value)
+    assert "%l0_input_normed is not part of any decode instruction" in message
+    assert "no decode fusion considered it" in message
+    assert "Lower the graph after all passes of the decode pipeline (-p decode)" in message
+    assert "model.layers.0.input_layernorm modeling_qwen3.py" in message
+    assert "more nodes are left over" in message
 
 
 def changed(behind: str, change: Callable[[fx.GraphModule], None]) -> list[Leftover]:
@@ -198,10 +198,10 @@ CHANGES: dict[str, tuple[str, Callable[[fx.GraphModule], None], str, str]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_left_has_the_reason_of_the_pass_that_refused(name: str) -> None:
     behind, change, op, reason = CHANGES[name]
-    found = changed(behind, change)
-    own = [left for left in found if op_name(left.node) == op]
-    assert own, [str(left) for left in found]
-    for left in own:
+    remaining = changed(behind, change)
+    matching = [left for left in remaining if op_name(left.node) == op]
+    assert matching, [str(left) for left in remaining]
+    for left in matching:
         assert reason in left.reason
         assert left.refused
         assert "tpcompile does not support this form" in left.hint
@@ -217,8 +217,8 @@ def test_spans_are_wanted() -> None:
 
 def test_a_row_parallel_linear_whose_sum_is_not_taken_with_the_residual_is_left() -> None:
     gm = decode_stages("tiny-qwen3", 2, 2)[-2].graph
-    found = [left for left in leftovers(gm) if left.node.target is LINEAR]
-    assert len(found) == 4
+    remaining = [left for left in leftovers(gm) if left.node.target is LINEAR]
+    assert len(remaining) == 4
 
 
 def _doubled(self: torch.Tensor) -> torch.Tensor:

@@ -30,78 +30,97 @@ def _lowered(case: Case) -> Lowered:
     return lower(case.graph, case.plan)
 
 
-def _kinds(found: Lowered) -> Counter[str]:
-    return Counter(one.name for one in found.instructions)
+def _kinds(lowered: Lowered) -> Counter[str]:
+    return Counter(instruction.name for instruction in lowered.instructions)
 
 
 def test_the_instructions_of_a_layer() -> None:
     """Counts follow from the sizes: 6 query and 2 KV heads, 3 workers, 5 sequences, 2 spans."""
-    found = _lowered(Case("tiny-qwen3", lowering="heads"))
-    layer = [one for one in found.instructions if one.layer == 1]
-    assert Counter(one.name for one in layer) == {
+    lowered = _lowered(Case("tiny-qwen3", lowering="heads"))
+    layer = [instruction for instruction in lowered.instructions if instruction.layer == 1]
+    assert Counter(instruction.name for instruction in layer) == {
         "norm_qkv_rope_append": 4,  # 6 + 2 + 2 heads, at most 4 each
         "partial_attention": 5 * 2,  # of 2 spans each
         "attention_reduce": 5,
         "linear_residual": 2 * 3,
         "norm_gate_up_swiglu": 3,
     }
-    assert _kinds(found)["embed"] == 1 and _kinds(found)["argmax"] == 1
-    assert [one.layer for one in found.instructions if one.name == "norm_lm_head"] == [NONE] * 3
+    assert _kinds(lowered)["embed"] == 1 and _kinds(lowered)["argmax"] == 1
+    assert [
+        instruction.layer
+        for instruction in lowered.instructions
+        if instruction.name == "norm_lm_head"
+    ] == [NONE] * 3
 
 
 def test_sums_across_ranks() -> None:
     """Each rank has one sum for the embedding and two per layer, which add to the residual."""
-    found = _lowered(Case("tiny-qwen3", 3, lowering="heads"))
-    sums = [one for one in found.instructions if isinstance(one, AllReduce)]
-    sites = Counter((one.rank, one.at.site.name, one.layer) for one in sums)
+    lowered = _lowered(Case("tiny-qwen3", 3, lowering="heads"))
+    sums = [
+        instruction for instruction in lowered.instructions if isinstance(instruction, AllReduce)
+    ]
+    sites = Counter(
+        (instruction.rank, instruction.at.site.name, instruction.layer) for instruction in sums
+    )
     assert set(sites.values()) == {1}
     assert len(sites) == 3 * (1 + 2 * 2)
-    assert all((one.at.residual == NONE) == (one.at.site.name == "EMBEDDING") for one in sums)
-    assert all(one.at.ranks == 3 for one in sums)
-    assert _kinds(found)["linear_residual"] == 0
+    assert all(
+        (instruction.at.residual == NONE) == (instruction.at.site.name == "EMBEDDING")
+        for instruction in sums
+    )
+    assert all(instruction.at.ranks == 3 for instruction in sums)
+    assert _kinds(lowered)["linear_residual"] == 0
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_residual_is_double_buffered(tp: int) -> None:
     """The residual alternates between two buffers, and each reader uses the last one written."""
-    found = _lowered(Case("tiny-qwen3", tp))
+    lowered = _lowered(Case("tiny-qwen3", tp))
     last = "x0"
-    for one in found.instructions:
-        if not isinstance(one, LinearResidual | AllReduce) or one.at.residual == NONE:
+    for instruction in lowered.instructions:
+        if (
+            not isinstance(instruction, LinearResidual | AllReduce)
+            or instruction.at.residual == NONE
+        ):
             continue
-        names = [found.buffers[n].name for n in (one.at.residual, one.at.out)]
+        names = [lowered.buffers[n].name for n in (instruction.at.residual, instruction.at.out)]
         assert sorted(names) == ["x0", "x1"]
         last = names[1]
-    head = next(one for one in found.instructions if one.name == "norm_lm_head")
-    assert found.buffers[head.at.normed.x].name == last
+    head = next(
+        instruction for instruction in lowered.instructions if instruction.name == "norm_lm_head"
+    )
+    assert lowered.buffers[head.at.normed.x].name == last
 
 
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_blocks_of_heads(model: str) -> None:
     """All heads have several blocks, and each head has its own arrival counter."""
-    found = _lowered(Case(model, 3, lowering="rows", workers=16))
+    lowered = _lowered(Case(model, 3, lowering="rows", workers=16))
     places: dict[tuple[int, int, int], set[tuple[Part, int]]] = {}
-    for one in found.instructions:
-        if isinstance(one, NormQkvRows):
-            box = one.joins[0].region.box[0][0]
-            places.setdefault((one.layer, one.rank, box), set()).add((one.at.part, one.head))
-            assert one.blocks > 1
-            has_norm = one.at.head_norm != NONE
-            assert has_norm == (model == "tiny-qwen3" and one.at.part != Part.V)
-            assert (one.at.bias != NONE) == (model == "tiny-qwen2")
+    for instruction in lowered.instructions:
+        if isinstance(instruction, NormQkvRows):
+            box = instruction.joins[0].region.box[0][0]
+            places.setdefault((instruction.layer, instruction.rank, box), set()).add(
+                (instruction.at.part, instruction.head)
+            )
+            assert instruction.blocks > 1
+            has_norm = instruction.at.head_norm != NONE
+            assert has_norm == (model == "tiny-qwen3" and instruction.at.part != Part.V)
+            assert (instruction.at.bias != NONE) == (model == "tiny-qwen2")
     assert all(len(heads) == 1 for heads in places.values())
 
 
 def test_uneven_heads_read_the_kv_heads_that_they_are_given() -> None:
     """14 query heads and 2 KV heads on 4 ranks: each query head attends once per span."""
     case = Case("qwen2.5-0.5b", 4, lengths=(9,), spans=1)
-    found = _lowered(case)
+    lowered = _lowered(case)
     for rank, wanted in enumerate((4, 4, 3, 3)):
         heads = [
             head
-            for one in found.instructions
-            if one.name == "partial_attention" and (one.rank, one.layer) == (rank, 0)
-            for head in range(one.heads.start, one.heads.stop)  # type: ignore[attr-defined]
+            for instruction in lowered.instructions
+            if instruction.name == "partial_attention"
+            and (instruction.rank, instruction.layer) == (rank, 0)
+            for head in range(instruction.heads.start, instruction.heads.stop)  # type: ignore[attr-defined]
         ]
         assert heads == list(range(wanted))
 
@@ -109,11 +128,15 @@ def test_uneven_heads_read_the_kv_heads_that_they_are_given() -> None:
 @pytest.mark.parametrize("workers", [1, 7, 23])
 def test_every_best_is_written_whatever_the_shares_of_the_vocabulary(workers: int) -> None:
     """Ranks with fewer rows fill all slots too, since argmax reads all of them."""
-    found = _lowered(Case("tiny-qwen3", 3, workers=workers))
-    heads = [one for one in found.instructions if one.name == "norm_lm_head"]
-    (wanted,) = {one.at.slots for one in found.instructions if one.name == "argmax"}
+    lowered = _lowered(Case("tiny-qwen3", 3, workers=workers))
+    heads = [
+        instruction for instruction in lowered.instructions if instruction.name == "norm_lm_head"
+    ]
+    (wanted,) = {
+        instruction.at.slots for instruction in lowered.instructions if instruction.name == "argmax"
+    }
     for rank in range(3):
-        slots = [one.slot for one in heads if one.rank == rank]  # type: ignore[attr-defined]
+        slots = [head.slot for head in heads if head.rank == rank]  # type: ignore[attr-defined]
         assert slots == list(range(wanted))
 
 
@@ -128,14 +151,14 @@ def test_splits_of_columns_are_whole_leaves() -> None:
 
 def test_all_regions_lie_in_their_buffers() -> None:
     """Regions are on the instruction's own rank, except that sums and argmax read other ranks."""
-    found = _lowered(Case("tiny-qwen3", 3, lowering="rows", workers=16))
+    lowered = _lowered(Case("tiny-qwen3", 3, lowering="rows", workers=16))
     read = set()
-    for one in found.instructions:
-        for region in (*one.writes, *(join.region for join in one.joins)):
-            assert found.buffers[region.buffer].rank == one.rank
-        for region in one.reads:
-            if found.buffers[region.buffer].rank != one.rank:
-                read.add((one.name, found.buffers[region.buffer].name))
+    for instruction in lowered.instructions:
+        for region in (*instruction.writes, *(join.region for join in instruction.joins)):
+            assert lowered.buffers[region.buffer].rank == instruction.rank
+        for region in instruction.reads:
+            if lowered.buffers[region.buffer].rank != instruction.rank:
+                read.add((instruction.name, lowered.buffers[region.buffer].name))
     assert read == {
         ("all_reduce", "attention_terms"),
         ("all_reduce", "mlp_terms"),
@@ -153,10 +176,14 @@ def test_a_cache_in_int8_has_the_same_regions(lowering: str) -> None:
     """A row is one part of memory with its scale, so every proof of the regions applies."""
     case = Case("tiny-qwen3", tp=3, spans=3, lowering=lowering)
     plain, eight = (_lowered(replace(case, kv=kv)) for kv in ("model", "int8"))
-    for one, other in zip(plain.instructions, eight.instructions, strict=True):
-        assert (one.reads, one.writes, one.joins) == (other.reads, other.writes, other.joins)
-        fewer = one.name == "partial_attention"
-        assert other.traffic * 4 * 16 == one.traffic * (16 + 4 if fewer else 4 * 16)
+    for instruction, other in zip(plain.instructions, eight.instructions, strict=True):
+        assert (instruction.reads, instruction.writes, instruction.joins) == (
+            other.reads,
+            other.writes,
+            other.joins,
+        )
+        fewer = instruction.name == "partial_attention"
+        assert other.traffic * 4 * 16 == instruction.traffic * (16 + 4 if fewer else 4 * 16)
     for before, after in zip(plain.buffers, eight.buffers, strict=True):
         if before.role == Role.CACHE:
             assert after == replace(before, dtype=torch.int8, format=ROUNDED)
@@ -170,9 +197,9 @@ def test_refuses_what_is_no_decode_graph() -> None:
     gm = _stage("tiny-qwen3", default_pipeline())
     with pytest.raises(UnsupportedError) as refused:
         lower(gm, StepPlan(2))
-    said = str(refused.value)
-    assert "is not part of any decode instruction" in said
-    assert "modeling_qwen3.py" in said and "-p decode" in said
+    message = str(refused.value)
+    assert "is not part of any decode instruction" in message
+    assert "modeling_qwen3.py" in message and "-p decode" in message
 
 
 def test_refuses_an_op_that_it_lacks() -> None:
@@ -189,16 +216,20 @@ def test_refuses_an_op_that_it_lacks() -> None:
 
 
 def test_refuses_a_step_without_a_token() -> None:
-    passes = [one for one in decode_pipeline() if one.name != "greedy-head"]
+    passes = [current for current in decode_pipeline() if current.name != "greedy-head"]
     with pytest.raises(UnsupportedError, match="the graph chooses no token"):
         lower(_stage("tiny-qwen3", passes), StepPlan(2))
 
 
 def test_more_layers_are_more_of_the_same() -> None:
     """All layers have the same instructions."""
-    found = _lowered(replace(Case("tiny-qwen3", 2), lowering="rows"))
+    lowered = _lowered(replace(Case("tiny-qwen3", 2), lowering="rows"))
     layers = [
-        Counter((one.name, one.rank) for one in found.instructions if one.layer == layer)
+        Counter(
+            (instruction.name, instruction.rank)
+            for instruction in lowered.instructions
+            if instruction.layer == layer
+        )
         for layer in (0, 1)
     ]
     assert layers[0] == layers[1]

@@ -16,21 +16,21 @@ from tpcompile.vm.targets import TARGETS
 SIZES = st.integers(1, 400)
 
 
-def _assert_tiles(found: list[Range], extent: int) -> None:
-    assert [one.stop for one in found[:-1]] == [one.start for one in found[1:]]
-    assert (found[0].start, found[-1].stop) == (0, extent)
-    assert all(one.extent > 0 for one in found)
+def _assert_tiles(ranges: list[Range], extent: int) -> None:
+    assert [part.stop for part in ranges[:-1]] == [part.start for part in ranges[1:]]
+    assert (ranges[0].start, ranges[-1].stop) == (0, extent)
+    assert all(part.extent > 0 for part in ranges)
 
 
 @given(workers=SIZES, grain=st.integers(1, 64), extent=st.integers(1, 20_000))
 def test_blocks(workers: int, grain: int, extent: int) -> None:
-    found = StepPlan(workers, grain=grain).blocks(extent)
-    _assert_tiles(found, extent)
+    blocks = StepPlan(workers, grain=grain).blocks(extent)
+    _assert_tiles(blocks, extent)
     units = -(-extent // grain)
-    assert len(found) <= min(workers, units)
-    assert all(one.start % grain == 0 for one in found)
-    assert max(one.extent for one in found) <= -(-units // workers) * grain
-    full = [one.extent for one in found[:-1]]
+    assert len(blocks) <= min(workers, units)
+    assert all(block.start % grain == 0 for block in blocks)
+    assert max(block.extent for block in blocks) <= -(-units // workers) * grain
+    full = [block.extent for block in blocks[:-1]]
     assert max(full, default=0) - min(full, default=0) <= grain
 
 
@@ -50,17 +50,17 @@ def test_pieces(grain: int, extents: tuple[int, int]) -> None:
     plan = StepPlan(7, grain=grain)
     count = min(len(plan.blocks(extent)) for extent in extents)
     for extent in extents:
-        found = plan.pieces(extent, count)
-        _assert_tiles(found, extent)
-        assert len(found) == count
+        pieces = plan.pieces(extent, count)
+        _assert_tiles(pieces, extent)
+        assert len(pieces) == count
 
 
 @given(workers=SIZES, heads=st.integers(1, 64), more=st.integers(0, 64))
 def test_runs_of_heads(workers: int, heads: int, more: int) -> None:
     """No run is longer than a worker's share of all heads."""
-    found = StepPlan(workers).runs(heads, heads + more)
-    _assert_tiles(found, heads)
-    assert max(one.extent for one in found) <= -(-(heads + more) // workers)
+    runs = StepPlan(workers).runs(heads, heads + more)
+    _assert_tiles(runs, heads)
+    assert max(run.extent for run in runs) <= -(-(heads + more) // workers)
 
 
 @given(
@@ -71,13 +71,13 @@ def test_runs_of_heads(workers: int, heads: int, more: int) -> None:
 )
 def test_blocks_of_a_head(workers: int, grain: int, width: int, heads: int) -> None:
     """The number of blocks minimises the estimated time."""
-    found = StepPlan(workers, grain=grain).row_blocks(width, heads)
-    _assert_tiles(found, width)
-    assert all(one.start % grain == 0 for one in found)
+    blocks = StepPlan(workers, grain=grain).row_blocks(width, heads)
+    _assert_tiles(blocks, width)
+    assert all(block.start % grain == 0 for block in blocks)
     units = -(-width // grain)
-    assert min(2, units) <= len(found) <= units
+    assert min(2, units) <= len(blocks) <= units
     time = {n: -(-heads * n // workers) * (-(-units // n) + 0.5) for n in range(2, units + 1)}
-    assert len(found) == min(time, key=lambda n: time[n], default=1)
+    assert len(blocks) == min(time, key=lambda n: time[n], default=1)
 
 
 @pytest.mark.parametrize(("heads", "blocks"), [(48, 2), (10, 8), (96, 4), (132, 2)])
@@ -93,7 +93,7 @@ def test_heads_are_cut_when_there_are_too_few() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"workers": 0}, "workers must be a positive integer, got 0"),
         ({"batch": 0}, "batch must be a positive integer, got 0"),
@@ -111,8 +111,8 @@ def test_heads_are_cut_when_there_are_too_few() -> None:
         ({"column_splits": 3}, "column_splits=3.* Expected a power of two"),
     ],
 )
-def test_refuses(options: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_refuses(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         StepPlan(**{"workers": 1, **options})  # type: ignore[arg-type]
 
 

@@ -39,10 +39,10 @@ def main(arguments: Sequence[str]) -> int:
     for group in filter(None, groups):
         together = Count()
         for kind, judge in track(group.items(), "mutants", console=Console(stderr=True)):
-            found, own = judge()
-            table.add_row(kind, *_columns(found))
-            together.add(found)
-            strange += own
+            counts, mutants = judge()
+            table.add_row(kind, *_columns(counts))
+            together.add(counts)
+            strange += mutants
         table.add_section()
         table.add_row("all", *_columns(together), style="bold")
         table.add_section()
@@ -54,11 +54,11 @@ def main(arguments: Sequence[str]) -> int:
     return int(wrong > 0)
 
 
-def _columns(found: Count) -> list[str]:
-    safe = f"{found.safe_refused} of {found.safe}"
-    share = f" ({100 * found.safe_refused / found.safe:.1f} %)" if found.safe else ""
-    numbers = found.mutants, found.refused, found.mutants - found.refused, found.unsafe
-    return [*map(str, numbers), str(found.unsafe_accepted), safe + share]
+def _columns(counts: Count) -> list[str]:
+    safe = f"{counts.safe_refused} of {counts.safe}"
+    share = f" ({100 * counts.safe_refused / counts.safe:.1f} %)" if counts.safe else ""
+    numbers = counts.mutants, counts.refused, counts.mutants - counts.refused, counts.unsafe
+    return [*map(str, numbers), str(counts.unsafe_accepted), safe + share]
 
 
 if __name__ == "__main__":

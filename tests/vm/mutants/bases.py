@@ -71,20 +71,20 @@ class Base:
         """Return what the verifier derives from the instructions, once for all mutants."""
         return Parts(self.program.instructions)
 
-    def scheduled_as(self, seen: Sequence[Instruction]) -> Program:
-        """Schedule by the regions of `seen`, but keep the real instructions."""
+    def scheduled_as(self, instructions: Sequence[Instruction]) -> Program:
+        """Schedule by the regions of `instructions`, but keep the real ones."""
         program, case = self.program, self.case
-        made = assemble(
+        assembled = assemble(
             program.name,
             program.buffers,
-            seen,
+            instructions,
             self.costs,
             case.policy,
             case.workers,
             program.ranks,
             program.repeats,
         )
-        return replace(made.program, instructions=program.instructions)
+        return replace(assembled.program, instructions=program.instructions)
 
     def __str__(self) -> str:
         case = self.case
@@ -144,7 +144,7 @@ def missing(true: StepInstruction) -> Missing:
 
 def bases() -> list[Base]:
     """Return all models, ranks and lowerings, with alternating policies, batches and splits."""
-    found = []
+    cases = []
     ways = product(MODELS, (1, 2, 3), ("heads", "rows"))
     policies = list(POLICIES)
     for number, (model, tp, lowering) in enumerate(ways):
@@ -152,7 +152,7 @@ def bases() -> list[Base]:
             policy = policies[(2 * number + turn) % len(policies)]
             several = (number + turn) % 3 == 0
             workers = 2 + turn if lowering == "heads" else _ROW_WORKERS[tp] + turn
-            found.append(
+            cases.append(
                 FineCase(
                     model,
                     tp,
@@ -173,7 +173,7 @@ def bases() -> list[Base]:
         FineCase(SHARED, 2, lengths=(9, 10), workers=3),
         FineCase(WHOLE, 2, lengths=(9,), workers=3),
     )
-    return [Base(case) for case in (*found, *_biased(), *_few_bits(), *linear, *experts)]
+    return [Base(case) for case in (*cases, *_biased(), *_few_bits(), *linear, *experts)]
 
 
 def _biased() -> list[FineCase]:

@@ -51,16 +51,16 @@ def own_result_read(base: Base, dice: Random) -> Made:
     step = base.steps[number]
     reads = tuple(Region(new if r.buffer == old else r.buffer, r.box) for r in step.reads)
     wrong = replace(described(step), reads=reads, moved=((old, new),))
-    said = f"{step.label} reads {buffers[new].name}, not {buffers[old].name}"
-    return _scheduled(base, changed(base.steps, number, wrong), said)
+    description = f"{step.label} reads {buffers[new].name}, not {buffers[old].name}"
+    return _scheduled(base, changed(base.steps, number, wrong), description)
 
 
-def _scheduled(base: Base, steps: Sequence[Instruction], said: str) -> Made:
-    return said, replace(base.scheduled_as(steps), instructions=tuple(steps))
+def _scheduled(base: Base, steps: Sequence[Instruction], description: str) -> Made:
+    return description, replace(base.scheduled_as(steps), instructions=tuple(steps))
 
 
-def _meet(one: Region, other: Region) -> bool:
-    return one.buffer == other.buffer and overlap(one.box, other.box)
+def _meet(region: Region, other: Region) -> bool:
+    return region.buffer == other.buffer and overlap(region.box, other.box)
 
 
 DEFINED = (instruction_left_out, written_too_late, own_result_read)

@@ -24,9 +24,9 @@ class OtherSlot(NormQkvRows):
 
     @cached_property
     def joins(self) -> tuple[Join, ...]:
-        count, *rest = super().joins
+        count, *joins = super().joins
         region = Region(self.arrivals, ((self.slot, self.slot + 1),))
-        return (count._replace(region=region), *rest)
+        return (count._replace(region=region), *joins)
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         brought = self.at.project(memory, self.weight_rows, probe)
@@ -89,13 +89,13 @@ def slot_shared(base: Base, dice: Random) -> Made:
     heads = _heads(base)
     if not heads:
         return None
-    one = dice.choice(heads)
-    first = _block(base, one[0])
-    others = [h for h in heads if h != one and _block(base, h[0]).arrivals == first.arrivals]
-    if not others:
+    head = dice.choice(heads)
+    first = _block(base, head[0])
+    candidates = [h for h in heads if h != head and _block(base, h[0]).arrivals == first.arrivals]
+    if not candidates:
         return None
-    slot = _block(base, dice.choice(others)[0]).joins[0].region.box[0][0]
-    return _with(base, dice, _elsewhere(base, one, slot, first.blocks), f"counts in slot {slot}")
+    slot = _block(base, dice.choice(candidates)[0]).joins[0].region.box[0][0]
+    return _with(base, dice, _elsewhere(base, head, slot, first.blocks), f"counts in slot {slot}")
 
 
 def head_in_two(base: Base, dice: Random) -> Made:
@@ -107,49 +107,49 @@ def head_in_two(base: Base, dice: Random) -> Made:
     slots = base.program.buffers[_block(base, head[0]).arrivals].shape[0]
     if slots == 1:
         return None
-    own = _block(base, head[0]).joins[0].region.box[0][0]
-    slot = dice.choice([slot for slot in range(slots) if slot != own])
+    current = _block(base, head[0]).joins[0].region.box[0][0]
+    slot = dice.choice([slot for slot in range(slots) if slot != current])
     whole = dice.choice([True, False])
     first = {n: replace(_block(base, n), blocks=len(head) if whole else cut) for n in head[:cut]}
-    rest = _elsewhere(base, head[cut:], slot, len(head) if whole else len(head) - cut)
-    return _with(base, dice, {**first, **rest}, f"are two from block {cut} on, in slot {slot}")
+    second = _elsewhere(base, head[cut:], slot, len(head) if whole else len(head) - cut)
+    return _with(base, dice, {**first, **second}, f"are two from block {cut} on, in slot {slot}")
 
 
 def _elsewhere(base: Base, head: list[int], slot: int, blocks: int) -> dict[int, Instruction]:
-    found: dict[int, Instruction] = {}
+    instructions: dict[int, Instruction] = {}
     for number in head:
         old = _block(base, number)
-        own: dict[str, Any] = {field.name: getattr(old, field.name) for field in fields(old)}
-        found[number] = OtherSlot(**{**own, "blocks": blocks}, slot=slot)
-    return found
+        values: dict[str, Any] = {field.name: getattr(old, field.name) for field in fields(old)}
+        instructions[number] = OtherSlot(**{**values, "blocks": blocks}, slot=slot)
+    return instructions
 
 
-def _with(base: Base, dice: Random, new: Mapping[int, Instruction], what: str) -> Made:
+def _with(base: Base, dice: Random, new: Mapping[int, Instruction], mistake: str) -> Made:
     """Schedule the correct blocks, or the wrong ones."""
     instructions: tuple[Instruction, ...] = base.steps
     for number, instruction in new.items():
         instructions = changed(instructions, number, instruction)
     openly = dice.choice([True, False])
     program = base.scheduled_as(instructions) if openly else base.program
-    said = f"{base.steps[min(new)].label} and {len(new) - 1} more {what}"
-    said += ", and the schedule knows" if openly else ""
-    return said, replace(program, instructions=instructions)
+    description = f"{base.steps[min(new)].label} and {len(new) - 1} more {mistake}"
+    description += ", and the schedule knows" if openly else ""
+    return description, replace(program, instructions=instructions)
 
 
 def _block(base: Base, number: int) -> NormQkvRows:
-    found = base.steps[number]
-    assert isinstance(found, NormQkvRows)
-    return found
+    instruction = base.steps[number]
+    assert isinstance(instruction, NormQkvRows)
+    return instruction
 
 
 def _heads(base: Base) -> list[list[int]]:
     """Return the numbers of each head's blocks."""
-    found: dict[object, list[int]] = {}
+    heads: dict[object, list[int]] = {}
     for number, step in enumerate(base.steps):
         if isinstance(step, NormQkvRows):
             key = step.rank, step.layer, step.at.part, step.head
-            found.setdefault(key, []).append(number)
-    return list(found.values())
+            heads.setdefault(key, []).append(number)
+    return list(heads.values())
 
 
 def _head(base: Base, dice: Random, several: bool = False) -> list[int]:

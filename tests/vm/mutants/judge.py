@@ -63,13 +63,13 @@ class Judge:
 
     def conflicts(self, instructions: Instructions) -> list[int]:
         """Return for each instruction the later ones that conflict with it, as bits."""
-        held, found = self._known.get(id(instructions), (None, []))
+        held, conflicts = self._known.get(id(instructions), (None, []))
         if held is not instructions:
-            found = _conflicts(instructions)
-            self._known[id(instructions)] = instructions, found
+            conflicts = _conflicts(instructions)
+            self._known[id(instructions)] = instructions, conflicts
             if len(self._known) > _MOST_KNOWN:
                 del self._known[next(iter(self._known))]
-        return found
+        return conflicts
 
 
 def _overtaking(steps: Program, count: int) -> Iterator[tuple[int, int]]:
@@ -103,8 +103,8 @@ class _Run:
         self._queue_of = {n: place for place, queue in enumerate(self._queues) for n in queue}
         self._users: dict[tuple[int, int], list[int]] = {}
         """The queues whose workers wait for this."""
-        for number, own in enumerate(program.waits):
-            for wait in own:
+        for number, waits in enumerate(program.waits):
+            for wait in waits:
                 self._users.setdefault(wait, []).append(self._queue_of[number])
         self._counts = [0] * program.counters
         self._place = [0] * len(self._queues)
@@ -129,8 +129,8 @@ class _Run:
         waits, signals, users = self._waits, self._signals, self._users
         awake = list(self._awake)
         while awake:
-            at = awake.pop()
-            queue, turn = self._queues[at], place[at]
+            index = awake.pop()
+            queue, turn = self._queues[index], place[index]
             while turn < len(queue):
                 number = queue[turn]
                 if number == held or not _met(waits[number], counts):
@@ -140,12 +140,12 @@ class _Run:
                 for counter in signals[number]:
                     counts[counter] += 1
                     awake += users.get((counter, counts[counter]), ())
-            place[at] = turn
+            place[index] = turn
         return done
 
     def _ready(self, queue: int) -> bool:
-        own, turn = self._queues[queue], self._place[queue]
-        return turn < len(own) and _met(self._waits[own[turn]], self._counts)
+        numbers, turn = self._queues[queue], self._place[queue]
+        return turn < len(numbers) and _met(self._waits[numbers[turn]], self._counts)
 
 
 def _met(waits: Sequence[Wait], counts: Sequence[int]) -> bool:
@@ -156,21 +156,23 @@ def _met(waits: Sequence[Wait], counts: Sequence[int]) -> bool:
 
 
 def _conflicts(instructions: Instructions) -> list[int]:
-    found = [0] * len(instructions)
+    conflicts = [0] * len(instructions)
     for uses in _uses(instructions).values():
-        for (one, own), (other, others) in combinations_with_replacement(uses.items(), 2):
-            if not _mind(one, other):
+        for (use, numbers), (other, other_numbers) in combinations_with_replacement(
+            uses.items(), 2
+        ):
+            if not _mind(use, other):
                 continue
-            bits, more = _bits(own), _bits(others)
-            for number in own:
-                found[number] |= more
-            for number in others:
-                found[number] |= bits
-    return [bits >> number + 1 << number + 1 for number, bits in enumerate(found)]
+            bits, more = _bits(numbers), _bits(other_numbers)
+            for number in numbers:
+                conflicts[number] |= more
+            for number in other_numbers:
+                conflicts[number] |= bits
+    return [bits >> number + 1 << number + 1 for number, bits in enumerate(conflicts)]
 
 
-def _mind(one: _Use, other: _Use) -> bool:
-    (box, changes, head), (part, changes_too, same) = one, other
+def _mind(use: _Use, other: _Use) -> bool:
+    (box, changes, head), (part, changes_too, same) = use, other
     blocks = head is not None and head == same
     return (changes or changes_too) and not blocks and overlap(box, part)
 
@@ -184,11 +186,11 @@ def _bits(numbers: Sequence[int]) -> int:
 
 def _uses(instructions: Instructions) -> dict[int, dict[_Use, list[int]]]:
     """Return the accesses of each buffer."""
-    found: dict[int, dict[_Use, list[int]]] = {}
+    uses: dict[int, dict[_Use, list[int]]] = {}
     heads = heads_of(instructions)
 
-    def use(number: int, buffer: int, own: _Use) -> None:
-        found.setdefault(buffer, {}).setdefault(own, []).append(number)
+    def use(number: int, buffer: int, access: _Use) -> None:
+        uses.setdefault(buffer, {}).setdefault(access, []).append(number)
 
     for number, instruction in enumerate(instructions):
         for region in instruction.reads:
@@ -197,4 +199,4 @@ def _uses(instructions: Instructions) -> dict[int, dict[_Use, list[int]]]:
             use(number, region.buffer, (region.box, True, None))
         for join, head in zip(instruction.joins, heads.of[number], strict=True):
             use(number, join.region.buffer, (join.region.box, True, head))
-    return found
+    return uses

@@ -16,53 +16,53 @@ Made = tuple[str, Program] | None
 
 def wait_dropped(base: Base, dice: Random) -> Made:
     """Drop a required wait of an instruction."""
-    return _wait_changed(base, dice, step=False, by=None)
+    return _wait_changed(base, dice, step=False, offset=None)
 
 
 def threshold_lowered(base: Base, dice: Random) -> Made:
     """Lower a threshold by one signal."""
-    return _wait_changed(base, dice, step=False, by=-1)
+    return _wait_changed(base, dice, step=False, offset=-1)
 
 
 def threshold_raised(base: Base, dice: Random) -> Made:
     """Raise a threshold above the number of signals, which deadlocks."""
-    return _wait_changed(base, dice, step=False, by=1)
+    return _wait_changed(base, dice, step=False, offset=1)
 
 
 def step_wait_dropped(base: Base, dice: Random) -> Made:
     """Drop or lower a wait between steps."""
-    return _wait_changed(base, dice, step=True, by=dice.choice([None, -1]))
+    return _wait_changed(base, dice, step=True, offset=dice.choice([None, -1]))
 
 
-def _wait_changed(base: Base, dice: Random, step: bool, by: int | None) -> Made:
+def _wait_changed(base: Base, dice: Random, step: bool, offset: int | None) -> Made:
     waits = base.program.waits
     places = [
         (n, place)
-        for n, own in enumerate(waits)
-        for place, wait in enumerate(own)
+        for n, instruction_waits in enumerate(waits)
+        for place, wait in enumerate(instruction_waits)
         if (wait.until == 0) is step
     ]
     if not places:
         return None
     number, place = dice.choice(places)
-    own, wait = waits[number], waits[number][place]
-    if by is None:
-        new = own[:place] + own[place + 1 :]
+    old, wait = waits[number], waits[number][place]
+    if offset is None:
+        new = old[:place] + old[place + 1 :]
     else:
-        new = changed(own, place, Wait(wait.counter, wait.until + by))
-    said = f"instruction {number} waits {new} instead of {own}"
-    return said, replace(base.program, waits=changed(waits, number, new))
+        new = changed(old, place, Wait(wait.counter, wait.until + offset))
+    description = f"instruction {number} waits {new} instead of {old}"
+    return description, replace(base.program, waits=changed(waits, number, new))
 
 
 def wait_added(base: Base, dice: Random) -> Made:
     """Add an unnecessary wait, which is safe unless it deadlocks."""
     number = dice.randrange(len(base.program.instructions))
     counter = dice.randrange(base.program.counters)
-    all_of_it = sum(own.count(counter) for own in base.program.signals)
+    all_of_it = sum(counters.count(counter) for counters in base.program.signals)
     waits = base.program.waits
     new = (*waits[number], Wait(counter, all_of_it))
-    said = f"{number} waits for {counter} too"
-    return said, replace(base.program, waits=changed(waits, number, new))
+    description = f"{number} waits for {counter} too"
+    return description, replace(base.program, waits=changed(waits, number, new))
 
 
 def wait_too_early(base: Base, dice: Random) -> Made:
@@ -82,8 +82,8 @@ def counter_split(base: Base, dice: Random) -> Made:
     """Split a counter in two, which is safe, since each waiter waits for both."""
     program = base.program
     signallers: dict[int, list[int]] = {}
-    for number, own in enumerate(program.signals):
-        for counter in own:
+    for number, counters in enumerate(program.signals):
+        for counter in counters:
             signallers.setdefault(counter, []).append(number)
     old = dice.choice(sorted(c for c, numbers in signallers.items() if len(numbers) > 1))
     numbers = signallers[old]
@@ -97,12 +97,15 @@ def counter_split(base: Base, dice: Random) -> Made:
         return Wait(old, wait.until - part), Wait(new, part)
 
     signals = [
-        tuple(new if counter == old and number in gone else counter for counter in own)
-        for number, own in enumerate(program.signals)
+        tuple(new if counter == old and number in gone else counter for counter in counters)
+        for number, counters in enumerate(program.signals)
     ]
-    waits = tuple(tuple(w for wait in own for w in both(wait)) for own in program.waits)
-    said = f"{sorted(gone)} signal {new} instead of {old}"
-    return said, replace(program, waits=waits, signals=tuple(signals))
+    waits = tuple(
+        tuple(w for wait in instruction_waits for w in both(wait))
+        for instruction_waits in program.waits
+    )
+    description = f"{sorted(gone)} signal {new} instead of {old}"
+    return description, replace(program, waits=waits, signals=tuple(signals))
 
 
 def signal_dropped(base: Base, dice: Random) -> Made:
@@ -125,49 +128,51 @@ def signal_too_early(base: Base, dice: Random) -> Made:
     if not earlier:
         return None
     other = dice.choice(earlier[-3:])
-    said = f"{other} gives the signal {counter} of {number}"
-    return _with_signals(base, said, {number: [counter]}, {other: [counter]})
+    description = f"{other} gives the signal {counter} of {number}"
+    return _with_signals(base, description, {number: [counter]}, {other: [counter]})
 
 
 def signal_by_another(base: Base, dice: Random) -> Made:
     """Move a signal to any other instruction."""
     number, counter = _signal(base, dice)
     other = dice.randrange(len(base.program.instructions))
-    said = f"{other} gives the signal {counter} of {number}"
-    return _with_signals(base, said, {number: [counter]}, {other: [counter]})
+    description = f"{other} gives the signal {counter} of {number}"
+    return _with_signals(base, description, {number: [counter]}, {other: [counter]})
 
 
 def _signal(base: Base, dice: Random) -> tuple[int, int]:
     signals = base.program.signals
-    return dice.choice([(n, counter) for n, own in enumerate(signals) for counter in own])
+    return dice.choice([(n, counter) for n, counters in enumerate(signals) for counter in counters])
 
 
 def _with_signals(
-    base: Base, said: str, less: dict[int, list[int]], more: dict[int, list[int]]
+    base: Base, description: str, less: dict[int, list[int]], more: dict[int, list[int]]
 ) -> Made:
-    signals = [list(own) for own in base.program.signals]
+    signals = [list(signalled) for signalled in base.program.signals]
     for number, counters in less.items():
         for counter in counters:
             signals[number].remove(counter)
     for number, counters in more.items():
         signals[number] += counters
-    return said, replace(base.program, signals=tuple(map(tuple, signals)))
+    return description, replace(base.program, signals=tuple(map(tuple, signals)))
 
 
 def counter_shared(base: Base, dice: Random) -> Made:
     """Merge two counters without changing thresholds."""
-    kept, gone = dice.sample(range(base.program.counters), 2)
-    return f"counter {gone} is counter {kept}", shared(base.program, kept, gone)
+    target, gone = dice.sample(range(base.program.counters), 2)
+    return f"counter {gone} is counter {target}", shared(base.program, target, gone)
 
 
-def shared(program: Program, kept: int, gone: int) -> Program:
+def shared(program: Program, target: int, gone: int) -> Program:
     def moved(counter: int) -> int:
-        return kept if counter == gone else counter
+        return target if counter == gone else counter
 
     return replace(
         program,
-        waits=tuple(tuple(Wait(moved(w.counter), w.until) for w in own) for own in program.waits),
-        signals=tuple(tuple(map(moved, own)) for own in program.signals),
+        waits=tuple(
+            tuple(Wait(moved(w.counter), w.until) for w in waits) for waits in program.waits
+        ),
+        signals=tuple(tuple(map(moved, counters)) for counters in program.signals),
     )
 
 
@@ -176,23 +181,23 @@ def queue_order_swapped(base: Base, dice: Random) -> Made:
     queues = base.program.queues
     place = dice.choice([place for place, queue in enumerate(queues) if len(queue) > 1])
     queue: list[Any] = list(queues[place])
-    one = dice.randrange(len(queue) - 1)
-    other = min(len(queue) - 1, one + dice.choice([1, 1, 2, 4]))
-    queue[one], queue[other] = queue[other], queue[one]
-    said = f"queue {place} runs {queue[one]} before {queue[other]}"
-    return said, replace(base.program, queues=changed(queues, place, tuple(queue)))
+    first = dice.randrange(len(queue) - 1)
+    other = min(len(queue) - 1, first + dice.choice([1, 1, 2, 4]))
+    queue[first], queue[other] = queue[other], queue[first]
+    description = f"queue {place} runs {queue[first]} before {queue[other]}"
+    return description, replace(base.program, queues=changed(queues, place, tuple(queue)))
 
 
 def queue_changed(base: Base, dice: Random) -> Made:
     """Move an instruction to another worker of its rank, in program order."""
     program = base.program
-    each = len(program.queues) // program.ranks
-    if each == 1:
+    workers = len(program.queues) // program.ranks
+    if workers == 1:
         return None
     number = dice.randrange(len(program.instructions))
     old = queue_by_instruction(program.queues)[number]
-    first = old // each * each
-    new = dice.choice([place for place in range(first, first + each) if place != old])
+    first = old // workers * workers
+    new = dice.choice([place for place in range(first, first + workers) if place != old])
     return _moved(program, number, new)
 
 
@@ -202,17 +207,17 @@ def rank_changed(base: Base, dice: Random) -> Made:
     if program.ranks == 1:
         return None
     number = dice.randrange(len(program.instructions))
-    each = len(program.queues) // program.ranks
-    others = [p for p in range(len(program.queues)) if p // each != base.steps[number].rank]
-    return _moved(program, number, dice.choice(others))
+    workers = len(program.queues) // program.ranks
+    candidates = [p for p in range(len(program.queues)) if p // workers != base.steps[number].rank]
+    return _moved(program, number, dice.choice(candidates))
 
 
 def _moved(program: Program, number: int, new: int) -> Made:
     queues = [[n for n in queue if n != number] for queue in program.queues]
-    at = sum(n < number for n in queues[new])
-    queues[new].insert(at, number)
-    said = f"{number} is in queue {new}"
-    return said, replace(program, queues=tuple(map(tuple, queues)))
+    index = sum(n < number for n in queues[new])
+    queues[new].insert(index, number)
+    description = f"{number} is in queue {new}"
+    return description, replace(program, queues=tuple(map(tuple, queues)))
 
 
 def workers_added(base: Base, dice: Random) -> Made:

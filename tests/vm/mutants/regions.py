@@ -63,24 +63,24 @@ def _shrunk(dice: Random, interval: tuple[int, int]) -> tuple[int, int]:
 
 def _shifted(dice: Random, interval: tuple[int, int]) -> tuple[int, int]:
     start, stop = interval
-    by = dice.choice([-1, 1]) * dice.choice([1, stop - start])
-    return start + by, stop + by
+    offset = dice.choice([-1, 1]) * dice.choice([1, stop - start])
+    return start + offset, stop + offset
 
 
 def _with_interval(box: Box, dim: int, interval: tuple[int, int]) -> Box:
-    found: Box = changed(box, dim, interval)
-    return found
+    new: Box = changed(box, dim, interval)
+    return new
 
 
 def _seen_as(base: Base, number: int, region: Region, new: Region | None) -> Made:
-    def seen(own: tuple[Region, ...]) -> tuple[Region, ...]:
-        other = tuple(new if one == region else one for one in own)
-        return tuple(one for one in other if one is not None)
+    def seen(accesses: tuple[Region, ...]) -> tuple[Region, ...]:
+        other = tuple(new if access == region else access for access in accesses)
+        return tuple(access for access in other if access is not None)
 
     true = base.steps[number]
     as_seen = replace(described(true), reads=seen(true.reads), writes=seen(true.writes))
-    said = f"{true.label}: {region} is seen as {new}"
-    return said, base.scheduled_as(changed(base.steps, number, as_seen))
+    description = f"{true.label}: {region} is seen as {new}"
+    return description, base.scheduled_as(changed(base.steps, number, as_seen))
 
 
 def _reads(base: Base) -> Iterator[tuple[int, Region]]:
@@ -98,16 +98,16 @@ def _writes(base: Base) -> Iterator[tuple[int, Region]]:
 
 def buffer_reused(base: Base, dice: Random) -> Made:
     """Merge two buffers, such as x0 and x1, but schedule for two."""
-    moved, said = _buffers_in_one(base, dice)
-    return said, replace(base.program, instructions=with_buffers(base, moved))
+    moved, description = _buffers_in_one(base, dice)
+    return description, replace(base.program, instructions=with_buffers(base, moved))
 
 
 def buffer_reused_openly(base: Base, dice: Random) -> Made:
     """Merge two buffers and schedule for it, which is safe unless heads share the buffer."""
-    moved, said = _buffers_in_one(base, dice)
+    moved, description = _buffers_in_one(base, dice)
     instructions = with_buffers(base, moved)
     program = base.scheduled_as(instructions)
-    return f"{said}, and the schedule knows", replace(program, instructions=instructions)
+    return f"{description}, and the schedule knows", replace(program, instructions=instructions)
 
 
 def _buffers_in_one(base: Base, dice: Random) -> tuple[dict[int, int], str]:
@@ -118,15 +118,15 @@ def _buffers_in_one(base: Base, dice: Random) -> tuple[dict[int, int], str]:
             key = tuple((b.shape, b.dtype) for b in buffers[number : number + ranks])
             alike.setdefault(key, []).append(number)
     old, new = dice.sample(dice.choice([same for same in alike.values() if len(same) > 1]), 2)
-    said = f"{buffers[old].name} lies in {buffers[new].name}"
-    return {old + rank: new + rank for rank in range(ranks)}, said
+    description = f"{buffers[old].name} lies in {buffers[new].name}"
+    return {old + rank: new + rank for rank in range(ranks)}, description
 
 
 def with_buffers(base: Base, moved: dict[int, int]) -> tuple[Instruction, ...]:
     """Return instructions that use other buffers, also when they run."""
 
-    def there(own: Sequence[Region]) -> tuple[Region, ...]:
-        return tuple(Region(moved.get(r.buffer, r.buffer), r.box) for r in own)
+    def there(regions: Sequence[Region]) -> tuple[Region, ...]:
+        return tuple(Region(moved.get(r.buffer, r.buffer), r.box) for r in regions)
 
     return tuple(
         Described(
@@ -158,8 +158,8 @@ def part_reused(base: Base, dice: Random) -> Made:
 def _with_parts(base: Base, old: Region, new: Region) -> Program:
     """Redirect writes from one part to the other; readers are unchanged."""
 
-    def there(own: tuple[Region, ...]) -> tuple[Region, ...]:
-        return tuple(new if region == old else region for region in own)
+    def there(regions: tuple[Region, ...]) -> tuple[Region, ...]:
+        return tuple(new if region == old else region for region in regions)
 
     instructions = [
         replace(described(step), reads=there(step.reads), writes=there(step.writes))

@@ -118,13 +118,13 @@ def result_of(
     executor.place(torch.stack(tokens), lengths, tables_of(case.lengths))
     executor.memory.forget()
     executor.run(1, order)
-    kept = (Role.HISTORY, Role.TOKENS, Role.LENGTHS, Role.CACHE)
-    return [executor.logits, *(value for role in kept for value in memory.values(role))]
+    roles = (Role.HISTORY, Role.TOKENS, Role.LENGTHS, Role.CACHE)
+    return [executor.logits, *(value for role in roles for value in memory.values(role))]
 
 
-def _same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+def _same(actual: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
     """Return whether results are bitwise equal; NaN equals NaN."""
     return all(
-        torch.equal(one.nan_to_num(nan=-9e9), other.nan_to_num(nan=-9e9))
-        for one, other in zip(found, wanted, strict=True)
+        torch.equal(tensor.nan_to_num(nan=-9e9), other.nan_to_num(nan=-9e9))
+        for tensor, other in zip(actual, wanted, strict=True)
     )

@@ -26,7 +26,7 @@ KINDS: dict[str, Kind] = {
         *REGIONS,
         *HEADS,
         *DEFINED,
-        *(own for kinds in TRAPS.values() for own in kinds),
+        *(trap for kinds in TRAPS.values() for trap in kinds),
     )
 }
 
@@ -55,31 +55,31 @@ def mutants_of(
     """Yield up to `count` distinct mutants, unequal to their bases, alternating between bases."""
     bases = bases or all_bases()
     dice = Random(f"{kind} {seed}")
-    seen: set[int] = set()
+    keys: set[int] = set()
     new_at = 0
     for attempt in range(40 * count):
-        if len(seen) == count or attempt > new_at + 4 * len(bases):
+        if len(keys) == count or attempt > new_at + 4 * len(bases):
             return  # there are no more, or they are hard to find
         base = bases[attempt % len(bases)]
-        made = KINDS[kind](base, dice)
-        if made is None or _alike(made[1], base.program):
+        mutation = KINDS[kind](base, dice)
+        if mutation is None or _alike(mutation[1], base.program):
             continue
-        what, program = made
-        own = what if program.instructions != base.program.instructions else ""
+        description, program = mutation
+        change = description if program.instructions != base.program.instructions else ""
         schedule = program.waits, program.signals, program.queues, program.sharing
-        key = hash((base.case, own, *schedule))
-        if key not in seen:
-            seen.add(key)
+        key = hash((base.case, change, *schedule))
+        if key not in keys:
+            keys.add(key)
             new_at = attempt
-            yield Mutant(kind, base, what, program)
+            yield Mutant(kind, base, description, program)
 
 
-def _alike(one: Program, other: Program) -> bool:
-    same = one.instructions is other.instructions or one.instructions == other.instructions
+def _alike(program: Program, other: Program) -> bool:
+    same = program.instructions is other.instructions or program.instructions == other.instructions
     return (
         same
-        and (one.waits, one.signals) == (other.waits, other.signals)
-        and (one.queues, one.sharing) == (other.queues, other.sharing)
+        and (program.waits, program.signals) == (other.waits, other.signals)
+        and (program.queues, program.sharing) == (other.queues, other.sharing)
     )
 
 
@@ -107,12 +107,12 @@ class Count:
 
 def judged(kind: str, count: int, seed: int = 0) -> tuple[Count, list[Mutant]]:
     """Return the results for `count` mutants, and those on which verifier and oracle disagree."""
-    found, strange = Count(), []
+    counts, strange = Count(), []
     judge = Judge()
     for mutant in mutants_of(kind, count, seed):
         unsafe = judge.broken(mutant.program)
         refused = bool(check_program(mutant.program, mutant.base.parts))
-        found.add(Count(1, unsafe, refused, refused and not unsafe))
+        counts.add(Count(1, unsafe, refused, refused and not unsafe))
         if unsafe is not refused:
             strange.append(mutant)
-    return found, strange
+    return counts, strange

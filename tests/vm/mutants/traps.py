@@ -26,11 +26,11 @@ COUNTS = (2, 3, 4, 8, 64, 192, 512)
 def barrier_count_written_down(base: Base, dice: Random) -> Made:
     """Give all waits of a kind a threshold from another program."""
     waits = base.program.waits
-    kinds = {s.name for s, own in zip(base.steps, waits, strict=True) if any(w.until for w in own)}
+    kinds = {s.name for s, old in zip(base.steps, waits, strict=True) if any(w.until for w in old)}
     kind, count = dice.choice(sorted(kinds)), dice.choice(COUNTS)
     written = tuple(
-        tuple(Wait(w.counter, count) if w.until and step.name == kind else w for w in own)
-        for step, own in zip(base.steps, waits, strict=True)
+        tuple(Wait(w.counter, count) if w.until and step.name == kind else w for w in old)
+        for step, old in zip(base.steps, waits, strict=True)
     )
     return f"{kind} waits for {count}", replace(base.program, waits=written)
 
@@ -77,10 +77,11 @@ def residual_added_to_while_it_is_read(base: Base, dice: Random) -> Made:
     def in_place(step: StepInstruction) -> Instruction:
         if not isinstance(step, LinearTerms) or (step.layer, step.at.site) != (layer, Site.MLP):
             return step
-        own: SumOperands = sums[layer]
-        batch = (0, own.batch)
+        operands: SumOperands = sums[layer]
+        batch = (0, operands.batch)
         added = tuple(
-            Region(own.residual - own.rank + rank, (batch, step.rows)) for rank in range(own.ranks)
+            Region(operands.residual - operands.rank + rank, (batch, step.rows))
+            for rank in range(operands.ranks)
         )
         return replace(described(step), reads=step.reads + added, writes=added)
 
@@ -102,8 +103,8 @@ def terms_added_in_any_order(base: Base, dice: Random) -> Made:
     def together(step: StepInstruction) -> Instruction:
         if not isinstance(step, LinearTerms) or (step.layer, step.at.site) != place:
             return step
-        at = replace(step.at, out=step.at.out - step.rank)
-        return replace(step, at=at, slot=0) if base.case.tp > 1 else replace(step, slot=0)
+        operands = replace(step.at, out=step.at.out - step.rank)
+        return replace(step, at=operands, slot=0) if base.case.tp > 1 else replace(step, slot=0)
 
     instructions = tuple(map(together, base.steps))
     return f"one place for layer {place}", replace(base.program, instructions=instructions)
@@ -112,9 +113,11 @@ def terms_added_in_any_order(base: Base, dice: Random) -> Made:
 def counter_of_two_producers(base: Base, dice: Random) -> Made:
     """Merge the counter of a wait with one that earlier instructions signal."""
     program = base.program
-    number = dice.choice([n for n, own in enumerate(program.waits) if any(w.until for w in own)])
+    number = dice.choice(
+        [n for n, waits in enumerate(program.waits) if any(w.until for w in waits)]
+    )
     wait = dice.choice([w for w in program.waits[number] if w.until])
-    early = {c for own in program.signals[:number] for c in own} - {wait.counter}
+    early = {c for counters in program.signals[:number] for c in counters} - {wait.counter}
     if not early:
         return None
     gone = dice.choice(sorted(early))
@@ -124,8 +127,8 @@ def counter_of_two_producers(base: Base, dice: Random) -> Made:
 def queue_by_length_alone(base: Base, dice: Random) -> Made:
     """Order a queue by length alone, whether or not inputs can be ready."""
     place = dice.randrange(len(base.program.queues))
-    own = base.program.queues[place]
-    queue = tuple(sorted(own, key=lambda n: (-base.costs[n], n)))
+    numbers = base.program.queues[place]
+    queue = tuple(sorted(numbers, key=lambda n: (-base.costs[n], n)))
     queues = changed(base.program.queues, place, queue)
     return f"queue {place} by length", replace(base.program, queues=queues)
 
@@ -138,8 +141,8 @@ def clock_trusted(base: Base, dice: Random) -> Made:
     program = base.program
     times = timing(program, base.costs)
     ready = [0.0] * program.counters
-    for number, own in enumerate(program.signals):
-        for counter in own:
+    for number, counters in enumerate(program.signals):
+        for counter in counters:
             ready[counter] = max(ready[counter], times.finishes[number])
     free = [0.0] * (1 + max(times.workers))
     waits = [()] * len(program.waits)  # type: list[tuple[Wait, ...]]
@@ -151,13 +154,13 @@ def clock_trusted(base: Base, dice: Random) -> Made:
             if not wait.until or ready[wait.counter] > free[worker] or dice.random() < 0.5
         )
         free[worker] = times.finishes[number]
-    dropped = [n for n, own in enumerate(program.waits) if own != waits[n]]
+    dropped = [n for n, old in enumerate(program.waits) if old != waits[n]]
     return f"no waits in {dropped}", replace(program, waits=tuple(waits))
 
 
 def no_waits_between_steps(base: Base, dice: Random) -> Made:
     """Drop all waits between steps, so that the next token may start too early."""
-    waits = tuple(tuple(w for w in own if w.until) for own in base.program.waits)
+    waits = tuple(tuple(w for w in old if w.until) for old in base.program.waits)
     return "no step waits", replace(base.program, waits=waits)
 
 

@@ -69,10 +69,10 @@ class Truth:
                 instruction.run(machine.memory.tensors)
                 instruction.run(elsewhere)
             return all(
-                _same_where(~written, found, old)
+                _same_where(~written, new, old)
                 and _same_where(~written, other, ruined)
-                and _same_where(written & _differ(found, old), found, other)
-                for written, found, old, other, ruined in zip(
+                and _same_where(written & _differ(new, old), new, other)
+                for written, new, old, other, ruined in zip(
                     masks, machine.memory.tensors, before, elsewhere, spoilt, strict=True
                 )
             )
@@ -93,21 +93,21 @@ class Truth:
         machine = self._placed(program)
         machine.run(1, order)
         kinds = ("state", "cache")
-        kept = [n for n, buffer in enumerate(program.buffers) if buffer.role.kind in kinds]
-        return [machine.logits, *(machine.memory.tensors[number] for number in kept)]
+        numbers = [n for n, buffer in enumerate(program.buffers) if buffer.role.kind in kinds]
+        return [machine.logits, *(machine.memory.tensors[number] for number in numbers)]
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are bitwise equal; NaN equals NaN."""
-    return torch.equal(one.nan_to_num(nan=-9e9), other.nan_to_num(nan=-9e9))
+    return torch.equal(tensor.nan_to_num(nan=-9e9), other.nan_to_num(nan=-9e9))
 
 
-def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return one.nan_to_num(nan=-9e9) != other.nan_to_num(nan=-9e9)
+def _differ(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return tensor.nan_to_num(nan=-9e9) != other.nan_to_num(nan=-9e9)
 
 
-def _same_where(where: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
-    return not bool((_differ(one, other) & where).any())
+def _same_where(where: torch.Tensor, tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return not bool((_differ(tensor, other) & where).any())
 
 
 @lru_cache(maxsize=4)

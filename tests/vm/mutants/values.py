@@ -58,87 +58,89 @@ def edits(base: Base, dice: Random) -> Iterator[Edit]:
     runs = _runs(base)
     while True:
         start, stop = dice.choice(runs)
-        made = _edited(base, dice, start, stop)
-        if made is not None:
-            what, operand, instructions = made
+        edited = _edited(base, dice, start, stop)
+        if edited is not None:
+            description, operand, instructions = edited
             if any(True for _ in disagreements(replace(base.program, instructions=instructions))):
                 continue
             program = _scheduled(base, instructions)
             if instructions != base.program.instructions and not check_program(program):
-                yield Edit(base, what, operand, program)
+                yield Edit(base, description, operand, program)
 
 
 @lru_cache(maxsize=64)
 def _runs(base: Base) -> list[tuple[int, int]]:
     """Return the instructions with the same shared operands, as intervals."""
-    found, start = [], 0
-    for _, own in groupby(base.steps, key=lambda one: id(one.at)):
-        count = len(list(own))
-        found.append((start, start + count))
+    runs, start = [], 0
+    for _, group in groupby(base.steps, key=lambda step: id(step.at)):
+        count = len(list(group))
+        runs.append((start, start + count))
         start += count
-    return found
+    return runs
 
 
 def _edited(base: Base, dice: Random, start: int, stop: int) -> Any:
     """Return a description, the operand, and the instructions with an edit; None if it fails."""
     steps: list[Any] = list(base.steps)
     number = dice.randrange(start, stop)
-    one = steps[number]
+    step = steps[number]
     how = dice.choice(["operand"] * 16 + ["dropped", "twice", "exchanged", "later"])
     if how == "dropped":
-        return f"{one.label} dropped", how, (*steps[:number], *steps[number + 1 :])
+        return f"{step.label} dropped", how, (*steps[:number], *steps[number + 1 :])
     if how == "twice":
         other = dice.randrange(start, stop)
-        steps[other] = one
-        return f"{one.label} instead of {base.steps[other].label}", how, tuple(steps)
+        steps[other] = step
+        return f"{step.label} instead of {base.steps[other].label}", how, tuple(steps)
     if how == "exchanged":
         other = dice.randrange(start, stop)
-        steps[number], steps[other] = steps[other], one
-        return f"{one.label} and {steps[number].label} exchanged", how, tuple(steps)
+        steps[number], steps[other] = steps[other], step
+        return f"{step.label} and {steps[number].label} exchanged", how, tuple(steps)
     if how == "later":
-        return f"{one.label} repeated", how, (*steps[:stop], one, *steps[stop:])
-    kind: Any = type(one)
+        return f"{step.label} repeated", how, (*steps[:stop], step, *steps[stop:])
+    kind: Any = type(step)
     word = dice.choice(words_of_kind(kind))
     whole = not word.own and dice.random() < 0.6
-    value = _other(base, dice, one, word)
+    value = _other(base, dice, step, word)
     if value is None:
         return None
     path = word.path.removesuffix(".start").removesuffix(".stop")
     places = range(start, stop) if whole else (number,)
-    at = None
+    operands = None
     for place in places:
         if word.own:
             steps[place] = replace(steps[place], **{path: value})
         else:
-            at = at or _with(one.at, path, value)
-            steps[place] = replace(steps[place], at=at)
+            operands = operands or _with(step.at, path, value)
+            steps[place] = replace(steps[place], at=operands)
     scope = "all of " if whole else ""
-    return f"{scope}{one.label}: {path} is {value}", f"{one.name}.{path}", tuple(steps)
+    return f"{scope}{step.label}: {path} is {value}", f"{step.name}.{path}", tuple(steps)
 
 
-def _with(at: Any, path: str, value: Any) -> Any:
+def _with(operands: Any, path: str, value: Any) -> Any:
     outer, _, inner = path.rpartition(".")
     if outer:
-        return replace(at, **{outer: replace(getattr(at, outer), **{inner: value})})
-    return replace(at, **{inner: value})
+        return replace(operands, **{outer: replace(getattr(operands, outer), **{inner: value})})
+    return replace(operands, **{inner: value})
 
 
-def _value(one: Any, word: Word) -> Any:
-    found = one if word.own else one.at
+def _value(step: Any, word: Word) -> Any:
+    value = step if word.own else step.at
     for name in word.path.split("."):
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
-def _other(base: Base, dice: Random, one: Any, word: Word) -> Any:
+def _other(base: Base, dice: Random, step: Any, word: Word) -> Any:
     """Return another value of an operand, or None."""
     if word.kind is Range:
         path = word.path.rpartition(".")[0]
-        own = getattr(one, path)
-        by = dice.choice([-4, -1, 1, 4, own.extent, -own.extent])
-        other: Any = getattr(dice.choice([i for i in base.steps if type(i) is type(one)]), path)
-        return dice.choice([Range(own[0] + by, own[1] + by), Range(own[0], own[1] + by), other])
-    old = _value(one, word)
+        span = getattr(step, path)
+        offset = dice.choice([-4, -1, 1, 4, span.extent, -span.extent])
+        other: Any = getattr(dice.choice([i for i in base.steps if type(i) is type(step)]), path)
+        return dice.choice(
+            [Range(span[0] + offset, span[1] + offset), Range(span[0], span[1] + offset), other]
+        )
+    old = _value(step, word)
     if word.kind is bool:
         return not old
     if word.kind is float:
@@ -178,21 +180,21 @@ def _memory(base: Base) -> StepMemory:
     memory = base.case.memory()
     for number, buffer in enumerate(base.program.buffers):
         if buffer.role == Role.WEIGHT:
-            own = memory.tensors[number]
+            weight = memory.tensors[number]
             generator = torch.Generator().manual_seed(number - buffer.rank)
-            if isinstance(own, Weight):
+            if isinstance(weight, Weight):
                 continue
-            noise = torch.randn(own.shape, generator=generator).to(own.dtype)
-            scale = 0.3 if len(buffer.shape) == 1 else own.float().std().to(own.dtype)
-            memory.tensors[number] = own + noise * scale
+            noise = torch.randn(weight.shape, generator=generator).to(weight.dtype)
+            scale = 0.3 if len(buffer.shape) == 1 else weight.float().std().to(weight.dtype)
+            memory.tensors[number] = weight + noise * scale
     return memory
 
 
 def results(base: Base, program: Program) -> list[torch.Tensor]:
     """Return the logits, the state, and the caches that two steps of a program leave."""
     memory = _memory(base)
-    written = [n for n, one in enumerate(program.buffers) if one.role != Role.WEIGHT]
-    kept = [memory.tensors[number].clone() for number in written]
+    written = [n for n, buffer in enumerate(program.buffers) if buffer.role != Role.WEIGHT]
+    saved = [memory.tensors[number].clone() for number in written]
     memory.program = program
     try:
         machine = Machine(memory)
@@ -200,16 +202,16 @@ def results(base: Base, program: Program) -> list[torch.Tensor]:
         rows = texts(case.model, case.lengths)
         tokens = [row[n - 1] for row, n in zip(rows, case.lengths, strict=True)]
         machine.place(torch.stack(tokens), torch.tensor(case.lengths), tables_of(case.lengths))
-        found = []
+        logits = []
         for _ in range(_STEPS):
             machine.run(1, in_program_order)
-            found.append(machine.logits.clone())
+            logits.append(machine.logits.clone())
         kinds = ("state", "cache")
-        names = [n for n, one in enumerate(program.buffers) if one.role.kind in kinds]
-        return [*found, *(memory.tensors[n].clone() for n in names)]
+        names = [n for n, buffer in enumerate(program.buffers) if buffer.role.kind in kinds]
+        return [*logits, *(memory.tensors[n].clone() for n in names)]
     finally:
         memory.program = base.program
-        for number, tensor in zip(written, kept, strict=True):
+        for number, tensor in zip(written, saved, strict=True):
             memory.tensors[number].copy_(tensor)
 
 
@@ -221,22 +223,22 @@ def _right(base: Base) -> list[torch.Tensor]:
 def changes_numbers(edit: Edit) -> bool:
     """Return whether an edit changes results by more than rounding does."""
     try:
-        found = results(edit.base, edit.program)
+        actual = results(edit.base, edit.program)
     except (RuntimeError, IndexError, ValueError, ZeroDivisionError):
         return True
-    return not all(map(_near, found, _right(edit.base)))
+    return not all(map(_near, actual, _right(edit.base)))
 
 
-def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    missing = one.isnan()
-    if not torch.equal(missing, other.isnan()):
+def _near(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    missing = actual.isnan()
+    if not torch.equal(missing, expected.isnan()):
         return False
-    one, other = one[~missing].double(), other[~missing].double()
-    same = one == other  # infinities too
-    one, other = one[~same], other[~same]
-    if not one.numel():
+    actual, expected = actual[~missing].double(), expected[~missing].double()
+    same = actual == expected  # infinities too
+    actual, expected = actual[~same], expected[~same]
+    if not actual.numel():
         return True
-    return bool((one - other).abs().max() <= _TOLERANCE * (1 + other.abs().max()))
+    return bool((actual - expected).abs().max() <= _TOLERANCE * (1 + expected.abs().max()))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -276,12 +278,15 @@ def _table(counts: Counter[tuple[str, bool, bool]]) -> Table:
         table.add_column(heading, justify="right")
     operands = sorted({operand for operand, *_ in counts})
     for operand in (*operands, "all"):
-        own = Counter[tuple[bool, bool]]()
+        tally = Counter[tuple[bool, bool]]()
         for (other, *result), number in counts.items():
             if operand in (other, "all"):
-                own[result[0], result[1]] += number
-        changed, same = own[True, True] + own[True, False], own[False, True] + own[False, False]
-        row = changed + same, changed, own[True, True], same, own[False, False]
+                tally[result[0], result[1]] += number
+        changed, same = (
+            tally[True, True] + tally[True, False],
+            tally[False, True] + tally[False, False],
+        )
+        row = changed + same, changed, tally[True, True], same, tally[False, False]
         table.add_row(operand, *map(str, row))
     return table
 

@@ -116,27 +116,27 @@ def word_mutants(
     """Yield distinct mutants of this kind of instruction, for all words in turn or one operand."""
     dice = Random(f"{kind.name} {seed}")
     places = [
-        (base, [n for n, one in enumerate(base.steps) if type(one) is kind])
+        (base, [n for n, step in enumerate(base.steps) if type(step) is kind])
         for base in (all_bases()[place] for place in bases)
     ]
     places = [(base, numbers) for base, numbers in places if numbers]
     words = words_of_kind(kind)
     wanted = [n for n, word in enumerate(words) if operand in ("", word.path)]
-    seen: set[object] = set()
+    keys: set[object] = set()
     for attempt in range(40 * count):
-        if len(seen) == count:
+        if len(keys) == count:
             return
         base, numbers = places[(attempt // len(wanted)) % len(places)]
         number, place = dice.choice(numbers), wanted[attempt % len(wanted)]
         row = [int(word) for word in _encoded(base).words[number]]
         changed = _change(dice, words, row, place)
         key = base, number, tuple(row)
-        if changed and key not in seen and row != _encoded(base).words[number].tolist():
-            seen.add(key)
+        if changed and key not in keys and row != _encoded(base).words[number].tolist():
+            keys.add(key)
             label = base.steps[number].label
-            said = ", ".join(f"{words[n].path} is {row[1 + n]}" for n in changed)
+            changes = ", ".join(f"{words[n].path} is {row[1 + n]}" for n in changed)
             yield WordMutant(
-                base, number, tuple(words[n] for n in changed), row, f"{label}: {said}"
+                base, number, tuple(words[n] for n in changed), row, f"{label}: {changes}"
             )
 
 
@@ -259,15 +259,15 @@ def _look(buffers: Any, number: int) -> object:
     """Return the properties that distinguish buffers."""
     if not 0 <= number < len(buffers):
         return number
-    one = buffers[number]
-    return one.role, one.shape, one.dtype, one.rank, one.storage, one.format
+    buffer = buffers[number]
+    return buffer.role, buffer.shape, buffer.dtype, buffer.rank, buffer.storage, buffer.format
 
 
 def _value(instruction: Any, word: Word) -> Any:
-    found = instruction if word.own else instruction.at
+    value = instruction if word.own else instruction.at
     for name in word.path.split("."):
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 def judged_words(
@@ -282,10 +282,12 @@ def judged_words(
 
     One of `orders_each` mutants is also run in other orders.
     """
-    found, strange = Count(), []
+    counts, strange = Count(), []
     for place, mutant in enumerate(word_mutants(kind, count, seed, bases, operand)):
         verdict = judge_word(mutant, place, orders=place % orders_each == 0)
-        found.add(Count(1, verdict.unsafe, verdict.refused, verdict.refused and not verdict.unsafe))
+        counts.add(
+            Count(1, verdict.unsafe, verdict.refused, verdict.refused and not verdict.unsafe)
+        )
         if verdict.unsafe is not verdict.refused:
             strange.append(mutant)
-    return found, strange
+    return counts, strange

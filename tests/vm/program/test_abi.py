@@ -21,12 +21,12 @@ COMPILER = shutil.which("cc")
 
 
 def _one_of_each() -> dict[str, StepInstruction]:
-    found: dict[str, StepInstruction] = {}
+    instructions: dict[str, StepInstruction] = {}
     for case in CASES:
-        for one in lowered(case).instructions:
-            found.setdefault(one.name, one)
-    assert set(found) == set(INSTRUCTIONS)
-    return found
+        for instruction in lowered(case).instructions:
+            instructions.setdefault(instruction.name, instruction)
+    assert set(instructions) == set(INSTRUCTIONS)
+    return instructions
 
 
 @pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
@@ -41,14 +41,14 @@ def test_fields_are_the_words_of_a_row(kind: type[StepInstruction]) -> None:
 
 def test_a_field_has_the_value_of_its_operand() -> None:
     """Fields have their operand's value: shared, nested, own and repeated ones."""
-    made = _one_of_each()
+    instructions = _one_of_each()
 
     def word(name: str, field: str) -> list[int]:
-        one = made[name]
-        (found,) = (f for f in abi.layout(type(one)) if f.name == field)
-        return encode(one)[found.offset : found.offset + found.words]
+        instruction = instructions[name]
+        (entry,) = (f for f in abi.layout(type(instruction)) if f.name == field)
+        return encode(instruction)[entry.offset : entry.offset + entry.words]
 
-    terms, head = made["linear_terms"], made["norm_lm_head"]
+    terms, head = instructions["linear_terms"], instructions["norm_lm_head"]
     assert isinstance(terms, LinearTerms) and isinstance(head, NormLmHead)
     assert word("linear_terms", "width") == [terms.at.width]
     assert word("linear_terms", "columns") == list(terms.columns)
@@ -60,19 +60,19 @@ def test_a_field_has_the_value_of_its_operand() -> None:
 
 
 def test_constants_are_numbers_of_the_interface() -> None:
-    found = abi.constants()
-    assert found["ABI_VERSION"] == abi.VERSION
-    assert found["ROW_WORDS"] == INSTRUCTIONS.words
-    assert found["OP_ARGMAX"] == 11
-    assert found["DTYPE_BF16"] == 2
-    assert found["SITE_MLP"] == 2
+    constants = abi.constants()
+    assert constants["ABI_VERSION"] == abi.VERSION
+    assert constants["ROW_WORDS"] == INSTRUCTIONS.words
+    assert constants["OP_ARGMAX"] == 11
+    assert constants["DTYPE_BF16"] == 2
+    assert constants["SITE_MLP"] == 2
     (eps,) = (f for f in abi.layout(INSTRUCTIONS["norm_lm_head"]) if f.name == "normed_eps")
-    assert found["NORM_LM_HEAD_NORMED_EPS"] == eps.offset
+    assert constants["NORM_LM_HEAD_NORMED_EPS"] == eps.offset
     fields = sum(len(abi.layout(kind)) for kind in INSTRUCTIONS.values())
-    members = sum(len(one) for one in abi.enumerations().values())
+    members = sum(len(enumeration) for enumeration in abi.enumerations().values())
     names = 2 + len(INSTRUCTIONS) + len(abi.COLUMNS) + members + fields
-    assert len(found) == names, "names must be unique"
-    assert found["BUFFER_ROLE"] == 1 and found["ROLE_LOGITS"] == 3
+    assert len(constants) == names, "names must be unique"
+    assert constants["BUFFER_ROLE"] == 1 and constants["ROLE_LOGITS"] == 3
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
@@ -84,15 +84,17 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
     lines += ["int bits(const void *at) { int word; memcpy(&word, at, 4); return word; }"]
     lines += ["int main(void) {"]
     expected: list[int] = []
-    for number, one in enumerate(_one_of_each().values()):
-        at = f"((tpc_{one.name} *)rows[{number}])"
-        lines.append(f'  _Static_assert(sizeof(tpc_{one.name}) <= 4 * TPC_ROW_WORDS, "too wide");')
-        row = encode(one)
-        for field in abi.layout(type(one)):
+    for number, instruction in enumerate(_one_of_each().values()):
+        struct = f"((tpc_{instruction.name} *)rows[{number}])"
+        lines.append(
+            f'  _Static_assert(sizeof(tpc_{instruction.name}) <= 4 * TPC_ROW_WORDS, "too wide");'
+        )
+        row = encode(instruction)
+        for field in abi.layout(type(instruction)):
             ends = (".start", ".stop") if field.kind is Range else ("",)
-            lines += [f'  printf("%d\\n", bits(&{at}->{field.name}{end}));' for end in ends]
+            lines += [f'  printf("%d\\n", bits(&{struct}->{field.name}{end}));' for end in ends]
             expected += row[field.offset : field.offset + field.words]
-        lines.append(f'  printf("%d\\n", {at}->opcode == TPC_OP_{one.name.upper()});')
+        lines.append(f'  printf("%d\\n", {struct}->opcode == TPC_OP_{instruction.name.upper()});')
         expected.append(1)
     lines += ["  return 0;", "}"]
     assert _printed_by(lines, tmp_path) == expected
@@ -115,8 +117,8 @@ def test_c_reads_the_table_of_buffers(tmp_path: Path) -> None:
         lines.append(f"  const tpc_buffer *b{number} = (const tpc_buffer *)rows[{number}];")
         for name, offset in abi.column_offsets().items():
             width = abi.COLUMNS[name]
-            each = [name] if width == 1 else [f"{name}[{dim}]" for dim in range(width)]
-            lines += [f'  printf("%lld\\n", (long long)b{number}->{one});' for one in each]
+            members = [name] if width == 1 else [f"{name}[{dim}]" for dim in range(width)]
+            lines += [f'  printf("%lld\\n", (long long)b{number}->{member});' for member in members]
             expected += row[offset : offset + width]
     lines += ["  return 0;", "}"]
     assert _printed_by(lines, tmp_path) == expected
@@ -136,15 +138,15 @@ def _printed_by(lines: list[str], directory: Path) -> list[int]:
     return list(map(int, done.stdout.split()))
 
 
-def _braced(one: StepInstruction) -> str:
-    return "{" + ",".join(map(str, encode(one))) + "}"
+def _braced(instruction: StepInstruction) -> str:
+    return "{" + ",".join(map(str, encode(instruction))) + "}"
 
 
 def test_enumerations_have_names_of_their_own() -> None:
-    found = abi.enumerations()
+    enumerations = abi.enumerations()
     names = {"Activation", "DType", "Kind", "Part", "Role", "Scales", "Site", "Wanted"}
-    assert set(found) == names
-    assert all(issubclass(one, IntEnum) for one in found.values())
+    assert set(enumerations) == names
+    assert all(issubclass(enumeration, IntEnum) for enumeration in enumerations.values())
 
 
 def test_dtypes() -> None:

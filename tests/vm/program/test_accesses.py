@@ -91,7 +91,7 @@ class Toy(WeightInstruction):
 
 def toy(side: Side = Side.LEFT, bias: int = NONE) -> Toy:
     inner = Inner(x=20, batch=4, width=8)
-    at = ToyOperands(
+    operands = ToyOperands(
         rank=0,
         layer=0,
         side=side,
@@ -108,7 +108,7 @@ def toy(side: Side = Side.LEFT, bias: int = NONE) -> Toy:
         scale=2,
         format=Format.of(torch.bfloat16),
     )
-    return Toy(at, Range(3, 7), 6, 50)
+    return Toy(operands, Range(3, 7), 6, 50)
 
 
 MOVED = (100 + 50 + 3 * 2, 100 + 50 + 7 * 2)
@@ -149,18 +149,21 @@ def test_instructions_in_any_order_have_their_own_regions() -> None:
     """Regions that instructions share are found again for another `at`."""
     left, right = toy(), toy(Side.RIGHT)
     other = replace(right, rows=Range(0, 1))
-    wanted = [replace(one).reads for one in (left, right, other)]
-    assert [replace(one).reads for one in (other, left, right)] == [wanted[2], *wanted[:2]]
+    wanted = [replace(instruction).reads for instruction in (left, right, other)]
+    assert [replace(instruction).reads for instruction in (other, left, right)] == [
+        wanted[2],
+        *wanted[:2],
+    ]
     assert replace(left, slot=9).reads[:5] == left.reads[:5]
 
 
 def test_bytes_of_a_weight_follow_from_the_parts_that_are_read() -> None:
     """Two runs of rows, 4 and 8 long, in 8 columns of 2 bytes, for a batch of 5."""
-    one = toy()
-    assert one.weight_shape == (4 + 8, 8)
-    assert one.traffic == 12 * 8 * 2
-    assert one.work == 12 * 8 * 5
-    assert one.values == (12 + 8) * 5
+    instruction = toy()
+    assert instruction.weight_shape == (4 + 8, 8)
+    assert instruction.traffic == 12 * 8 * 2
+    assert instruction.work == 12 * 8 * 5
+    assert instruction.values == (12 + 8) * 5
 
 
 @dataclass(frozen=True)
@@ -192,10 +195,10 @@ BLOCK = Block(BlockOperands(0, 0, 8, 3, 16), 9, 2, Range(4, 8), 4)
 
 
 def test_joins_are_completed_by_the_arrival() -> None:
-    rest = (4, 8), 16, 4, (0.5, 7)
+    shared = (4, 8), 16, 4, (0.5, 7)
     assert BLOCK.joins == (
-        Join(Region(9, ((2, 3),)), *rest),
-        Join(Region(8, ((0, 3), (32, 48))), *rest),
+        Join(Region(9, ((2, 3),)), *shared),
+        Join(Region(8, ((0, 3), (32, 48))), *shared),
     )
     assert BLOCK.reads == BLOCK.writes == ()
 
@@ -244,24 +247,24 @@ class WholeUnknown(Plain):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         (Plain, "The rules of plain do not say which buffers it accesses"),
         (Unknown, "A rule of unknown has an unknown name.*batsh"),
         (WholeUnknown, "A rule of whole_unknown has an unknown name.*width"),
     ],
 )
-def test_rules_that_give_no_regions(kind: type[Plain], said: str) -> None:
-    one = kind(PlainOperands(0, 0, 1, 4), Range(0, 2))
+def test_rules_that_give_no_regions(kind: type[Plain], message: str) -> None:
+    instruction = kind(PlainOperands(0, 0, 1, 4), Range(0, 2))
     for name in ("reads", "writes"):
-        with pytest.raises(UnsupportedError, match=f"(?s){said}"):
-            getattr(one, name)
+        with pytest.raises(UnsupportedError, match=f"(?s){message}"):
+            getattr(instruction, name)
 
 
 def test_joins_without_an_arrival() -> None:
-    one = NoArrival(BLOCK.at, 9, 2, Range(4, 8), 4)
+    instruction = NoArrival(BLOCK.at, 9, 2, Range(4, 8), 4)
     with pytest.raises(UnsupportedError, match="with joins and an `arrival`"):
-        _ = one.reads
+        _ = instruction.reads
 
 
 def test_a_part_with_too_many_intervals() -> None:
@@ -285,24 +288,24 @@ class ByHand(Plain):
 
 
 def test_an_instruction_may_state_its_regions_by_hand() -> None:
-    one = ByHand(PlainOperands(0, 0, 1, 4), Range(0, 2))
-    assert one.reads == (Region(1, ((0, 4), (0, 2))),)
-    assert one.writes == one.joins == ()
+    instruction = ByHand(PlainOperands(0, 0, 1, 4), Range(0, 2))
+    assert instruction.reads == (Region(1, ((0, 4), (0, 2))),)
+    assert instruction.writes == instruction.joins == ()
 
 
 def test_regions_of_gate_and_up() -> None:
     """Gate before up, and the weight before its bias, as before rules said what is read."""
     (case,) = (case for case in CASES if case.tp == 1 and case.splits == 4)
-    one = next(i for i in lowered(case).instructions if i.name == "norm_gate_up_swiglu")
-    at, rows = one.at, one.rows  # type: ignore[attr-defined]
-    up = (at.ffn + rows.start, at.ffn + rows.stop)
-    whole = (0, at.normed.width)
+    instruction = next(i for i in lowered(case).instructions if i.name == "norm_gate_up_swiglu")
+    operands, rows = instruction.at, instruction.rows  # type: ignore[attr-defined]
+    up = (operands.ffn + rows.start, operands.ffn + rows.stop)
+    whole = (0, operands.normed.width)
 
     def weights(bias: int) -> list[tuple[int, Box]]:
-        found = replace(one, at=replace(at, bias=bias)).reads[2:]
-        return [(region.buffer, region.box) for region in found]
+        regions = replace(instruction, at=replace(operands, bias=bias)).reads[2:]
+        return [(region.buffer, region.box) for region in regions]
 
-    gate = [(at.weight, (rows, whole)), (at.weight, (up, whole))]
+    gate = [(operands.weight, (rows, whole)), (operands.weight, (up, whole))]
     assert weights(NONE) == gate
     assert weights(7) == [gate[0], (7, (rows,)), gate[1], (7, (up,))]
 
@@ -311,15 +314,17 @@ def test_the_bytes_of_a_row_are_said_once(monkeypatch: pytest.MonkeyPatch) -> No
     """A format with other bytes per row changes traffic and first weights, and nothing else."""
     program = step_program(CASES[-1])
     before = first_weights(program)
-    traffic = [one.traffic for one in lowered(CASES[-1]).instructions]
+    traffic = [instruction.traffic for instruction in lowered(CASES[-1]).instructions]
     monkeypatch.setattr(
         Component, "row_bytes", lambda self, start, stop: 3 * (stop - start) * self.dtype.itemsize
     )
     weighted = [isinstance(i, WeightInstruction) for i in lowered(CASES[-1]).instructions]
-    grown = [one.traffic for one in lowered(CASES[-1]).instructions]
-    each = zip(weighted, lowered(CASES[-1]).instructions, traffic, grown, strict=True)
+    grown = [instruction.traffic for instruction in lowered(CASES[-1]).instructions]
+    per_instruction = zip(weighted, lowered(CASES[-1]).instructions, traffic, grown, strict=True)
     in_rows = ("embed", "partial_attention")
-    assert all(new == (3 if w or i.name in in_rows else 1) * old for w, i, old, new in each)
+    assert all(
+        new == (3 if w or i.name in in_rows else 1) * old for w, i, old, new in per_instruction
+    )
     after = first_weights(program)
     assert (after[:, 0] == before[:, 0]).all() and (after[:, 1:] == 3 * before[:, 1:]).all()
     assert before[:, 2].sum() > 0

@@ -59,23 +59,25 @@ def _never(rank: int, name: str) -> torch.Tensor:
     raise AssertionError("a wrong buffer was allocated")
 
 
-@pytest.mark.parametrize(("role", "changes", "said"), MISTAKES.values(), ids=list(MISTAKES))
-def test_a_wrong_buffer_is_refused(role: Role | None, changes: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("role", "changes", "message"), MISTAKES.values(), ids=list(MISTAKES))
+def test_a_wrong_buffer_is_refused(
+    role: Role | None, changes: dict[str, Any], message: str
+) -> None:
     wrong = _with(changes, role)
     assert [fault.rule for fault in check_program(wrong)] == ["buffer"]
-    with pytest.raises(VerifyError, match=said):
+    with pytest.raises(VerifyError, match=message):
         verify_program(wrong)
-    with pytest.raises(VerifyError, match=said):
+    with pytest.raises(VerifyError, match=message):
         StepMemory(wrong, _never, CASE.rotation)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         decode_program(encode_program(CASE.program), wrong)
 
 
 @pytest.mark.parametrize("name", ["storage of a scratch", "a cache without storage"])
 def test_the_parser_names_the_line_of_a_wrong_buffer(name: str) -> None:
-    role, changes, said = MISTAKES[name]
+    role, changes, message = MISTAKES[name]
     text = format_program(_with(changes, role))
-    with pytest.raises(UsageError, match=rf"not valid.*line \d+.*{said}") as caught:
+    with pytest.raises(UsageError, match=rf"not valid.*line \d+.*{message}") as caught:
         parse_program(text)
     line = int(re.findall(r"line (\d+)", caught.value.where)[0])
     assert role is not None and f"role={role.word}" in text.splitlines()[line - 1]
@@ -86,7 +88,9 @@ def _others(old: Buffer) -> Iterator[dict[str, Any]]:
     """Other values of each field of a buffer."""
     for name in ("shape", "storage"):
         shape = old.shape if name == "shape" else old.extents
-        yield from ({name: one} for one in ((), (1, 1), shape, shape[::-1], (math.prod(shape),)))
+        yield from (
+            {name: extents} for extents in ((), (1, 1), shape, shape[::-1], (math.prod(shape),))
+        )
         for dim, extent in enumerate(shape):
             for other in (extent + 1, extent - 1, 2 * extent, extent // 2, 0, -1):
                 yield {name: (*shape[:dim], other, *shape[dim + 1 :])}
@@ -98,17 +102,21 @@ def _others(old: Buffer) -> Iterator[dict[str, Any]]:
 
 def test_accepted_buffers_run_on_the_reference_machine() -> None:
     """No field of a buffer can be changed such that the program is accepted and then raises."""
-    kept = CASE.memory()
-    given = {(b.rank, b.name): t for b, t in zip(kept.program.buffers, kept.tensors, strict=True)}
-    caches, ran = kept.values(Role.CACHE), 0
-    for role in (None, *(one for one in Role if one in CASE.program.roles)):
-        buffer = UNUSED if role is None else next(b for b in kept.program.buffers if b.role == role)
+    original = CASE.memory()
+    tensors = {
+        (b.rank, b.name): t for b, t in zip(original.program.buffers, original.tensors, strict=True)
+    }
+    caches, ran = original.values(Role.CACHE), 0
+    for role in (None, *(candidate for candidate in Role if candidate in CASE.program.roles)):
+        buffer = (
+            UNUSED if role is None else next(b for b in original.program.buffers if b.role == role)
+        )
         for changes in _others(buffer):
             program = _with(changes, role)
             if check_program(program):
                 continue
             try:
-                memory = StepMemory(program, lambda r, n: given.get((r, n), UNIT), CASE.rotation)
+                memory = StepMemory(program, lambda r, n: tensors.get((r, n), UNIT), CASE.rotation)
                 memory.use_caches([cache.clone() for cache in caches])
                 machine = Machine(memory)
             except CompileError:  # weights that do not fit, or two buffers of one role

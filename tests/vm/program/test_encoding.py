@@ -75,27 +75,34 @@ def test_families_multiply_by_the_same_values() -> None:
     """A phase is a family, also with Q, K and V; other columns and terms are not part of it."""
     for case in CASES:
         program = step_program(case)
-        instructions, found = program.instructions, families(program).tolist()
-        for number, first in enumerate(found):
-            own, before = instructions[number], instructions[first]
-            assert found[first] == first and type(own) is type(before)
+        instructions, firsts = program.instructions, families(program).tolist()
+        for number, first in enumerate(firsts):
+            instruction, before = instructions[number], instructions[first]
+            assert firsts[first] == first and type(instruction) is type(before)
             if first < number:
-                assert _multiplied(own) == _multiplied(before)
-                assert all(getattr(own, name) == getattr(before, name) for name in own.apart)
-            elif number > 0 and type(own) is type(instructions[number - 1]):
+                assert _multiplied(instruction) == _multiplied(before)
+                assert all(
+                    getattr(instruction, name) == getattr(before, name)
+                    for name in instruction.apart
+                )
+            elif number > 0 and type(instruction) is type(instructions[number - 1]):
                 previous = instructions[number - 1]
-                if isinstance(own, WeightInstruction) and _multiplied(own) == _multiplied(previous):
-                    assert any(getattr(own, n) != getattr(previous, n) for n in own.apart)
+                if isinstance(instruction, WeightInstruction) and (
+                    _multiplied(instruction) == _multiplied(previous)
+                ):
+                    assert any(
+                        getattr(instruction, n) != getattr(previous, n) for n in instruction.apart
+                    )
 
 
-def _multiplied(one: Instruction) -> tuple[object, int]:
-    return getattr(one.at, "normed", one.at), one.at.weight
+def _multiplied(instruction: Instruction) -> tuple[object, int]:
+    return getattr(instruction.at, "normed", instruction.at), instruction.at.weight
 
 
 def test_a_family_ends_where_its_values_change() -> None:
     program = step_program(CASES[0])
     first = next(i for i in program.instructions if isinstance(i, LinearResidual))
     for number, families_of in ((first.at.out, [0, 1]), (first.at.x, [0, 0])):
-        one = replace(first, at=replace(first.at, x=number))
-        found = families(replace(program, instructions=(one, one)))
-        assert found.tolist() == families_of
+        instruction = replace(first, at=replace(first.at, x=number))
+        actual = families(replace(program, instructions=(instruction, instruction)))
+        assert actual.tolist() == families_of

@@ -31,13 +31,13 @@ def test_other_spellings_are_refused(name: str) -> None:
 
 def test_no_message_names_the_class() -> None:
     """String constants become output. Docstrings and lists of exports do not."""
-    found = [
+    mentions = [
         f"{path.relative_to(ROOT)}:{line}: {text!r}"
         for path in sorted((ROOT / "tpcompile").rglob("*.py"))
         for line, text in texts(path)
         if CLASSES.search(text)
     ]
-    assert found == []
+    assert mentions == []
 
 
 def test_no_page_names_the_class() -> None:
@@ -51,7 +51,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
         node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign)
-        and any(isinstance(to, ast.Name) and to.id == "__all__" for to in node.targets)
+        and any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets)
     ]
     quiet = {id(inner) for node in exports for inner in ast.walk(node)}
     quiet |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

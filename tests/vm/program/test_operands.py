@@ -136,8 +136,8 @@ MISTAKES = {
     ),
 }
 SWAPS = {
-    f"{one} and {other} of {kind}": (kind, one, other)
-    for kind, one, other in (
+    f"{operand} and {other} of {kind}": (kind, operand, other)
+    for kind, operand, other in (
         ("norm_qkv_rope_append", "lengths", "positions"),
         ("norm_qkv_rope_append", "lengths", "tables"),
         ("norm_qkv_rope_append", "positions", "tables"),
@@ -150,41 +150,47 @@ SWAPS = {
 
 
 def _changed(value: Any, path: str, change: Callable[[Any], Any]) -> Any:
-    name, _, rest = path.partition(".")
+    name, _, inner = path.partition(".")
     old = getattr(value, name)
-    return replace(value, **{name: _changed(old, rest, change) if rest else change(old)})
+    return replace(value, **{name: _changed(old, inner, change) if inner else change(old)})
 
 
 def _with(program: Program, kind: str, change: Callable[[Any], Any]) -> Program:
-    number = next(n for n, one in enumerate(program.instructions) if _name(one) == kind)
-    one = change(program.instructions[number])
-    return replace(program, instructions=changed(program.instructions, number, one))
+    number = next(
+        n for n, instruction in enumerate(program.instructions) if _name(instruction) == kind
+    )
+    instruction = change(program.instructions[number])
+    return replace(program, instructions=changed(program.instructions, number, instruction))
 
 
 def _name(instruction: Any) -> str:
-    found: str = instruction.name
-    return found
+    name: str = instruction.name
+    return name
 
 
 def mistaken(name: str) -> Program:
-    made = MISTAKES[name]
-    return _with(made.case.program, made.kind, lambda one: _changed(one, made.path, made.change))
+    mistake = MISTAKES[name]
+    return _with(
+        mistake.case.program,
+        mistake.kind,
+        lambda instruction: _changed(instruction, mistake.path, mistake.change),
+    )
 
 
 def swapped(name: str) -> Program:
     kind, first, second = SWAPS[name]
 
-    def swap(one: Any) -> Any:
-        new = {first: getattr(one.at, second), second: getattr(one.at, first)}
-        return replace(one, at=replace(one.at, **new))
+    def swap(instruction: Any) -> Any:
+        new = {first: getattr(instruction.at, second), second: getattr(instruction.at, first)}
+        return replace(instruction, at=replace(instruction.at, **new))
 
     return _with(ONE.program, kind, swap)
 
 
-def _refused_everywhere(program: Program, said: str) -> None:
+def _refused_everywhere(program: Program, message: str) -> None:
     """Assert that verifier, decoder, parser and machine refuse it before computing regions."""
     faults = check_program(program)
-    assert any(re.search(said, fault.said) for fault in faults), faults
+    assert any(re.search(message, fault.said) for fault in faults), faults
     with pytest.raises(VerifyError):
         verify_program(program)
     with pytest.raises(VerifyError):
@@ -213,19 +219,19 @@ def test_buffers_of_one_shape_are_told_apart_by_their_roles(name: str) -> None:
 def test_each_part_of_qkv_reads_its_own_rows(case: Case) -> None:
     """Queries, keys and values use consecutive rows of one weight; other rows are refused."""
     program = case.program
-    found = {
-        (one.at.rank, one.at.part): (number, one)
-        for number, one in enumerate(program.instructions)
-        if isinstance(one, NormQkvRopeAppend | NormQkvRows)
+    parts = {
+        (instruction.at.rank, instruction.at.part): (number, instruction)
+        for number, instruction in enumerate(program.instructions)
+        if isinstance(instruction, NormQkvRopeAppend | NormQkvRows)
     }
-    assert len(found) == 3 * program.ranks
-    for (rank, part), (number, one) in found.items():
+    assert len(parts) == 3 * program.ranks
+    for (rank, part), (number, instruction) in parts.items():
         for other in set(Part) - {part}:
-            first = found[rank, other][1].at.first_row
-            wrong = replace(one, at=replace(one.at, first_row=first))
+            first = parts[rank, other][1].at.first_row
+            wrong = replace(instruction, at=replace(instruction.at, first_row=first))
             mutant = replace(program, instructions=changed(program.instructions, number, wrong))
             (fault,) = check_program(mutant)
-            assert fault.said.endswith(f"first_row must be {one.at.first_row}, got {first}")
+            assert fault.said.endswith(f"first_row must be {instruction.at.first_row}, got {first}")
 
 
 DELTAS = [replace(ONE, model="tiny-qwen3.5"), replace(TWO, model=DELTA_APART)]
@@ -236,11 +242,17 @@ APARTS = [replace(ONE, model=APART), replace(TWO, model=APART)]
 def test_a_part_with_a_weight_of_its_own_reads_all_its_rows(case: Case) -> None:
     """Other rows, and the weight of a part with more or fewer heads, are refused."""
     program = case.program
-    found: dict[Part, tuple[int, Any]] = {}
-    for number, one in enumerate(program.instructions):
-        if isinstance(one, NormQkvRopeAppend | NormQkvRows) and one.at.layer == one.at.rank == 0:
-            found.setdefault(one.at.part, (number, replace(one, at=replace(one.at, bias=NONE))))
-    weights = {part: one.at.weight for part, (_, one) in found.items()}
+    parts: dict[Part, tuple[int, Any]] = {}
+    for number, instruction in enumerate(program.instructions):
+        if (
+            isinstance(instruction, NormQkvRopeAppend | NormQkvRows)
+            and instruction.at.layer == instruction.at.rank == 0
+        ):
+            parts.setdefault(
+                instruction.at.part,
+                (number, replace(instruction, at=replace(instruction.at, bias=NONE))),
+            )
+    weights = {part: instruction.at.weight for part, (_, instruction) in parts.items()}
     many, few = (program.buffers[weights[part]].shape[0] for part in (Part.Q, Part.K))
     wrong: list[tuple[Part, dict[str, int], str]] = [
         *((part, {"first_row": 16}, "first_row must be 0, got 16") for part in Part),
@@ -248,55 +260,58 @@ def test_a_part_with_a_weight_of_its_own_reads_all_its_rows(case: Case) -> None:
         (Part.K, {"weight": weights[Part.Q]}, f"first_row must be {many - 2 * few}, got 0"),
         (Part.V, {"weight": weights[Part.Q]}, f"first_row must be {many - few}, got 0"),
     ]
-    for part, operands, said in wrong:
-        number, one = found[part]
-        other = replace(one, at=replace(one.at, **operands))
+    for part, operands, message in wrong:
+        number, instruction = parts[part]
+        other = replace(instruction, at=replace(instruction.at, **operands))
         instructions = changed(program.instructions, number, other)
         (fault,) = check_program(replace(program, instructions=instructions))
-        assert fault.said.endswith(said)
+        assert fault.said.endswith(message)
 
 
 def test_a_weight_with_fewer_heads_than_the_cache() -> None:
     """Rows before or after those of the weight are refused."""
     program = APARTS[0].program
-    number, one = next(
-        (number, one)
-        for number, one in enumerate(program.instructions)
-        if isinstance(one, NormQkvRopeAppend) and one.at.part == Part.K
+    number, instruction = next(
+        (number, instruction)
+        for number, instruction in enumerate(program.instructions)
+        if isinstance(instruction, NormQkvRopeAppend) and instruction.at.part == Part.K
     )
-    buffers, weight = list(program.buffers), one.at.weight
+    buffers, weight = list(program.buffers), instruction.at.weight
     assert buffers[weight].shape == (32, 96)
     buffers[weight] = replace(buffers[weight], shape=(16, 96))
     for first in (0, 16):
-        other = replace(one, at=replace(one.at, bias=NONE, first_row=first))
+        other = replace(instruction, at=replace(instruction.at, bias=NONE, first_row=first))
         instructions = changed(program.instructions, number, other)
-        made = replace(program, buffers=tuple(buffers), instructions=instructions)
+        mutant = replace(program, buffers=tuple(buffers), instructions=instructions)
         assert any(
             re.search(f"first_row must be .*, got {first}$", fault.said)
-            for fault in check_program(made)
+            for fault in check_program(mutant)
         )
 
 
 @pytest.mark.parametrize("case", DELTAS, ids=["fused", "apart"])
 def test_gates_of_linear_attention_are_all_columns_of_their_own_or_the_last(case: Case) -> None:
     program = case.program
-    number, one = next(
-        (number, one)
-        for number, one in enumerate(program.instructions)
-        if isinstance(one, DeltaStep)
+    number, instruction = next(
+        (number, instruction)
+        for number, instruction in enumerate(program.instructions)
+        if isinstance(instruction, DeltaStep)
     )
-    at = one.at
-    assert at.first_z == (at.channels if at.z == at.projected else 0)
+    operands = instruction.at
+    assert operands.first_z == (operands.channels if operands.z == operands.projected else 0)
     wrong: list[tuple[dict[str, int], str]] = [
-        ({"first_z": at.first_z + at.value}, f"first_z must be {at.first_z}, got"),
-        ({"z": at.gates}, "first_z must be"),
-        ({"projected": at.gates}, "channels must be"),
+        (
+            {"first_z": operands.first_z + operands.value},
+            f"first_z must be {operands.first_z}, got",
+        ),
+        ({"z": operands.gates}, "first_z must be"),
+        ({"projected": operands.gates}, "channels must be"),
     ]
-    for operands, said in wrong:
-        other = replace(one, at=replace(at, **operands))
+    for changes, message in wrong:
+        other = replace(instruction, at=replace(operands, **changes))
         instructions = changed(program.instructions, number, other)
         faults = check_program(replace(program, instructions=instructions))
-        assert any(said in fault.said for fault in faults)
+        assert any(message in fault.said for fault in faults)
 
 
 @pytest.mark.parametrize("case", [ONE, TWO, *APARTS, *DELTAS], ids=str)
@@ -328,24 +343,28 @@ def test_a_million_ranks_are_refused_at_once(kind: str) -> None:
 def test_the_list_of_faults_ends() -> None:
     """The list of faults is truncated, with the number of remaining ones."""
     program = Case("tiny-qwen2", 2, lengths=(9,), lowering="rows", workers=6).program
-    own = [
+    wrong = [
         replace(
-            one, at=replace(one.at, format=Format.of(torch.float16))
+            instruction, at=replace(instruction.at, format=Format.of(torch.float16))
         )  # each has its own operands
-        for one in program.instructions
-        if isinstance(one, StepInstruction) and hasattr(one.at, "format")
+        for instruction in program.instructions
+        if isinstance(instruction, StepInstruction) and hasattr(instruction.at, "format")
     ]
-    others = [one for one in program.instructions if not hasattr(one.at, "format")]  # type: ignore[attr-defined]
+    unchanged = [
+        instruction
+        for instruction in program.instructions
+        if not hasattr(instruction.at, "format")  # type: ignore[attr-defined]
+    ]
     count = len(program.instructions)
     alone = replace(
         program,
-        instructions=(*own, *others),
+        instructions=(*wrong, *unchanged),
         ranks=1,
         queues=(tuple(range(count)),),
         waits=((),) * count,
         signals=((),) * count,
     )
-    by_rank = [one.rank for one in alone.instructions]
+    by_rank = [instruction.rank for instruction in alone.instructions]
     alone = replace(
         alone,
         ranks=2,
@@ -354,18 +373,22 @@ def test_the_list_of_faults_ends() -> None:
     faults = check_program(alone)
     assert len(faults) == MOST_LISTED + 1
     assert faults[-1].rule == "more"
-    assert sum(fault.count for fault in faults) == len(own)
-    with pytest.raises(VerifyError, match=rf"{len(own)} faults in all"):
+    assert sum(fault.count for fault in faults) == len(wrong)
+    with pytest.raises(VerifyError, match=rf"{len(wrong)} faults in all"):
         verify_program(alone)
 
 
 def test_a_sum_is_added_to_the_residual_unless_it_is_the_embedding() -> None:
     program = TWO.program
-    sums = [n for n, one in enumerate(program.instructions) if _name(one) == "all_reduce"]
+    sums = [
+        n
+        for n, instruction in enumerate(program.instructions)
+        if _name(instruction) == "all_reduce"
+    ]
     for number in (sums[0], sums[-1]):
-        one: Any = program.instructions[number]
-        of = NONE if one.at.residual != NONE else one.at.out
-        wrong = replace(one, at=replace(one.at, residual=of))
+        instruction: Any = program.instructions[number]
+        of = NONE if instruction.at.residual != NONE else instruction.at.out
+        wrong = replace(instruction, at=replace(instruction.at, residual=of))
         faults = check_program(
             replace(program, instructions=changed(program.instructions, number, wrong))
         )
@@ -401,12 +424,16 @@ def test_a_buffer_of_another_look(change: dict[str, Any]) -> None:
 def test_blocks_of_a_head_are_finished_alike() -> None:
     """All blocks of a head must agree, since the last to arrive completes it."""
     program = _with(
-        TWO.program, "norm_qkv_rows", lambda one: _changed(one, "at.head_eps", lambda _: 0.5)
+        TWO.program,
+        "norm_qkv_rows",
+        lambda instruction: _changed(instruction, "at.head_eps", lambda _: 0.5),
     )
     faults = check_program(program)
     assert any(f.rule == "heads" and "with different operands" in f.said for f in faults), faults
     program = _with(
-        TWO.program, "norm_qkv_rows", lambda one: _changed(one, "at.normed.eps", lambda _: 0.5)
+        TWO.program,
+        "norm_qkv_rows",
+        lambda instruction: _changed(instruction, "at.normed.eps", lambda _: 0.5),
     )
     assert check_program(program) == [], "each block computes its own norm"
 
@@ -419,7 +446,9 @@ def _words() -> tuple[Program, torch.Tensor]:
 @pytest.mark.parametrize(("kind", "word"), [("norm_qkv_rope_append", 3), ("linear_residual", 3)])
 def test_a_word_that_is_no_value_of_its_operand(kind: str, word: int) -> None:
     program, words = _words()
-    number = next(n for n, one in enumerate(program.instructions) if _name(one) == kind)
+    number = next(
+        n for n, instruction in enumerate(program.instructions) if _name(instruction) == kind
+    )
     wrong = words.clone()
     wrong[number, word] = 9
     with pytest.raises(UsageError, match=rf"not valid operands of {kind}.*9 is not a valid"):
@@ -436,8 +465,12 @@ def test_a_bool_is_one_of_two_words() -> None:
 
 def test_decoded_operands_that_are_equal_are_one_object() -> None:
     decoded = decode_program(encode_program(ONE.program), ONE.program)
-    shared = [one.at for one in decoded.instructions if isinstance(one, StepInstruction)]
-    assert len({id(at) for at in shared}) == len(set(shared)) < len(shared)
+    shared = [
+        instruction.at
+        for instruction in decoded.instructions
+        if isinstance(instruction, StepInstruction)
+    ]
+    assert len({id(operands) for operands in shared}) == len(set(shared)) < len(shared)
 
 
 @pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
@@ -451,14 +484,14 @@ def test_every_number_has_a_rule(kind: type[StepInstruction]) -> None:
 
 def _without(kind: Any, known: set[str]) -> list[str]:
     known = known | set(field_rules(kind))
-    found = []
+    names = []
     for field in fields(kind):
         inner = dict(field_types(kind))[field.name]
         if is_dataclass(inner):
-            found += _without(inner, set())
+            names += _without(inner, set())
         elif inner in (int, float, Range) and field.name not in known:
-            found.append(field.name)
-    return found
+            names.append(field.name)
+    return names
 
 
 def test_abstract_programs_have_no_operands() -> None:
@@ -469,20 +502,22 @@ def _with_extra(rule: Any, extra: int) -> Program:
     """Return a program in which one instruction has an additional operand with this rule."""
     program = replace(ONE, lowering="rows").program
     number, first = next(
-        (n, one) for n, one in enumerate(program.instructions) if isinstance(one, NormQkvRows)
+        (n, instruction)
+        for n, instruction in enumerate(program.instructions)
+        if isinstance(instruction, NormQkvRows)
     )
     kind: Any = make_dataclass(
         "Extended", [("extra", Annotated[int, rule])], bases=(NormQkvRows,), frozen=True
     )
     other = kind(**{field.name: getattr(first, field.name) for field in fields(first)}, extra=extra)
-    own = (*program.instructions[:number], other, *program.instructions[number + 1 :])
-    return replace(program, instructions=own)
+    instructions = (*program.instructions[:number], other, *program.instructions[number + 1 :])
+    return replace(program, instructions=instructions)
 
 
 def test_an_own_number_without_a_limit() -> None:
     assert not list(disagreements(_with_extra(rules.COUNT, 2**31 - 1)))
-    (found,) = disagreements(_with_extra(rules.COUNT, 0))
-    assert (found.wrong.operand, found.wrong.got) == ("extra", "0")
+    (disagreement,) = disagreements(_with_extra(rules.COUNT, 0))
+    assert (disagreement.wrong.operand, disagreement.wrong.got) == ("extra", "0")
 
 
 @pytest.mark.parametrize("rule", [rules.Real(0.0), rules.RANKS, rules.Missing()], ids=repr)
@@ -494,6 +529,6 @@ def test_a_rule_that_own_operands_cannot_have(rule: Any) -> None:
 def test_a_dimension_with_two_free_names_is_refused() -> None:
     program = ONE.program
     names = Names(program.instructions[0].at, 1)  # type: ignore[attr-defined]
-    assert names.bind(12, "4*free", "", found := {}) and found == {"free": 3}
+    assert names.bind(12, "4*free", "", bound := {}) and bound == {"free": 3}
     with pytest.raises(UnsupportedError, match=r"two names that nothing binds.*free and other"):
         names.bind(12, "free*other", "", {})

@@ -39,10 +39,10 @@ def test_the_reason_names_the_dimension() -> None:
     )
 )
 def test_what_remains_of_a_box_is_disjoint_and_complete(drawn: list[Box]) -> None:
-    box, *others = drawn
-    found = [element for piece in remainder(box, others) for element in _elements(piece)]
-    assert len(found) == len(set(found))
-    assert set(found) == set(_elements(box)).difference(*map(_elements, others))
+    box, *removed = drawn
+    elements = [element for piece in remainder(box, removed) for element in _elements(piece)]
+    assert len(elements) == len(set(elements))
+    assert set(elements) == set(_elements(box)).difference(*map(_elements, removed))
 
 
 def _elements(box: Box) -> list[tuple[int, ...]]:

@@ -40,17 +40,17 @@ FORMATS = (Format.int8(torch.bfloat16, 64), Format.int4(torch.float16, offsets=T
 def test_programs_that_lowering_makes_round_trip(case: Case, policy: str) -> None:
     program = step_program(case, policy)
     text = format_program(program)
-    found = parse_program(text)
-    assert found == program
-    assert format_program(found) == text
+    parsed = parse_program(text)
+    assert parsed == program
+    assert format_program(parsed) == text
 
 
 def test_operands_that_are_equal_are_one_object() -> None:
     program = parse_program(format_program(step_program(CASES[0])))
     shared = [i.at for i in program.instructions if isinstance(i, StepInstruction)]
-    assert len({id(at) for at in shared}) == len(set(shared)) < len(shared)
-    normed = [at.normed for at in shared if hasattr(at, "normed")]
-    assert len({id(one) for one in normed}) == len(set(normed))
+    assert len({id(operands) for operands in shared}) == len(set(shared)) < len(shared)
+    normed = [operands.normed for operands in shared if hasattr(operands, "normed")]
+    assert len({id(norm) for norm in normed}) == len(set(normed))
 
 
 def test_the_text_of_a_small_program() -> None:
@@ -60,14 +60,14 @@ def test_the_text_of_a_small_program() -> None:
         Buffer("x", (2, 8), torch.bfloat16),
         Buffer("cache", (1, 2, 2, 1, 2), role=Role.CACHE, storage=(1, 2, 64, 1, 4)),
     )
-    at = EmbedOperands(
+    embed = EmbedOperands(
         0, NONE, tokens=0, table=1, out=2, batch=2, first=0, rows=9, format=BF16, summed=False
     )
     norm = Normed(2, 4, 2, 8, to_fp32(1e-6), zero_centered=False)
     gate = GateUpOperands(0, 3, norm, 5, NONE, 6, 16, BF16)
     instructions = (
-        Embed(at, Range(0, 4)),
-        Embed(at, Range(4, 8)),
+        Embed(embed, Range(0, 4)),
+        Embed(embed, Range(4, 8)),
         NormGateUpSwiglu(gate, Range(0, 16)),
     )
     waits = ((), (Wait(1, 0),), (Wait(0, 2), Wait(1, 1)))
@@ -109,11 +109,11 @@ def test_one_layer_is_lines_of_the_whole_and_what_they_touch() -> None:
     whole = set(format_program(program).splitlines())
     for rank in (None, 1):
         lines = format_layer(program, 1, rank).splitlines()
-        said = [line for line in lines if not line.lstrip().startswith("#")]
-        assert set(said) < whole | {""}
-        own = [i for i in program.instructions if i.label.find(" layer 1 ") > 0]  # type: ignore[attr-defined]
-        assert sum(line.startswith("  i") for line in said) == sum(
-            rank in (None, i.rank) for i in own
+        statements = [line for line in lines if not line.lstrip().startswith("#")]
+        assert set(statements) < whole | {""}
+        instructions = [i for i in program.instructions if i.label.find(" layer 1 ") > 0]  # type: ignore[attr-defined]
+        assert sum(line.startswith("  i") for line in statements) == sum(
+            rank in (None, i.rank) for i in instructions
         )
     text = format_layer(program, 1, 1)
     assert "writes partial_values[0:1, 0:1, 0:1, 0:16]" in text
@@ -140,8 +140,8 @@ def test_what_has_no_text() -> None:
     program = Program((), (Touch(),), ((0,),), ((),), ((),))
     with pytest.raises(UsageError, match="touch has no text form"):
         format_program(program)
-    for buffer, said in ((Buffer("b", (1,), torch.complex64), "complex64"),):
-        with pytest.raises(UsageError, match=said):
+    for buffer, message in ((Buffer("b", (1,), torch.complex64), "complex64"),):
+        with pytest.raises(UsageError, match=message):
             format_program(Program((buffer,), (), (), (), ()))
 
 
@@ -181,18 +181,18 @@ def any_program(draw: Any) -> Program:
 
 
 def _on_some_rank(instruction: Any, ranks: int) -> Any:
-    at = vars(instruction.at) | {"rank": instruction.at.rank % ranks}
-    own = {name: getattr(instruction, name) for name, _ in field_types(type(instruction))}
-    return type(instruction)(**own | {"at": type(instruction.at)(**at)})
+    operands = vars(instruction.at) | {"rank": instruction.at.rank % ranks}
+    values = {name: getattr(instruction, name) for name, _ in field_types(type(instruction))}
+    return type(instruction)(**values | {"at": type(instruction.at)(**operands)})
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_program())
 def test_any_program_round_trips(program: Program) -> None:
     text = format_program(program)
-    found = parse_program(text, check=False)
-    assert found == program
-    assert format_program(found) == text
+    parsed = parse_program(text, check=False)
+    assert parsed == program
+    assert format_program(parsed) == text
 
 
 @given(st.lists(st.integers(0, 40), max_size=20))
@@ -245,14 +245,14 @@ def changed_line(draw: Any, text: str) -> str:
 @given(st.data())
 def test_a_changed_line_is_refused_by_number_or_means_something(data: Any) -> None:
     changed = changed_line(data.draw, small_text())
-    found = parsed_or_refused(changed)
-    if isinstance(found, Program):
-        assert parse_program(format_program(found)) == found
+    parsed = parsed_or_refused(changed)
+    if isinstance(parsed, Program):
+        assert parse_program(format_program(parsed)) == parsed
         return
-    number = re.fullmatch("line ([0-9]+)", found.where)
-    assert number, found
+    number = re.fullmatch("line ([0-9]+)", parsed.where)
+    assert number, parsed
     assert 1 <= int(number[1]) <= changed.count("\n") + 1
-    assert found.got or found.expected or found.hint, found
+    assert parsed.got or parsed.expected or parsed.hint, parsed
 
 
 def parsed_or_refused(text: str) -> Program | UsageError:
@@ -308,10 +308,10 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "said"), REFUSALS, ids=[new for _, new, _ in REFUSALS])
-def test_refusals(old: str, new: str, said: str) -> None:
+@pytest.mark.parametrize(("old", "new", "message"), REFUSALS, ids=[new for _, new, _ in REFUSALS])
+def test_refusals(old: str, new: str, message: str) -> None:
     assert old in small_text()
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         parse_program(small_text().replace(old, new, 1))
     assert re.fullmatch("line [0-9]+", caught.value.where)
 
@@ -337,9 +337,9 @@ def test_no_program_at_all(text: str) -> None:
 )
 def test_a_text_that_begins_with_another_word(text: str) -> None:
     """Text with another first word is refused at the first line that is not blank or a comment."""
-    for rest in ("", "\nbuffers\n", small_text().partition("\n")[2]):
+    for tail in ("", "\nbuffers\n", small_text().partition("\n")[2]):
         with pytest.raises(UsageError, match="This is not the text of a program") as caught:
-            parse_program(f"\n# a comment\n{text}\n{rest}")
+            parse_program(f"\n# a comment\n{text}\n{tail}")
         assert caught.value.where == "line 3"
         assert caught.value.got == repr(text)
         assert caught.value.expected == "a line that begins with the word program"

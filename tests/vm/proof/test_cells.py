@@ -17,32 +17,32 @@ SHAPES = [(), (1,), (9,), (3, 4), (2, 3, 4)]
 @MANY
 @given(st.sampled_from(SHAPES).flatmap(lambda s: st.lists(boxes(s), min_size=1, unique=True)))
 def test_cells_are_shared_by_what_overlaps(parts: Any) -> None:
-    found = cut(parts)
-    for number, (cells, near) in enumerate(found):
+    cut_parts = cut(parts)
+    for number, (cells, near) in enumerate(cut_parts):
         assert cells
         overlapping = [n for n, other in enumerate(parts) if overlap(parts[number], other)]
         assert sorted(near) == overlapping
         for other in near:
-            assert cells & found[other][0]
+            assert cells & cut_parts[other][0]
 
 
 @MANY
 @given(st.sampled_from(SHAPES).flatmap(lambda s: st.lists(boxes(s), min_size=1, unique=True)))
 def test_a_part_is_written_over_when_all_its_elements_are(parts: Any) -> None:
-    found = cut(parts)
-    left, bare = found[0][0], _elements(parts[0])
-    for number in found[0][1]:
+    cut_parts = cut(parts)
+    left, bare = cut_parts[0][0], _elements(parts[0])
+    for number in cut_parts[0][1]:
         if number:
-            left &= ~found[number][0]
+            left &= ~cut_parts[number][0]
             bare -= _elements(parts[number])
         assert bool(left) == bool(bare)
 
 
 def _elements(box: Any) -> set[tuple[int, ...]]:
-    found: set[tuple[int, ...]] = {()}
+    elements: set[tuple[int, ...]] = {()}
     for start, stop in box:
-        found = {(*place, at) for place in found for at in range(start, stop)}
-    return found
+        elements = {(*place, index) for place in elements for index in range(start, stop)}
+    return elements
 
 
 def test_only_what_is_written_is_numbered() -> None:
@@ -77,10 +77,10 @@ def test_instructions_are_left_out() -> None:
     x, low = Region(0, ((0, 4),)), Region(0, ((0, 2),))
     steps = (Touch((x,)), Touch((), (low,)), Touch((low,)), Touch((x, low)))
     parts = Parts(steps)
-    found = parts.without(slice(1, 3))
-    assert found.instructions == (steps[0], steps[3])
-    assert (found.reads, found.writes) == ([[0], [0, 1]], [[], []])
-    assert found.near == parts.near and len(parts.reads) == 4
+    shorter = parts.without(slice(1, 3))
+    assert shorter.instructions == (steps[0], steps[3])
+    assert (shorter.reads, shorter.writes) == ([[0], [0, 1]], [[], []])
+    assert shorter.near == parts.near and len(parts.reads) == 4
 
 
 def test_buffers_with_the_same_parts_are_cut_alike() -> None:

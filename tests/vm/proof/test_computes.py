@@ -38,23 +38,25 @@ def _checked(case: Case, instructions: Sequence[Any]) -> Computed:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_programs_compute_their_graph(case: Case) -> None:
-    found = check_values(_graph(case), step_program(case))
-    assert found.proved, found.faults
-    assert found.said == "yes, proved"
+    verdict = check_values(_graph(case), step_program(case))
+    assert verdict.proved, verdict.faults
+    assert verdict.said == "yes, proved"
 
 
 def _change(steps: Steps, kind: str, of_layer: int, **changed: Any) -> None:
-    """Change shared operands of all instructions of a kind in a layer; `at` maps the old ones."""
-    places = [n for n, one in enumerate(steps) if one.name == kind and one.layer == of_layer]
+    """Change shared operands of a kind of instruction in a layer; a callable maps the old ones."""
+    places = [n for n, step in enumerate(steps) if step.name == kind and step.layer == of_layer]
     assert places
     for place in places:
-        at = steps[place].at
-        new = {name: own(at) if callable(own) else own for name, own in changed.items()}
-        steps[place] = replace(steps[place], at=replace(at, **new))
+        operands = steps[place].at
+        new = {
+            name: value(operands) if callable(value) else value for name, value in changed.items()
+        }
+        steps[place] = replace(steps[place], at=replace(operands, **new))
 
 
 def _of_layer(steps: Steps, kind: str, layer: int) -> Any:
-    return next(one for one in steps if one.name == kind and one.layer == layer).at
+    return next(step for step in steps if step.name == kind and step.layer == layer).at
 
 
 def _weight_of_another_layer(steps: Steps) -> None:
@@ -64,11 +66,18 @@ def _weight_of_another_layer(steps: Steps) -> None:
 
 def _norm_of_another_layer(steps: Steps) -> None:
     other = _of_layer(steps, "norm_gate_up_swiglu", 0).normed.weight
-    _change(steps, "norm_gate_up_swiglu", 1, normed=lambda at: replace(at.normed, weight=other))
+    _change(
+        steps,
+        "norm_gate_up_swiglu",
+        1,
+        normed=lambda operands: replace(operands.normed, weight=other),
+    )
 
 
 def _another_eps(steps: Steps) -> None:
-    _change(steps, "norm_gate_up_swiglu", 1, normed=lambda at: replace(at.normed, eps=2e-6))
+    _change(
+        steps, "norm_gate_up_swiglu", 1, normed=lambda operands: replace(operands.normed, eps=2e-6)
+    )
 
 
 def _another_scale(steps: Steps) -> None:
@@ -84,40 +93,42 @@ def _another_window(steps: Steps) -> None:
 
 
 def _keys_for_values(steps: Steps) -> None:
-    heads = [n for n, one in enumerate(steps) if one.name == "norm_qkv_rope_append"]
+    heads = [n for n, step in enumerate(steps) if step.name == "norm_qkv_rope_append"]
     for number in heads:
-        at = steps[number].at
-        if at.layer == 1 and at.part.name in "KV":
-            part, first = ("V", 128) if at.part.name == "K" else ("K", 96)
-            rows = {"part": type(at.part)[part], "first_row": at.first_row}
-            assert first != at.first_row
-            steps[number] = replace(steps[number], at=replace(at, **rows))
+        operands = steps[number].at
+        if operands.layer == 1 and operands.part.name in "KV":
+            part, first = ("V", 128) if operands.part.name == "K" else ("K", 96)
+            rows = {"part": type(operands.part)[part], "first_row": operands.first_row}
+            assert first != operands.first_row
+            steps[number] = replace(steps[number], at=replace(operands, **rows))
 
 
 def _span_twice(steps: Steps) -> None:
-    number = next(n for n, one in enumerate(steps) if one.name == "partial_attention")
+    number = next(n for n, step in enumerate(steps) if step.name == "partial_attention")
     assert steps[number].span == Range(0, 2)
     first = replace(steps[number], span=Range(0, 1))
     steps[number : number + 1] = [first, first]
 
 
 def _tile_missing(steps: Steps) -> None:
-    number = [n for n, one in enumerate(steps) if one.name == "linear_residual"][-1]
+    number = [n for n, step in enumerate(steps) if step.name == "linear_residual"][-1]
     del steps[number]
 
 
 def _tile_twice(steps: Steps) -> None:
-    first, second, *_ = [n for n, one in enumerate(steps) if one.name == "norm_gate_up_swiglu"]
+    first, second, *_ = [n for n, step in enumerate(steps) if step.name == "norm_gate_up_swiglu"]
     steps[second] = steps[first]
 
 
 def _residual_of_another_half(steps: Steps) -> None:
     other = _of_layer(steps, "norm_qkv_rope_append", 1).normed.x
-    _change(steps, "norm_gate_up_swiglu", 1, normed=lambda at: replace(at.normed, x=other))
+    _change(
+        steps, "norm_gate_up_swiglu", 1, normed=lambda operands: replace(operands.normed, x=other)
+    )
 
 
 def _own_result_as_residual(steps: Steps) -> None:
-    places = [n for n, one in enumerate(steps) if one.name == "linear_residual"]
+    places = [n for n, step in enumerate(steps) if step.name == "linear_residual"]
     last = steps[places[-1]].at
     for place in places:
         if steps[place].at is last:
@@ -129,9 +140,9 @@ def _token_chosen_twice(steps: Steps) -> None:
 
 
 def _head_reads_another(steps: Steps) -> None:
-    for number, one in enumerate(steps):
-        if one.name == "partial_attention" and one.layer == 1:
-            steps[number] = replace(one, kv_head=1 - one.kv_head)
+    for number, step in enumerate(steps):
+        if step.name == "partial_attention" and step.layer == 1:
+            steps[number] = replace(step, kv_head=1 - step.kv_head)
 
 
 MISTAKES: tuple[tuple[Mistake, str], ...] = (
@@ -168,34 +179,34 @@ MISTAKES: tuple[tuple[Mistake, str], ...] = (
 
 
 @pytest.mark.parametrize(
-    ("mistake", "said"), MISTAKES, ids=lambda one: getattr(one, "__name__", "")
+    ("mistake", "message"), MISTAKES, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_mistakes_are_refused_in_words(mistake: Mistake, said: str) -> None:
+def test_mistakes_are_refused_in_words(mistake: Mistake, message: str) -> None:
     steps: Steps = list(lowered(PLAIN).instructions)
     mistake(steps)
     (fault,) = _checked(PLAIN, steps).faults
-    assert fault.rule == "values" and said in fault.said, fault.said
+    assert fault.rule == "values" and message in fault.said, fault.said
 
 
 def test_a_message_names_all_layers_with_a_mistake() -> None:
     """Layers that only read wrong values have none."""
-    for of_layers, said in ((range(2), ". This mistake is in layers 0 to 1"), (range(1), "0.5")):
+    for of_layers, ending in ((range(2), ". This mistake is in layers 0 to 1"), (range(1), "0.5")):
         steps: Steps = list(lowered(PLAIN).instructions)
         for layer in of_layers:
             _change(steps, "partial_attention", layer, scale=0.5)
         (fault,) = _checked(PLAIN, steps).faults
         assert "partial_attention layer 0" in fault.said
-        assert fault.said.endswith(said), fault.said
+        assert fault.said.endswith(ending), fault.said
 
 
 def test_terms_of_another_site_are_refused() -> None:
     steps: Steps = list(lowered(SPLIT).instructions)
     other = _of_layer(steps, "all_reduce", 0).terms
-    sums = [one for one in steps if one.name == "all_reduce" and one.layer == 1]
-    assert {one.at.terms for one in sums} > {other}
-    for number, one in enumerate(steps):
-        if one.name == "all_reduce" and one.layer == 1:
-            steps[number] = replace(one, at=replace(one.at, terms=other))
+    sums = [step for step in steps if step.name == "all_reduce" and step.layer == 1]
+    assert {step.at.terms for step in sums} > {other}
+    for number, step in enumerate(steps):
+        if step.name == "all_reduce" and step.layer == 1:
+            steps[number] = replace(step, at=replace(step.at, terms=other))
     (fault,) = _checked(SPLIT, steps).faults
     assert "all_reduce" in fault.said and "layer 1" in fault.said, fault.said
 
@@ -203,7 +214,9 @@ def test_terms_of_another_site_are_refused() -> None:
 @pytest.mark.parametrize("other", [0, 2])
 def test_a_term_in_another_slot_is_refused(other: int) -> None:
     steps: Steps = list(lowered(SPLIT).instructions)
-    number = next(n for n, one in enumerate(steps) if one.name == "linear_terms" and one.slot == 1)
+    number = next(
+        n for n, step in enumerate(steps) if step.name == "linear_terms" and step.slot == 1
+    )
     steps[number] = replace(steps[number], slot=other)
     (fault,) = _checked(SPLIT, steps).faults
     assert "but no instruction before it stores" in fault.said, fault.said
@@ -214,8 +227,8 @@ def test_gate_and_up_that_are_swapped_are_refused() -> None:
     steps: Steps = list(lowered(case).instructions)
     gate, up = (_of_layer(steps, kind, 1) for kind in ("norm_gate", "norm_gated_up"))
     shift = up.weight - gate.weight
-    _change(steps, "norm_gate", 1, weight=lambda at: at.weight + shift)
-    _change(steps, "norm_gated_up", 1, weight=lambda at: at.weight - shift)
+    _change(steps, "norm_gate", 1, weight=lambda operands: operands.weight + shift)
+    _change(steps, "norm_gated_up", 1, weight=lambda operands: operands.weight - shift)
     (fault,) = _checked(case, steps).faults
     assert "norm_gate layer 1" in fault.said, fault.said
     assert "l1_up_proj_weight" in fault.said, fault.said
@@ -231,13 +244,13 @@ def test_states_of_another_layer_are_refused() -> None:
 def test_rows_of_a_sequence_step_one_after_the_other() -> None:
     case = next(case for case in CASES if case.model == "tiny-qwen3.5")
     steps = [
-        replace(one, at=replace(one.at, sequence_rows=2))
-        if hasattr(one.at, "sequence_rows")
-        else one
-        for one in lowered(case).instructions
+        replace(step, at=replace(step.at, sequence_rows=2))
+        if hasattr(step.at, "sequence_rows")
+        else step
+        for step in lowered(case).instructions
     ]
     assert _checked(case, steps).proved
-    places = [n for n, one in enumerate(steps) if isinstance(one, DeltaStep) and one.rank == 0]
+    places = [n for n, step in enumerate(steps) if isinstance(step, DeltaStep) and step.rank == 0]
     rows = [n for n in places if steps[n].at == steps[places[0]].at]
     swapped = list(steps)
     for number, other in zip(rows, reversed(rows), strict=True):
@@ -250,22 +263,22 @@ def test_values_that_are_overwritten_beside_what_an_instruction_makes_are_lost()
     case = next(case for case in CASES if case.model == "apart")
     low = lowered(case)
     steps: Steps = list(low.instructions)
-    rows = [n for n, one in enumerate(steps) if one.name == "norm_qkv_rows" and one.layer == 1]
+    rows = [n for n, step in enumerate(steps) if step.name == "norm_qkv_rows" and step.layer == 1]
     heads = [n for n in rows if steps[n].at.part.name == "Q" and steps[n].rank == 0]
     raw = low.buffers[steps[heads[0]].raw]
-    same = [n for n, one in enumerate(low.buffers) if replace(one, name=raw.name) == raw]
+    same = [n for n, buffer in enumerate(low.buffers) if replace(buffer, name=raw.name) == raw]
     for other in {steps[heads[0]].at.normed.x, *same} - {steps[heads[0]].raw}:
         wrong = list(steps)
         for number in heads:
             wrong[number] = replace(steps[number], raw=other)
-        found = _checked(case, wrong)
+        verdict = _checked(case, wrong)
         live = low.buffers[other].name in ("x0", "x1")
-        assert found.proved is not live, (low.buffers[other].name, found)
+        assert verdict.proved is not live, (low.buffers[other].name, verdict)
 
 
 def test_no_value_is_made_from_the_buffer_that_it_overwrites() -> None:
     steps: Steps = list(lowered(PLAIN).instructions)
-    places = [n for n, one in enumerate(steps) if one.name == "linear_residual"]
+    places = [n for n, step in enumerate(steps) if step.name == "linear_residual"]
     last = steps[places[-1]].at
     for place in places:
         if steps[place].at is last:
@@ -276,9 +289,9 @@ def test_no_value_is_made_from_the_buffer_that_it_overwrites() -> None:
 
 def test_the_order_of_tiles_and_the_tokens_that_costs_assume_change_nothing() -> None:
     steps: Steps = list(lowered(PLAIN).instructions)
-    tiles = [n for n, one in enumerate(steps) if isinstance(one, NormGateUpSwiglu)][:2]
+    tiles = [n for n, step in enumerate(steps) if isinstance(step, NormGateUpSwiglu)][:2]
     steps[tiles[0]], steps[tiles[1]] = steps[tiles[1]], steps[tiles[0]]
-    number = next(n for n, one in enumerate(steps) if one.name == "partial_attention")
+    number = next(n for n, step in enumerate(steps) if step.name == "partial_attention")
     steps[number] = replace(steps[number], at=replace(steps[number].at, planned=7))
     assert _checked(PLAIN, steps).proved
 
@@ -286,7 +299,7 @@ def test_the_order_of_tiles_and_the_tokens_that_costs_assume_change_nothing() ->
 def test_a_buffer_of_weights_that_the_graph_does_not_have_is_refused() -> None:
     program = step_program(PLAIN)
     buffers = list(program.buffers)
-    number = next(n for n, one in enumerate(buffers) if one.name == "l1_down_proj_weight")
+    number = next(n for n, buffer in enumerate(buffers) if buffer.name == "l1_down_proj_weight")
     for other in ("l2_down_proj_weight", "l1_gate_up_proj_weight"):
         buffers[number] = replace(buffers[number], name=other)
         (fault,) = check_values(_graph(PLAIN), replace(program, buffers=tuple(buffers))).faults
@@ -296,8 +309,8 @@ def test_a_buffer_of_weights_that_the_graph_does_not_have_is_refused() -> None:
 def test_terms_in_16_bits_are_refused() -> None:
     program = step_program(SPLIT)
     buffers = tuple(
-        replace(one, dtype=torch.bfloat16) if one.name == "attention_terms" else one
-        for one in program.buffers
+        replace(buffer, dtype=torch.bfloat16) if buffer.name == "attention_terms" else buffer
+        for buffer in program.buffers
     )
     (fault,) = check_values(_graph(SPLIT), replace(program, buffers=buffers)).faults
     assert "adds terms that attention_terms of rank 0 stores in bf16" in fault.said, fault.said
@@ -317,9 +330,9 @@ def test_instructions_without_a_meaning_of_their_own_are_not_proved() -> None:
     assert has_meaning(Embed) and not has_meaning(_Shifted) and not has_meaning(StepInstruction)
     steps: Steps = list(lowered(PLAIN).instructions)
     steps[0] = _Shifted(steps[0].at, steps[0].columns)
-    found = _checked(PLAIN, steps)
-    assert (found.proved, found.faults, found.unproved) == (False, (), ("shifted",))
-    assert found.said == "not proved, because these instructions have no meaning: shifted"
+    verdict = _checked(PLAIN, steps)
+    assert (verdict.proved, verdict.faults, verdict.unproved) == (False, (), ("shifted",))
+    assert verdict.said == "not proved, because these instructions have no meaning: shifted"
     assert not NOT_CHECKED.proved
 
 
@@ -343,7 +356,7 @@ def test_no_edit_that_changes_numbers_is_accepted(place: int) -> None:
     base, dice = all_bases()[place], Random(place)
     proved = set()
     for edit, _ in zip(edits(base, dice), range(12), strict=False):
-        found = check_values(base.case.graph, edit.program)
-        proved.add(found.proved)
-        assert not (found.proved and changes_numbers(edit)), edit
+        verdict = check_values(base.case.graph, edit.program)
+        proved.add(verdict.proved)
+        assert not (verdict.proved and changes_numbers(edit)), edit
     assert proved == {True, False}

@@ -72,7 +72,7 @@ def test_a_value_in_an_overlapping_frame_makes_the_old_one_unreadable() -> None:
     for frame in (half, other):
         contents.store(0, frame, _stored(terms.call("x"), frame, frame=frame))
     assert not _missing(contents, half) and not _missing(contents, other)
-    one: Box = ((1, 2), (0, 6))
-    contents.store(0, one, _stored(terms.call("y"), one, frame=one))
+    overlapping: Box = ((1, 2), (0, 6))
+    contents.store(0, overlapping, _stored(terms.call("y"), overlapping, frame=overlapping))
     assert _missing(contents, half) and not _missing(contents, other)
     assert contents.touched(0, FRAME) and not contents.touched(1, FRAME)

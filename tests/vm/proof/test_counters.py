@@ -21,7 +21,11 @@ X, LOW, HIGH = Region(0, ((0, 4),)), Region(0, ((0, 2),)), Region(0, ((2, 4),))
 @given(programs(), st.data())
 def test_no_wait_can_be_left_out(program: Program, data: st.DataObject) -> None:
     """Dropping any wait breaks the program, except waits for the previous step."""
-    numbers = [number for number, own in enumerate(program.waits) if own and own[-1].until]
+    numbers = [
+        number
+        for number, instruction_waits in enumerate(program.waits)
+        if instruction_waits and instruction_waits[-1].until
+    ]
     if numbers:
         number = data.draw(st.sampled_from(numbers))
         waits = changed(program.waits, number, program.waits[number][:-1])

@@ -41,7 +41,7 @@ def said_of(program: Program) -> list[str]:
 
 
 def test_exactly_the_reads_that_are_undefined_element_by_element_are_refused() -> None:
-    seen: Counter[bool] = Counter()
+    tally: Counter[bool] = Counter()
 
     @settings(MANY, max_examples=400)
     @given(programs(), st.data())
@@ -57,18 +57,18 @@ def test_exactly_the_reads_that_are_undefined_element_by_element_are_refused() -
         assert len(faults) == len(expected) and {fault.rule for fault in faults} <= {"undefined"}
         scratch = any(buffer.role == Role.SCRATCH for buffer in mutant.buffers)
         if scratch and any(i.reads for i in mutant.instructions):
-            seen[bool(expected)] += 1
+            tally[bool(expected)] += 1
 
     compare()
-    assert min(seen[True], seen[False]) >= 20, seen
+    assert min(tally[True], tally[False]) >= 20, tally
 
 
 def test_parts_that_several_instructions_write_together() -> None:
     blocks = [Touch(joins=(Join(OTHER, (n, n + 1), 2, 2),)) for n in range(2)]
     writers = (Touch(writes=(LOW,)), *blocks, Touch(writes=(HIGH,)))
     assert said_of(on_one_worker(*writers, Touch(reads=(WHOLE, OTHER)))) == []
-    (said,) = said_of(on_one_worker(writers[0], Touch((WHOLE,), label="norm"), writers[3]))
-    assert said == (
+    (message,) = said_of(on_one_worker(writers[0], Touch((WHOLE,), label="norm"), writers[3]))
+    assert message == (
         "norm (instruction 1) reads x[0:4], but no earlier instruction of the step writes x[2:4]; "
         "scratch memory is undefined before a step"
     )
@@ -76,8 +76,8 @@ def test_parts_that_several_instructions_write_together() -> None:
 
 def test_every_reader_is_listed_until_the_part_is_written() -> None:
     steps = (Touch((WHOLE,)), Touch((WHOLE, HIGH)), Touch(writes=(HIGH,)), Touch((WHOLE, HIGH)))
-    said = said_of(on_one_worker(*steps, Touch(writes=(LOW,)), Touch((WHOLE,))))
-    assert [one.partition(" writes ")[2].partition(";")[0] for one in said] == [
+    messages = said_of(on_one_worker(*steps, Touch(writes=(LOW,)), Touch((WHOLE,))))
+    assert [message.partition(" writes ")[2].partition(";")[0] for message in messages] == [
         *("x[0:4]", "x[0:4]", "x[2:4]"),
         "x[0:2]",
     ]
@@ -86,8 +86,8 @@ def test_every_reader_is_listed_until_the_part_is_written() -> None:
 def test_many_pieces_are_counted() -> None:
     sparse = tuple(Region(0, ((n, n + 1),)) for n in range(1, 10, 2))
     steps = (Touch(writes=sparse), Touch((Region(0, ((0, 10),)),)))
-    (said,) = said_of(on_one_worker(*steps, buffers=(Buffer("x", (10,)),)))
-    assert "writes x[0:1], x[2:3], x[4:5] and 2 more parts;" in said
+    (message,) = said_of(on_one_worker(*steps, buffers=(Buffer("x", (10,)),)))
+    assert "writes x[0:1], x[2:3], x[4:5] and 2 more parts;" in message
 
 
 def test_an_own_result_is_not_an_earlier_one() -> None:
@@ -97,8 +97,8 @@ def test_an_own_result_is_not_an_earlier_one() -> None:
 
 def test_a_buffer_that_no_instruction_writes() -> None:
     steps = Touch(writes=(WHOLE,)), Touch((WHOLE, OTHER))
-    (said,) = said_of(on_one_worker(*steps))
-    assert "(instruction 1) reads y[0:4], but no earlier" in said
+    (message,) = said_of(on_one_worker(*steps))
+    assert "(instruction 1) reads y[0:4], but no earlier" in message
     assert said_of(on_one_worker(*steps, buffers=(X, replace(Y, role=Role.WEIGHT)))) == []
 
 
@@ -106,8 +106,8 @@ def test_a_buffer_that_no_instruction_writes() -> None:
 def test_the_step_before_defines_nothing(repeats: bool) -> None:
     steps = Touch((WHOLE,)), Touch(writes=(WHOLE,))
     assert len(said_of(on_one_worker(*steps, repeats=repeats))) == 1
-    kept = (replace(X, role=KEPT), Y)
-    assert said_of(on_one_worker(*steps, buffers=kept, repeats=repeats)) == []
+    persistent = (replace(X, role=KEPT), Y)
+    assert said_of(on_one_worker(*steps, buffers=persistent, repeats=repeats)) == []
     logits = (replace(X, role=Role.LOGITS), Y)
     assert len(said_of(on_one_worker(*steps, buffers=logits, repeats=repeats))) == 1
 
@@ -132,7 +132,9 @@ def _with(program: Program, number: int, instruction: Any) -> Program:
 
 
 def _number_of(program: Program, kind: type) -> int:
-    return next(n for n, one in enumerate(program.instructions) if type(one) is kind)
+    return next(
+        n for n, instruction in enumerate(program.instructions) if type(instruction) is kind
+    )
 
 
 def test_a_delta_step_whose_gate_is_its_own_result() -> None:
@@ -141,9 +143,9 @@ def test_a_delta_step_whose_gate_is_its_own_result() -> None:
     number = _number_of(program, DeltaStep)
     step: Any = program.instructions[number]
     mutant = _with(program, number, replace(step, at=replace(step.at, z=step.at.out, first_z=0)))
-    said = [fault.said for fault in check_program(mutant) if fault.rule == "undefined"]
+    messages = [fault.said for fault in check_program(mutant) if fault.rule == "undefined"]
     name = program.buffers[step.at.out].name
-    assert said[0].startswith(f"{cited(program, number)} reads {name}[")
+    assert messages[0].startswith(f"{cited(program, number)} reads {name}[")
     with pytest.raises(VerifyError, match="violates the rule 'undefined'"):
         verify_program(mutant)
 
@@ -153,9 +155,11 @@ def test_a_writer_of_fewer_rows() -> None:
     number = _number_of(program, LinearResidual)
     step: Any = program.instructions[number]
     rows = Range(step.rows.start, step.rows.stop - 1)
-    said = [f.said for f in check_program(_with(program, number, replace(step, rows=rows)))]
+    messages = [f.said for f in check_program(_with(program, number, replace(step, rows=rows)))]
     last = f"{program.buffers[step.at.out].name}[0:5, {rows.stop}:{rows.stop + 1}]"
-    assert any(f"no earlier instruction of the step writes {last};" in one for one in said), said
+    assert any(
+        f"no earlier instruction of the step writes {last};" in message for message in messages
+    ), messages
 
 
 def test_every_instruction_whose_result_is_the_first_in_its_memory() -> None:
@@ -163,14 +167,14 @@ def test_every_instruction_whose_result_is_the_first_in_its_memory() -> None:
     program = Case("tiny-qwen3").program
     written: list[Region] = []
     tried: set[str] = set()
-    for number, one in enumerate(program.instructions):
-        own = [r for r in one.writes if program.buffers[r.buffer].role == Role.SCRATCH]
+    for number, instruction in enumerate(program.instructions):
+        writes = [r for r in instruction.writes if program.buffers[r.buffer].role == Role.SCRATCH]
         first = not any(
-            r.buffer == w.buffer and overlap(r.box, w.box) for r in own for w in written
+            r.buffer == w.buffer and overlap(r.box, w.box) for r in writes for w in written
         )
-        if own and first:
-            faults = check_program(_with(program, number, Touch(rank=one.rank)))
-            assert "undefined" in {fault.rule for fault in faults}, one.label
-            tried.add(one.name)
-        written += own
+        if writes and first:
+            faults = check_program(_with(program, number, Touch(rank=instruction.rank)))
+            assert "undefined" in {fault.rule for fault in faults}, instruction.label
+            tried.add(instruction.name)
+        written += writes
     assert len(tried) >= 6, tried

@@ -17,8 +17,8 @@ def _graph_of(groups: list[tuple[Group, ...]]) -> nx.DiGraph:
     """Return the dependencies with an edge from each instruction to its dependents."""
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(groups)))
-    for number, own in enumerate(groups):
-        graph.add_edges_from((early, number) for group in own for early in group.members)
+    for number, needed in enumerate(groups):
+        graph.add_edges_from((early, number) for group in needed for early in group.members)
     return graph
 
 

@@ -47,10 +47,10 @@ def test_and_so_it_is_with_waits_for_some_signals(program: Program, data: st.Dat
     counters = st.integers(0, max(0, program.counters // 2))
     moved = [data.draw(counters) for _ in range(program.counters)]
     waits = tuple(
-        tuple(Wait(moved[w.counter], data.draw(st.integers(0, w.until))) for w in own)
-        for own in program.waits
+        tuple(Wait(moved[w.counter], data.draw(st.integers(0, w.until))) for w in old)
+        for old in program.waits
     )
-    signals = tuple(tuple(moved[counter] for counter in own) for own in program.signals)
+    signals = tuple(tuple(moved[counter] for counter in old) for old in program.signals)
     assert_exact(replace(program, waits=waits, signals=signals))
 
 
@@ -77,7 +77,7 @@ def test_waits_for_some_signals_are_walked_a_few_times(sharing: int) -> None:
         costs = [1.0] * len(steps)
         program = assemble("", buffers, steps, costs, "critical-path", 3, 2).program
         lowered = tuple(
-            tuple(Wait(w.counter, max(1, w.until - 1)) for w in own) for own in program.waits
+            tuple(Wait(w.counter, max(1, w.until - 1)) for w in waits) for waits in program.waits
         )
         done = Counted(replace(program, waits=lowered, sharing=sharing), list(run_order(program)))
         assert len(list(done.walk())) == len(steps)
@@ -118,16 +118,16 @@ def test_the_size_of_sets_does_not_depend_on_the_number_of_layers(policy: str) -
         assert check_program(program) == []
         walk = Done(program, list(run_order(program))).walk()
         widest = max(bits.bit_length() for _, (_, bits) in walk)
-        several = [some for own in Earlier(program, heads_of(steps)).of for some in own]
+        several = [some for conflicts in Earlier(program, heads_of(steps)).of for some in conflicts]
         sizes.append((widest, max(bits.bit_length() for _, _, bits in several)))
     assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_counters_grow_with_the_layers(policy: str) -> None:
-    found = []
+    counts = []
     for layers in (6, 9, 12):
         buffers, steps = layered(layers, ranks=2, blocks=4)
         program = assemble("", buffers, steps, [1.0] * len(steps), policy, 3, 2).program
-        found.append(program.counters)
-    assert found[2] - found[1] <= found[1] - found[0] + 2
+        counts.append(program.counters)
+    assert counts[2] - counts[1] <= counts[1] - counts[0] + 2

@@ -18,30 +18,30 @@ WHOLE, LOW, HIGH = Region(0, ((0, 4),)), Region(0, ((0, 2),)), Region(0, ((2, 4)
 
 def earlier(program: Program) -> list[set[int]]:
     return [
-        {n for some in own for n in _numbers(some)} - {number}
-        for number, own in enumerate(Earlier(program, heads_of(program.instructions)).of)
+        {n for some in conflicts for n in _numbers(some)} - {number}
+        for number, conflicts in enumerate(Earlier(program, heads_of(program.instructions)).of)
     ]
 
 
 def _numbers(some: Several) -> set[int]:
     first, last, bits = some
     assert missing(some, NOTHING) == last
-    return {first + at for at in range(bits.bit_length()) if bits >> at & 1}
+    return {first + offset for offset in range(bits.bit_length()) if bits >> offset & 1}
 
 
 @MANY
 @given(programs())
 def test_every_conflict_is_there_or_behind_one_that_is(program: Program) -> None:
-    found = earlier(program)
+    direct = earlier(program)
     heads = heads_of(program.instructions)
     behind: list[set[int]] = []
-    for own in found:
-        behind.append(own.union(*(behind[early] for early in own)))
+    for numbers in direct:
+        behind.append(numbers.union(*(behind[early] for early in numbers)))
     for early, late in combinations(range(len(program.instructions)), 2):
         if conflict(program, heads, early, late) is not None:
             assert early in behind[late]
         else:
-            assert early not in found[late]
+            assert early not in direct[late]
 
 
 def test_readers_are_forgotten_once_every_cell_is_written_over() -> None:

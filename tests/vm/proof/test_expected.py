@@ -21,8 +21,8 @@ def _expected(case: Case) -> Expected:
 
 @pytest.mark.parametrize("case", [Case(), SHARDED, HYBRID], ids=str)
 def test_outputs_are_all_that_persists_and_the_logits(case: Case) -> None:
-    found = _expected(case).outputs
-    roles = {(output.rank, output.role) for output in found}
+    outputs = _expected(case).outputs
+    roles = {(output.rank, output.role) for output in outputs}
     persist = {buffer.role for buffer in lowered(case).buffers if buffer.role.kind == "cache"}
     for rank in range(case.tp):
         assert {role for other, role in roles if other == rank} == {
@@ -30,15 +30,15 @@ def test_outputs_are_all_that_persists_and_the_logits(case: Case) -> None:
             *persist,
             Role.LOGITS,
         }
-    cached = [output for output in found if output.role == Role.CACHE and output.rank == 0]
+    cached = [output for output in outputs if output.role == Role.CACHE and output.rank == 0]
     layers = {output.part[0] for output in cached}
     assert len(cached) == 2 * len(layers), "keys and values of each layer"
 
 
 def test_ranks_choose_the_same_token_from_all_logits() -> None:
-    found = _expected(SHARDED).outputs
-    tokens = {output.value for output in found if output.role == Role.TOKENS}
-    logits = {output.value for output in found if output.role == Role.LOGITS}
+    outputs = _expected(SHARDED).outputs
+    tokens = {output.value for output in outputs if output.role == Role.TOKENS}
+    logits = {output.value for output in outputs if output.role == Role.LOGITS}
     (chosen,) = {value.args[0] for value in tokens}
     assert len(logits) == 3 and set(chosen.operands) == logits
     assert [arg for arg in chosen.args if isinstance(arg, int)] == [0, 338, 676]
@@ -58,7 +58,7 @@ def test_residuals_are_the_same_on_all_ranks_and_heads_are_not() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_lowered_buffers_fit_the_graph(case: Case) -> None:
     expected = _expected(case)
-    assert not [one for one in lowered(case).buffers if expected.misfit(one)]
+    assert not [buffer for buffer in lowered(case).buffers if expected.misfit(buffer)]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,6 @@ def test_lowered_buffers_fit_the_graph(case: Case) -> None:
 )
 def test_other_buffers_do_not(role: Role, changed: dict[str, object]) -> None:
     expected = _expected(HYBRID)
-    buffer = next(one for one in lowered(HYBRID).buffers if one.role == role)
+    buffer = next(buffer for buffer in lowered(HYBRID).buffers if buffer.role == role)
     assert not expected.misfit(buffer)
     assert expected.misfit(replace(buffer, **changed))  # type: ignore[arg-type]

@@ -28,18 +28,20 @@ def known_of(some: list[int]) -> Known:
 
 @MANY
 @given(numbers, numbers)
-def test_union(one: list[int], other: list[int]) -> None:
-    found = union(known_of(one), known_of(other))
-    assert [n for n in range(20) if has(found, n)] == sorted({*one, *other})
-    assert found == known_of([*one, *other]), "sets have a canonical form"
+def test_union(first: list[int], second: list[int]) -> None:
+    joined = union(known_of(first), known_of(second))
+    assert [n for n in range(20) if has(joined, n)] == sorted({*first, *second})
+    assert joined == known_of([*first, *second]), "sets have a canonical form"
 
 
 @MANY
 @given(st.lists(numbers, min_size=1, max_size=6), st.integers(1, 6))
 def test_in_at_least(sets: list[list[int]], least: int) -> None:
     least = min(least, len(sets))
-    found = in_at_least([known_of(one) for one in sets], least)
-    assert found == known_of([n for n in range(13) if sum(n in one for one in sets) >= least])
+    common = in_at_least([known_of(members) for members in sets], least)
+    assert common == known_of(
+        [n for n in range(13) if sum(n in members for members in sets) >= least]
+    )
 
 
 @MANY

@@ -34,8 +34,8 @@ def two_ranks() -> Program:
 
 def without_step_waits(program: Program, *but: int) -> Program:
     waits = tuple(
-        own if number in but else tuple(wait for wait in own if wait.until)
-        for number, own in enumerate(program.waits)
+        old if number in but else tuple(wait for wait in old if wait.until)
+        for number, old in enumerate(program.waits)
     )
     return replace(program, waits=waits)
 
@@ -43,7 +43,7 @@ def without_step_waits(program: Program, *but: int) -> Program:
 def test_a_step_waits_for_the_last_one() -> None:
     program = two_ranks()
     assert not check_program(program) and not broken(program)
-    assert any(wait.until == 0 for own in program.waits for wait in own)
+    assert any(wait.until == 0 for waits in program.waits for wait in waits)
 
 
 def test_a_rank_that_begins_while_another_still_reads() -> None:
@@ -57,17 +57,17 @@ def test_a_rank_that_begins_while_another_still_reads() -> None:
 def test_a_rank_that_begins_with_something_else() -> None:
     """Starting early with a private buffer is safe if the best is written after a step wait."""
     buffers = _buffers("best0", "best1", "own0", "own1")
-    own = (Region(4, ALL), Region(5, ALL))
+    private = (Region(4, ALL), Region(5, ALL))
     steps = (
-        *(Touch((TOKENS[r],), (own[r],), f"own {r}", rank=r) for r in (0, 1)),
-        *(Touch((own[r],), (BEST[r],), f"best {r}", rank=r) for r in (0, 1)),
+        *(Touch((TOKENS[r],), (private[r],), f"own {r}", rank=r) for r in (0, 1)),
+        *(Touch((private[r],), (BEST[r],), f"best {r}", rank=r) for r in (0, 1)),
         *(Touch(BEST, (TOKENS[r],), f"token {r}", rank=r) for r in (0, 1)),
     )
     whole = program_of(buffers, steps, ((0, 2, 4), (1, 3, 5)), ranks=2, repeats=True)
     assert not check_program(whole)
     early = without_step_waits(whole)
     assert broken(early) and check_program(early)
-    ends = max(counter for own in whole.signals for counter in own)
+    ends = max(counter for counters in whole.signals for counter in counters)
     later = tuple(
         (*waits, Wait(ends, 0)) if number in (2, 3) else waits
         for number, waits in enumerate(early.waits)
@@ -80,7 +80,7 @@ def test_a_rank_that_begins_with_something_else() -> None:
 @pytest.mark.parametrize(("until", "fine"), [(0, True), (-1, False), (-2, False)])
 def test_fewer_signals_of_the_step_before(until: int, fine: bool) -> None:
     program = two_ranks()
-    waits = tuple(tuple(Wait(w.counter, w.until or until) for w in own) for own in program.waits)
+    waits = tuple(tuple(Wait(w.counter, w.until or until) for w in old) for old in program.waits)
     changed = replace(program, waits=waits)
     assert broken(changed) is not fine
     assert bool(check_program(changed)) is not fine

@@ -51,7 +51,9 @@ def test_columns_of_a_linear_add_up_only_if_each_is_there_once() -> None:
     weight = terms.call("weight", "w", shape=(4, 8))
 
     def columns(*ranges: tuple[int, int]) -> Term:
-        return terms.total(residual, *(terms.linear_of_columns(x, weight, *one) for one in ranges))
+        return terms.total(
+            residual, *(terms.linear_of_columns(x, weight, *interval) for interval in ranges)
+        )
 
     whole = terms.total(residual, terms.linear(x, weight, None))
     assert columns((3, 8), (0, 3)) is whole
@@ -62,17 +64,17 @@ def test_columns_of_a_linear_add_up_only_if_each_is_there_once() -> None:
 
 def test_the_greatest_of_blocks_is_that_of_all_rows_in_order() -> None:
     terms = Terms()
-    logits, others = _value(terms, "a", 8), _value(terms, "b", 6)
+    logits, remaining = _value(terms, "a", 8), _value(terms, "b", 6)
 
     def greatest(*blocks: tuple[Term, int, int, int]) -> Term:
         best = [terms.best_of_rows(x, start, stop) for x, start, stop, _ in blocks]
         return terms.greatest(*best, *(terms.its_row(*block) for block in blocks))
 
-    whole = terms.argmax(iter([(logits, 0), (others, 8)]))
-    assert greatest((logits, 0, 5, 0), (logits, 5, 8, 0), (others, 0, 6, 8)) is whole
-    assert greatest((logits, 5, 8, 0), (logits, 0, 5, 0), (others, 0, 6, 8)) is not whole
-    assert greatest((logits, 0, 5, 0), (others, 0, 6, 8)) is not whole
-    assert greatest((logits, 0, 8, 0), (others, 0, 6, 7)) is not whole
+    whole = terms.argmax(iter([(logits, 0), (remaining, 8)]))
+    assert greatest((logits, 0, 5, 0), (logits, 5, 8, 0), (remaining, 0, 6, 8)) is whole
+    assert greatest((logits, 5, 8, 0), (logits, 0, 5, 0), (remaining, 0, 6, 8)) is not whole
+    assert greatest((logits, 0, 5, 0), (remaining, 0, 6, 8)) is not whole
+    assert greatest((logits, 0, 8, 0), (remaining, 0, 6, 7)) is not whole
     assert greatest((logits, 0, 8, 0), (logits, 0, 8, 0)) is terms.argmax(iter([(logits, 0)]))
 
 
@@ -88,8 +90,8 @@ def test_a_difference_is_the_innermost_and_names_values() -> None:
     terms = Terms()
     x, y = _value(terms, "x", 8), _value(terms, "y", 8)
     wanted, got = terms.call("g", terms.call("f", x, 1)), terms.call("g", terms.call("f", y, 1))
-    found = Difference(wanted, got, {x: "%x"})
-    assert str(found) == "has %x, in f of g, where the program has input(y)"
+    difference = Difference(wanted, got, {x: "%x"})
+    assert str(difference) == "has %x, in f of g, where the program has input(y)"
     whole = Difference(terms.call("h", wanted), terms.call("h", got), {wanted: "%0", got: "%1"})
     assert str(whole) == "has %0, in h, where the program has %1"
     assert unlike(wanted.args[0], got.args[0]) == 1

@@ -34,8 +34,8 @@ def test_what_is_derived_is_right_and_is_accepted(program: Program) -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_the_verifier_says_what_the_adversary_says(mutation: Mutation) -> None:
     assert len(MUTATIONS) * 120 >= 2000
-    seen = _judge(mutation, 120)
-    assert seen["broken"] >= 5, seen  # a duplicate signal rarely breaks anything
+    tally = _judge(mutation, 120)
+    assert tally["broken"] >= 5, tally  # a duplicate signal rarely breaks anything
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_few_are_refused_that_are_safe() -> None:
 
 
 def _judge(mutation: Mutation, count: int) -> Counter[str]:
-    seen: Counter[str] = Counter()
+    tally: Counter[str] = Counter()
 
     @settings(MANY, max_examples=count)
     @given(st.data())
@@ -61,14 +61,14 @@ def _judge(mutation: Mutation, count: int) -> Counter[str]:
         spoilt = broken(mutant)
         faults = check_program(mutant)
         if spoilt:
-            seen["broken"] += 1
+            tally["broken"] += 1
             assert faults, "the adversary breaks what the verifier accepts"
         else:
-            seen["safe"] += 1
-            seen["refused although safe"] += bool(faults)
+            tally["safe"] += 1
+            tally["refused although safe"] += bool(faults)
 
     judge()
-    return seen
+    return tally
 
 
 X = Buffer("x", (4,))
@@ -112,7 +112,7 @@ def test_30_a_counter_that_the_wrong_signals_can_bring_there() -> None:
     program = residual()
     shared = replace(
         program,
-        waits=tuple(tuple(Wait(0, w.until) for w in own) for own in program.waits),
+        waits=tuple(tuple(Wait(0, w.until) for w in waits) for waits in program.waits),
         signals=((0,), (0,), (0,), (0,), (), ()),
     )
     assert any(fault.rule == "order" for fault in check_program(shared))
@@ -168,9 +168,9 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_faults_say_what_is_wrong(name: str) -> None:
-    change, said = BROKEN[name]
+    change, message = BROKEN[name]
     faults = check_program(change(residual()))
-    assert any(said in fault.said for fault in faults), faults
+    assert any(message in fault.said for fault in faults), faults
 
 
 Q = Buffer("q", (8,))
@@ -251,9 +251,9 @@ SPLIT: dict[str, tuple[Callable[[Program], Program], str, str]] = {
 @pytest.mark.parametrize("name", SPLIT)
 def test_heads_steps_and_ranks(name: str) -> None:
     assert check_program(heads()) == []
-    change, rule, said = SPLIT[name]
+    change, rule, message = SPLIT[name]
     faults = check_program(change(heads()))
-    assert any(fault.rule == rule and said in fault.said for fault in faults), faults
+    assert any(fault.rule == rule and message in fault.said for fault in faults), faults
 
 
 def test_order_that_only_a_queue_keeps_is_none_where_workers_share_it() -> None:
@@ -282,10 +282,12 @@ def test_an_operand_that_must_be_there(field: str) -> None:
     """A missing operand is refused, since -1 would address the last buffer."""
     program = Case("tiny-qwen3").program
     number = next(
-        n for n, one in enumerate(program.instructions) if isinstance(one, LinearResidual)
+        n
+        for n, instruction in enumerate(program.instructions)
+        if isinstance(instruction, LinearResidual)
     )
-    one: Any = program.instructions[number]
-    without = replace(one, at=replace(one.at, **{field: NONE}))
+    instruction: Any = program.instructions[number]
+    without = replace(instruction, at=replace(instruction.at, **{field: NONE}))
     faults = check_program(
         replace(program, instructions=changed(program.instructions, number, without))
     )

@@ -32,23 +32,25 @@ def two_ranks() -> tuple[tuple[Buffer, ...], tuple[Touch, ...]]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_steps_of_two_ranks(policy: str) -> None:
     buffers, steps = two_ranks()
-    made = assemble("step", buffers, steps, [1.0] * 8, policy, workers=2, ranks=2, repeats=True)
-    program = made.program
+    assembled = assemble(
+        "step", buffers, steps, [1.0] * 8, policy, workers=2, ranks=2, repeats=True
+    )
+    program = assembled.program
     assert check_program(program) == []
     assert (program.name, program.ranks, program.repeats) == ("step", 2, True)
     shared = policy == "dynamic"
     assert (program.sharing, len(program.queues)) == ((2, 2) if shared else (1, 4))
-    assert set(made.seconds) == {"dependencies", "schedule", "counters"}
-    first = [n for n, own in enumerate(program.waits) if any(wait.until == 0 for wait in own)]
+    assert set(assembled.seconds) == {"dependencies", "schedule", "counters"}
+    first = [n for n, waits in enumerate(program.waits) if any(wait.until == 0 for wait in waits)]
     assert first == [0, 1], "embeds wait for the tokens of the previous step"
     (ends,) = {wait.counter for n in first for wait in program.waits[n] if wait.until == 0}
-    assert [n for n, own in enumerate(program.signals) if ends in own] == [6, 7]
+    assert [n for n, counters in enumerate(program.signals) if ends in counters] == [6, 7]
 
 
 def test_without_repeating_nobody_waits_for_a_step_before() -> None:
     buffers, steps = two_ranks()
     program = assemble("step", buffers, steps, [1.0] * 8, workers=2, ranks=2).program
-    assert all(wait.until for own in program.waits for wait in own)
+    assert all(wait.until for waits in program.waits for wait in waits)
     assert Wait(0, 0) not in program.waits[0]
 
 

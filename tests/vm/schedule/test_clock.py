@@ -18,10 +18,10 @@ def test_a_wait_ends_with_the_signal_that_it_needs() -> None:
     """A wait for two of three signals ends with the second signal."""
     waits = ((), (), (), (Wait(0, 2),))
     program = Program((), (Touch(),) * 4, ((0,), (1,), (2,), (3,)), waits, ((0,),) * 3 + ((),))
-    found = timing(program, [5.0, 1.0, 2.0, 1.0])
-    assert found.starts == (0.0, 0.0, 0.0, 2.0)
-    assert found.makespan == 5.0 and found.idle == (0.0, 4.0, 3.0, 4.0)
-    assert found.workers == (0, 1, 2, 3)
+    times = timing(program, [5.0, 1.0, 2.0, 1.0])
+    assert times.starts == (0.0, 0.0, 0.0, 2.0)
+    assert times.makespan == 5.0 and times.idle == (0.0, 4.0, 3.0, 4.0)
+    assert times.workers == (0, 1, 2, 3)
 
 
 def test_workers_share_a_queue() -> None:
@@ -29,10 +29,10 @@ def test_workers_share_a_queue() -> None:
     waits = ((), (Wait(0, 1),), (), ())
     signals = ((0,), (), (), ())
     program = Program((), (Touch(),) * 4, ((0, 1, 2, 3),), waits, signals, sharing=3)
-    found = timing(program, [4.0, 1.0, 1.0, 1.0])
-    assert found.starts == (0.0, 4.0, 0.0, 1.0)
-    assert found.workers == (0, 1, 2, 2)
-    assert found.idle == (1.0, 4.0, 3.0)
+    times = timing(program, [4.0, 1.0, 1.0, 1.0])
+    assert times.starts == (0.0, 4.0, 0.0, 1.0)
+    assert times.workers == (0, 1, 2, 2)
+    assert times.idle == (1.0, 4.0, 3.0)
 
 
 def test_the_first_step_waits_for_no_step_before() -> None:
@@ -57,9 +57,9 @@ def _four(loading: int) -> tuple[Program, list[Parts]]:
 def test_workers_that_load_share_the_bandwidth(loading: int, us: float) -> None:
     """Three of four use all of it; one or two are as fast as a worker alone."""
     target = replace(TARGETS["h200"], workers=4, bytes_per_us=400 / 3, alone_bytes_per_us=200 / 3)
-    found = timing_on(*_four(loading), target)
-    assert found.makespan == pytest.approx(us)
-    assert found.costs[3] == pytest.approx(us if loading == 4 else 1.0)
+    times = timing_on(*_four(loading), target)
+    assert times.makespan == pytest.approx(us)
+    assert times.costs[3] == pytest.approx(us if loading == 4 else 1.0)
 
 
 def test_workers_that_cannot_borrow_bandwidth() -> None:
@@ -70,19 +70,19 @@ def test_workers_that_cannot_borrow_bandwidth() -> None:
 def test_a_load_gets_faster_when_another_one_ends() -> None:
     target = replace(TARGETS["h200"], workers=2, bytes_per_us=100, alone_bytes_per_us=100)
     program = Program((), (Touch(),) * 2, ((0,), (1,)), ((),) * 2, ((),) * 2)
-    found = timing_on(program, [Parts(0.0, 100, 0.0), Parts(0.0, 300, 0.0)], target)
-    assert found.finishes == pytest.approx((2.0, 4.0))
+    times = timing_on(program, [Parts(0.0, 100, 0.0), Parts(0.0, 300, 0.0)], target)
+    assert times.finishes == pytest.approx((2.0, 4.0))
 
 
 def test_arithmetic_may_take_longer_than_loads() -> None:
     target = replace(TARGETS["h200"], workers=2, bytes_per_us=100, alone_bytes_per_us=100)
     program = Program((), (Touch(),) * 2, ((0,), (1,)), ((),) * 2, ((),) * 2)
-    found = timing_on(program, [Parts(1.0, 100, 5.0), Parts(1.0, 0, 2.0)], target)
-    assert found.finishes == pytest.approx((6.0, 3.0))
+    times = timing_on(program, [Parts(1.0, 100, 5.0), Parts(1.0, 0, 2.0)], target)
+    assert times.finishes == pytest.approx((6.0, 3.0))
 
 
 def test_ranks_do_not_share_a_memory() -> None:
     target = replace(TARGETS["h200"], workers=1, bytes_per_us=100, alone_bytes_per_us=100.5)
     program = Program((), (Touch(),) * 2, ((0,), (1,)), ((),) * 2, ((),) * 2, ranks=2)
-    found = timing_on(program, [Parts(0.0, 100, 0.0)] * 2, target)
-    assert found.finishes == pytest.approx((1.0, 1.0))
+    times = timing_on(program, [Parts(0.0, 100, 0.0)] * 2, target)
+    assert times.finishes == pytest.approx((1.0, 1.0))

@@ -44,15 +44,15 @@ def region(buffer: int, start: int = 0, stop: int = 4) -> Region:
 
 def chain_of_layers(count: int = LAYERS) -> tuple[list[Touch], list[int]]:
     """Return layers that store half of x in their caches and read them, and their numbers."""
-    found, layers = [Touch(writes=(region(X),))], [-1]
+    touches, layers = [Touch(writes=(region(X),))], [-1]
     for layer in range(count):
         cache = CACHE + layer
         for half in ((0, 2), (2, 4)):
-            found.append(Touch((region(X, *half),), (region(cache, *half),)))
-        found.append(Touch((region(cache),), (region(Y),)))
-        found.append(Touch((region(Y),), (region(X),)))
+            touches.append(Touch((region(X, *half),), (region(cache, *half),)))
+        touches.append(Touch((region(cache),), (region(Y),)))
+        touches.append(Touch((region(Y),), (region(X),)))
         layers += [layer] * 4
-    return [*found, Touch((region(X),))], [*layers, -1]
+    return [*touches, Touch((region(X),))], [*layers, -1]
 
 
 def alike(instructions: list[Touch], layers: list[int], costs: list[float]) -> Layers | None:
@@ -62,11 +62,11 @@ def alike(instructions: list[Touch], layers: list[int], costs: list[float]) -> L
 def test_repeated_layers_are_found() -> None:
     instructions, layers = chain_of_layers()
     costs = [1.0] * len(layers)
-    found = alike(instructions, layers, costs)
-    assert found == Layers(1 + 4, 4, LAYERS - 1)
-    assert found.few(layers) == [-1, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 6, 6, 6, 6, -1]
+    repetition = alike(instructions, layers, costs)
+    assert repetition == Layers(1 + 4, 4, LAYERS - 1)
+    assert repetition.few(layers) == [-1, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 6, 6, 6, 6, -1]
     costs[1] = 2.0
-    assert alike(instructions, layers, costs) == found, "the first layer may differ"
+    assert alike(instructions, layers, costs) == repetition, "the first layer may differ"
 
 
 @pytest.mark.parametrize(("count", "before"), [(11, 1), (12, 2)])
@@ -77,9 +77,9 @@ def test_layers_of_two_kinds_in_turn_are_found(count: int, before: int) -> None:
         place = 1 + 4 * layer
         instructions.insert(place, Touch((region(X),)))
         layers.insert(place, layer)
-    found = alike(instructions, layers, [1.0] * len(layers))
-    assert found == Layers(layers.index(before), 4 + 5, 5)
-    assert sorted(set(found.few(layers))) == [-1, *range(before + 4), count - 2, count - 1]
+    repetition = alike(instructions, layers, [1.0] * len(layers))
+    assert repetition == Layers(layers.index(before), 4 + 5, 5)
+    assert sorted(set(repetition.few(layers))) == [-1, *range(before + 4), count - 2, count - 1]
 
 
 def test_layers_of_one_instruction_that_take_longer_are_not_alike() -> None:
@@ -103,7 +103,7 @@ def test_layers_with_other_accesses_are_not_alike(wrong: Touch) -> None:
     instructions, layers = chain_of_layers()
     number = 1 + 3 * 4 + 2
     instructions[number] = wrong
-    ranks_of = [one.rank for one in instructions]
+    ranks_of = [instruction.rank for instruction in instructions]
     costs = [1.0] * len(layers)
     assert repeated_layers(Parts(tuple(instructions)), layers, ranks_of, costs) is None
 
@@ -122,30 +122,30 @@ def test_layers_that_cannot_be_left_out(layers: list[int]) -> None:
     assert alike(instructions, layers, [1.0] * len(layers)) is None
 
 
-def of_layer(one: Touch, own: int, layer: int) -> Touch:
-    """Return the instruction with a layer's buffer instead of buffer `own`."""
+def of_layer(touch: Touch, private: int, layer: int) -> Touch:
+    """Return the instruction with a layer's buffer instead of buffer `private`."""
 
-    def moved(found: Region) -> Region:
-        return found._replace(buffer=OWN + layer) if found.buffer == own else found
+    def moved(access: Region) -> Region:
+        return access._replace(buffer=OWN + layer) if access.buffer == private else access
 
-    joins = tuple(join._replace(region=moved(join.region)) for join in one.joins)
-    reads, writes = (tuple(map(moved, some)) for some in (one.reads, one.writes))
-    return replace(one, reads=reads, writes=writes, joins=joins)
+    joins = tuple(join._replace(region=moved(join.region)) for join in touch.joins)
+    reads, writes = (tuple(map(moved, some)) for some in (touch.reads, touch.writes))
+    return replace(touch, reads=reads, writes=writes, joins=joins)
 
 
 def repeated(
-    bodies: Sequence[tuple[Touch, ...]], own: int, ends: int
+    bodies: Sequence[tuple[Touch, ...]], private: int, ends: int
 ) -> tuple[list[Touch], list[int]]:
     """Return the instructions of layers, which have these bodies in turn, and their numbers.
 
-    Buffer `own` is one per layer. The first instructions of the first body come also before all
+    Buffer `private` is one per layer. The first instructions of the first body come also before all
     layers, and the last ones after them.
     """
-    plain = [of_layer(one, own, -1) for one in bodies[0] if not one.joins]
+    plain = [of_layer(touch, private, -1) for touch in bodies[0] if not touch.joins]
     before, after = plain[:ends], plain[max(0, len(plain) - ends) :]
-    each = [(layer, bodies[layer % len(bodies)]) for layer in range(LAYERS * len(bodies))]
-    layers = [of_layer(one, own, layer) for layer, body in each for one in body]
-    numbers = [layer for layer, body in each for _ in body]
+    stacked = [(layer, bodies[layer % len(bodies)]) for layer in range(LAYERS * len(bodies))]
+    layers = [of_layer(touch, private, layer) for layer, body in stacked for touch in body]
+    numbers = [layer for layer, body in stacked for _ in body]
     return [*before, *layers, *after], [*([-1] * len(before)), *numbers, *([-1] * len(after))]
 
 
@@ -160,19 +160,19 @@ def test_programs_of_random_layers_are_valid(
     dice: Random,
 ) -> None:
     shared, body = drawn
-    own = dice.randrange(len(shared))
-    shorter = tuple(one for one in body[1:] if one.joins or dice.random() < 0.5)
+    private = dice.randrange(len(shared))
+    shorter = tuple(touch for touch in body[1:] if touch.joins or dice.random() < 0.5)
     bodies = [body, (body[0], *shorter)][:kinds] if not body[0].joins else [body]
-    instructions, layers = repeated(bodies, own, ends)
-    buffers = [*shared, *[shared[own]] * (OWN + LAYERS * kinds - len(shared))]
-    taken = {one.label: dice.choice((1.0, 2.0, 3.5)) for one in body}
-    costs = [taken[one.label] for one in instructions]
+    instructions, layers = repeated(bodies, private, ends)
+    buffers = [*shared, *[shared[private]] * (OWN + LAYERS * kinds - len(shared))]
+    taken = {touch.label: dice.choice((1.0, 2.0, 3.5)) for touch in body}
+    costs = [taken[instruction.label] for instruction in instructions]
     for policy in POLICIES:
         options = (policy, 2, 2, repeats)
-        found = assemble("", buffers, instructions, costs, *options, layers)
-        assert check_program(found.program) == []
+        by_layer = assemble("", buffers, instructions, costs, *options, layers)
+        assert check_program(by_layer.program) == []
         whole = assemble("", buffers, instructions, costs, *options)
-        assert found.longest(costs) == pytest.approx(whole.longest(costs))
+        assert by_layer.longest(costs) == pytest.approx(whole.longest(costs))
 
 
 @pytest.fixture(scope="module", params=[("qwen3-0.6b", 1), ("qwen2.5-0.5b", 3)], ids=str)
@@ -186,24 +186,24 @@ def lowered(request: pytest.FixtureRequest) -> Lowered:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_model_gives_the_same_program_with_copies(lowered: Lowered, policy: str) -> None:
-    found, whole = assembled(lowered, policy, lowered.layers), assembled(lowered, policy, ())
-    assert found.program == whole.program
+    by_layer, whole = assembled(lowered, policy, lowered.layers), assembled(lowered, policy, ())
+    assert by_layer.program == whole.program
     costs = [instruction.cost(TARGET) for instruction in lowered.instructions]
-    assert found.longest(costs) == pytest.approx(whole.longest(costs))
-    assert len(found.groups) == len(whole.groups) == len(costs)
+    assert by_layer.longest(costs) == pytest.approx(whole.longest(costs))
+    assert len(by_layer.groups) == len(whole.groups) == len(costs)
     if policy == DEFAULT_POLICY:
-        assert found.copied and not whole.copied
+        assert by_layer.copied and not whole.copied
 
 
 def test_a_wrong_copy_is_found_by_the_verifier(
     lowered: Lowered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy that waits for counters of the layer that it was copied from runs too early."""
-    monkeypatch.setattr(module, "_from", lambda first, by: lambda counter: counter)
+    monkeypatch.setattr(module, "_from", lambda first, shift: lambda counter: counter)
     monkeypatch.setattr(module._Counters, "repeat", True)
-    found = assembled(lowered, DEFAULT_POLICY, lowered.layers)
-    assert found.copied
-    assert check_program(found.program)
+    by_layer = assembled(lowered, DEFAULT_POLICY, lowered.layers)
+    assert by_layer.copied
+    assert check_program(by_layer.program)
 
 
 def assembled(lowered: Lowered, policy: str, layers: Sequence[int]) -> Assembled:
@@ -231,11 +231,14 @@ def in_turn(count: int) -> Lowered:
     return lower(graph, choices.plan)
 
 
-def windowed_cost(one: Any) -> float:
+def windowed_cost(instruction: Any) -> float:
     """Return the cost of an instruction whose attention reads no more tokens than its window."""
-    if isinstance(one, PartialAttention) and one.at.window != NONE:
-        one = replace(one, at=replace(one.at, planned=min(one.at.planned, one.at.window)))
-    cost: float = one.cost(TARGET)
+    if isinstance(instruction, PartialAttention) and instruction.at.window != NONE:
+        instruction = replace(
+            instruction,
+            at=replace(instruction.at, planned=min(instruction.at.planned, instruction.at.window)),
+        )
+    cost: float = instruction.cost(TARGET)
     return cost
 
 
@@ -244,11 +247,11 @@ def test_layers_in_turn_are_scheduled_once_per_kind(policy: str) -> None:
     """A longer model is more copies: no more instructions are scheduled."""
     scheduled = []
     for count in (11, 19):
-        made = in_turn(count)
-        costs = list(map(windowed_cost, made.instructions))
-        options = ("", made.buffers, made.instructions, costs, policy, 7, made.ranks, True)
-        found, whole = assemble(*options, made.layers), assemble(*options)
-        assert found.program == whole.program
-        assert found.copied and check_program(found.program) == []
-        scheduled.append(len(found._groups))
+        low = in_turn(count)
+        costs = list(map(windowed_cost, low.instructions))
+        options = ("", low.buffers, low.instructions, costs, policy, 7, low.ranks, True)
+        by_layer, whole = assemble(*options, low.layers), assemble(*options)
+        assert by_layer.program == whole.program
+        assert by_layer.copied and check_program(by_layer.program) == []
+        scheduled.append(len(by_layer._groups))
     assert scheduled[0] == scheduled[1]

@@ -15,8 +15,8 @@ ROW = [Region(number, ((0, 1),)) for number in range(3)]
 def test_a_rank_waits_for_another() -> None:
     """While rank 1 waits for rank 0, it runs its other instructions."""
     steps = [Touch(writes=(ROW[0],)), Touch(reads=(ROW[0],), rank=1), Touch(rank=1), Touch(rank=1)]
-    found = list_schedule(dependencies(steps), [2.0, 5.0, 1.0, 4.0], [0, 1, 1, 1], 1, 2)
-    assert found == [Start(0, 0), Start(1, 3), Start(1, 1), Start(1, 2)]
+    starts = list_schedule(dependencies(steps), [2.0, 5.0, 1.0, 4.0], [0, 1, 1, 1], 1, 2)
+    assert starts == [Start(0, 0), Start(1, 3), Start(1, 1), Start(1, 2)]
     idle = list_schedule(dependencies(steps[:2]), [2.0, 5.0], [0, 1], 1, 2)
     assert idle == [Start(0, 0), Start(1, 1)]
 
@@ -25,8 +25,8 @@ def test_a_rank_waits_for_another() -> None:
 def test_what_takes_no_time_is_started_too(cost: float) -> None:
     steps = [Touch(writes=(ROW[0],)), Touch((ROW[0],), (ROW[1],)), Touch(reads=(ROW[1],))]
     for workers in (1, 3):
-        found = list_schedule(dependencies(steps * 2), [cost] * 6, [0] * 6, workers, 1)
-        assert [start.number for start in found] == list(range(6))
+        starts = list_schedule(dependencies(steps * 2), [cost] * 6, [0] * 6, workers, 1)
+        assert [start.number for start in starts] == list(range(6))
 
 
 def test_the_tail_of_a_group_is_that_of_its_longest_user() -> None:

@@ -32,14 +32,14 @@ def test_default_policies_of_targets() -> None:
 def test_every_policy_makes_valid_programs(policy: str) -> None:
     @settings(MANY, max_examples=150)
     @given(steps(ranks=3), st.integers(1, 5), st.booleans(), st.data())
-    def check(made: Any, workers: int, repeats: bool, data: st.DataObject) -> None:
-        buffers, instructions = made
+    def check(drawn: Any, workers: int, repeats: bool, data: st.DataObject) -> None:
+        buffers, instructions = drawn
         count = len(instructions)
         costs = data.draw(st.lists(st.floats(0, 4), min_size=count, max_size=count))
-        found = assemble("", buffers, instructions, costs, policy, workers, 3, repeats)
-        assert check_program(found.program) == []
-        times = timing(found.program, costs)
-        assert times.makespan >= max(tails(found.groups, costs)) - 1e-9
+        assembled = assemble("", buffers, instructions, costs, policy, workers, 3, repeats)
+        assert check_program(assembled.program) == []
+        times = timing(assembled.program, costs)
+        assert times.makespan >= max(tails(assembled.groups, costs)) - 1e-9
         assert times.makespan * workers * 3 >= sum(costs) - 1e-9
         assert len(times.idle) == workers * 3 and min(times.idle) >= -1e-9
 
@@ -49,10 +49,10 @@ def test_every_policy_makes_valid_programs(policy: str) -> None:
 def chain_and_rest() -> tuple[tuple[Buffer, ...], tuple[Touch, ...], list[float]]:
     """Return a chain of three long instructions, and six independent short ones."""
     buffers = (Buffer("chain", (1,)), *(Buffer(f"b{n}", (1,)) for n in range(6)))
-    one = ((0, 1),)
-    chain = [Touch((Region(0, one),), (Region(0, one),), f"chain {n}") for n in range(3)]
-    rest = [Touch(writes=(Region(1 + n, one),), label=f"rest {n}") for n in range(6)]
-    return buffers, (*rest, *chain), [1.0] * 6 + [2.0] * 3
+    box = ((0, 1),)
+    chain = [Touch((Region(0, box),), (Region(0, box),), f"chain {n}") for n in range(3)]
+    short = [Touch(writes=(Region(1 + n, box),), label=f"rest {n}") for n in range(6)]
+    return buffers, (*short, *chain), [1.0] * 6 + [2.0] * 3
 
 
 def test_the_critical_path_comes_first() -> None:
@@ -94,13 +94,13 @@ def test_depths_and_tails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "workers", "said"),
+    ("policy", "workers", "message"),
     [
         ("wave", 0, "workers must be at least 1, got 0"),
         ("wavy", 2, "Unknown policy 'wavy'. Did you mean wave"),
         ("wave", -1, "workers must be at least 1, got -1"),
     ],
 )
-def test_bad_input(policy: str, workers: int, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_bad_input(policy: str, workers: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         schedule(policy, [()], [1.0], workers)
