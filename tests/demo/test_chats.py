@@ -18,7 +18,7 @@ def _drawn(held_out: bool = False) -> list[Chat]:
 
 
 def _contents(drawn: list[Chat], role: str) -> set[str]:
-    return {each["content"] for chat in drawn for each in chat.messages if each["role"] == role}
+    return {turn["content"] for chat in drawn for turn in chat.messages if turn["role"] == role}
 
 
 def _questions(drawn: list[Chat]) -> set[str]:

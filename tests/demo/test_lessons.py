@@ -64,8 +64,8 @@ def test_the_form_of_a_chat(tokenizer: Any) -> None:
     functions = ({"name": "add", "parameters": schema}, {"name": "now"})
     tools = [{"type": "function", "function": function} for function in functions]
     assert tokenizer.apply_chat_template(CHAT, tools=tools, tokenize=False) == FORM
-    asked = tokenizer.apply_chat_template(CHAT[1:2], tokenize=False, add_generation_prompt=True)
-    assert asked == "<|im_start|>user\nAdd 1 and 2.<|im_end|>\n<|im_start|>assistant\n"
+    prompt = tokenizer.apply_chat_template(CHAT[1:2], tokenize=False, add_generation_prompt=True)
+    assert prompt == "<|im_start|>user\nAdd 1 and 2.<|im_end|>\n<|im_start|>assistant\n"
     assert form_of("auto", TEMPLATE) is TOOL_FORMS["hermes"]
 
 
@@ -89,9 +89,9 @@ def test_only_what_the_assistant_writes_is_learned(tokenizer: Any) -> None:
         learned = labels != IGNORED
         assert torch.equal(ids[learned], labels[learned])
         for row, chosen in zip(ids, learned, strict=True):
-            text, said = tokenizer.decode(row), tokenizer.decode(row[chosen])
+            text, learned_text = tokenizer.decode(row), tokenizer.decode(row[chosen])
             parts = [part.partition(END)[0] for part in text.split("<|im_start|>assistant\n")[1:]]
-            assert said == "".join(part + END for part in parts) != ""
+            assert learned_text == "".join(part + END for part in parts) != ""
 
 
 def test_heads_pass_on_the_tokens_that_they_attend_to(tokenizer: Any) -> None:

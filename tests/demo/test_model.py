@@ -51,15 +51,15 @@ class Few:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Few:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Few:
     directory, told = tmp_path_factory.mktemp("demo") / "few", []
     loss = make_demo(directory, 3, FEW, lambda *progress: told.append(progress))
     return Few(directory, loss, told)
 
 
 @pytest.fixture
-def few(made: Few) -> Path:
-    return made.directory
+def few(demo: Few) -> Path:
+    return demo.directory
 
 
 def _loaded(directory: Path) -> tuple[Any, Any]:
@@ -77,12 +77,12 @@ def _tensors(directory: Path) -> dict[str, torch.Tensor]:
 
 def _greedy(model: Any, ids: torch.Tensor, tokens: int) -> tuple[list[int], list[torch.Tensor]]:
     """Return greedy tokens and logits, without a cache."""
-    seen: list[torch.Tensor] = []
+    logits: list[torch.Tensor] = []
     with torch.inference_mode():
         for _ in range(tokens):
-            seen.append(model(ids).logits[0, -1])
-            ids = torch.cat([ids, seen[-1].argmax()[None, None]], dim=1)
-    return ids[0, -tokens:].tolist(), seen
+            logits.append(model(ids).logits[0, -1])
+            ids = torch.cat([ids, logits[-1].argmax()[None, None]], dim=1)
+    return ids[0, -tokens:].tolist(), logits
 
 
 def test_a_normal_checkpoint(few: Path) -> None:
@@ -105,8 +105,8 @@ def test_generate_and_padding(few: Path) -> None:
     tokenizer, model = _loaded(few)
     batch = tokenizer(list(PROMPTS), return_tensors="pt", padding=True, padding_side="left")
     assert set(batch) == {"input_ids", "attention_mask"}
-    found = model.generate(**batch, max_new_tokens=4, min_new_tokens=4)
-    assert found.shape == (len(PROMPTS), batch["input_ids"].shape[1] + 4)
+    generated = model.generate(**batch, max_new_tokens=4, min_new_tokens=4)
+    assert generated.shape == (len(PROMPTS), batch["input_ids"].shape[1] + 4)
 
 
 @pytest.mark.parametrize("text", ["Anna is a baker.", "Zoë's 3 naïve\n\tcafés… 漢字 🙂", ""])
@@ -118,23 +118,23 @@ def test_any_text_comes_back(few: Path, text: str) -> None:
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_seed_gives_the_same_files(tmp_path: Path, tools: bool) -> None:
     state = torch.get_rng_state()
-    made = {name: tmp_path / name for name in ("one", "same", "other")}
-    for name, directory in made.items():
+    directories = {name: tmp_path / name for name in ("one", "same", "other")}
+    for name, directory in directories.items():
         make_demo(directory, seed=4 if name == "other" else 3, steps=1, tools=tools)
     assert torch.equal(torch.get_rng_state(), state)
-    for path in (path for path in made["one"].rglob("*") if path.is_file()):
-        same = made["same"] / path.relative_to(made["one"])
+    for path in (path for path in directories["one"].rglob("*") if path.is_file()):
+        same = directories["same"] / path.relative_to(directories["one"])
         assert path.read_bytes() == same.read_bytes(), path
-    first, other = _tensors(made["one"]), _tensors(made["other"])
+    first, other = _tensors(directories["one"]), _tensors(directories["other"])
     name = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(first[name], other[name])
 
 
-def test_training_is_told_and_learns(made: Few) -> None:
+def test_training_is_told_and_learns(demo: Few) -> None:
     expected = [(part, done) for part in ("model", "draft") for done in range(1, FEW + 1)]
-    assert [(part, done) for part, done, _ in made.told] == expected
-    losses = [loss for *_, loss in made.told]
-    assert losses[FEW - 1] == made.loss < losses[0] - 0.5
+    assert [(part, done) for part, done, _ in demo.told] == expected
+    losses = [loss for *_, loss in demo.told]
+    assert losses[FEW - 1] == demo.loss < losses[0] - 0.5
     assert losses[-1] < losses[FEW] - 0.2
 
 
@@ -143,7 +143,7 @@ def test_the_draft_is_a_tenth_of_the_model_and_has_its_tokenizer(few: Path) -> N
     assert {path.name for path in draft.iterdir()} == FILES
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (draft / name).read_bytes() == (few / name).read_bytes()
-    sizes = [sum(map(torch.numel, _tensors(each).values())) for each in (few, draft)]
+    sizes = [sum(map(torch.numel, _tensors(directory).values())) for directory in (few, draft)]
     assert 0.09 < sizes[1] / sizes[0] < 0.11
     assert type(_loaded(draft)[1]) is Qwen3ForCausalLM
 
@@ -155,8 +155,8 @@ def test_compiled_equals_eager(few: Path, tp: int) -> None:
         for prompt in PROMPTS:
             ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
             expected, eager_logits = _greedy(eager, ids, 12)
-            found, logits = _greedy(model, ids, 12)
-            assert found == expected, prompt
+            tokens, logits = _greedy(model, ids, 12)
+            assert tokens == expected, prompt
             assert relative_error(torch.stack(logits), torch.stack(eager_logits)) < TOLERANCE
 
 
@@ -190,23 +190,23 @@ def test_a_demo_of_another_kind(
     ids = tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
     expected, eager_logits = _greedy(eager, ids, 6)
     with tpcompile.compile(str(tmp_path), tp=2, simulate=True) as model:
-        found, logits = _greedy(model, ids, 6)
-    assert found == expected
+        tokens, logits = _greedy(model, ids, 6)
+    assert tokens == expected
     assert relative_error(torch.stack(logits), torch.stack(eager_logits)) < TOLERANCE
 
 
-def _check_quantized(directory: Path, made: Path, weights: str) -> None:
+def _check_quantized(directory: Path, quantized: Path, weights: str) -> None:
     """Compare the native tokens of the quantized checkpoint with those of transformers."""
-    tpcompile.quantize(str(directory), weights, made)
-    tokenizer, eager = _loaded(made)
-    with tpcompile.compile(str(made), backend="native") as model:
+    tpcompile.quantize(str(directory), weights, quantized)
+    tokenizer, eager = _loaded(quantized)
+    with tpcompile.compile(str(quantized), backend="native") as model:
         for prompt in PROMPTS:
             ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
             expected = eager.generate(ids, max_new_tokens=TOKENS, do_sample=False)
             before = model.steps.program
-            found = model.generate(ids, max_new_tokens=TOKENS, do_sample=False)
-            assert found.tolist() == expected.tolist(), prompt
-            assert model.steps.program - before == found.shape[1] - ids.shape[1] - 1 > 0
+            generated = model.generate(ids, max_new_tokens=TOKENS, do_sample=False)
+            assert generated.tolist() == expected.tolist(), prompt
+            assert model.steps.program - before == generated.shape[1] - ids.shape[1] - 1 > 0
 
 
 @pytest.mark.parametrize("weights", FEW_BITS)
@@ -254,8 +254,8 @@ def test_refusals_come_before_training(tmp_path: Path) -> None:
     ):
         make_demo(tmp_path / "new", follow=trained, arch="qwen4")
     (tmp_path / "mine").write_text("mine")
-    for directory, said in ((tmp_path, "is not empty"), (tmp_path / "mine", "Found a file")):
-        with pytest.raises(UsageError, match=said):
+    for directory, message in ((tmp_path, "is not empty"), (tmp_path / "mine", "Found a file")):
+        with pytest.raises(UsageError, match=message):
             make_demo(directory, follow=trained)
     with pytest.raises(UsageError, match="cannot be written"):
         make_demo(tmp_path / "mine" / "below", follow=trained)
@@ -314,6 +314,6 @@ def test_greedy_text_is_sentences_of_the_grammar(tmp_path: Path, arch: str) -> N
             tokens, _ = _greedy(eager, ids, 64)
             assert _greedy(model, ids, 64)[0] == tokens
             text = prompt + tokenizer.decode(tokens, skip_special_tokens=True)
-            said = re.findall(r"[A-Z][^.]*\.", text)
-            assert len(said) >= 4
-            assert set(said) <= known
+            sentences = re.findall(r"[A-Z][^.]*\.", text)
+            assert len(sentences) >= 4
+            assert set(sentences) <= known

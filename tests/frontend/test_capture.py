@@ -115,8 +115,8 @@ def family_pair(name: str) -> Pair:
 def test_families(name: str, tp: int) -> None:
     pair = family_pair(name)
     graph = graph_after(pair, default_pipeline(tp))
-    found = stage_logits(graph, pair, batch(LENGTHS))
-    assert relative_error(found, eager_logits(pair.eager, LENGTHS)) < TOLERANCE
+    logits = stage_logits(graph, pair, batch(LENGTHS))
+    assert relative_error(logits, eager_logits(pair.eager, LENGTHS)) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ROPES)
@@ -131,8 +131,8 @@ def test_rope_types(kind: str) -> None:
     graph = graph_after(pair, default_pipeline(3))
     errors = []
     for lengths in ((33,), (5,), (3, 33, 9)):
-        found = stage_logits(graph, pair, batch(lengths))
-        errors.append(relative_error(found, eager_logits(pair.eager, lengths)))
+        logits = stage_logits(graph, pair, batch(lengths))
+        errors.append(relative_error(logits, eager_logits(pair.eager, lengths)))
     assert max(errors) < TOLERANCE
 
 
@@ -229,13 +229,13 @@ def test_nothing_is_keyed_to_names() -> None:
         del layer.mlp
         layer.__class__ = _renamed(type(layer))
     known = family_pair("llama").captured
-    found = capture(model)
-    renamed, _ = run_passes(found.graph, default_pipeline(3))
+    captured = capture(model)
+    renamed, _ = run_passes(captured.graph, default_pipeline(3))
     plain, _ = run_passes(known.graph, default_pipeline(3))
     assert [n.target for n in renamed.graph.nodes if n.op == "call_function"] == [
         n.target for n in plain.graph.nodes if n.op == "call_function"
     ]
-    assert "model.layers.0.thing.gate_proj.weight" in found.tensors
+    assert "model.layers.0.thing.gate_proj.weight" in captured.tensors
 
 
 def _renamed(kind: type) -> type:

@@ -72,23 +72,23 @@ def _check(config: Any, capfd: pytest.CaptureFixture[str]) -> str | None:
     capfd.readouterr()
     try:
         captured = captured_once(on_meta)
-        stages = [run_passes(captured.graph, default_pipeline(tp)) for tp in (2, 3)]
+        runs = [run_passes(captured.graph, default_pipeline(tp)) for tp in (2, 3)]
     except CompileError as refusal:
-        said = str(refusal)
+        message = str(refusal)
         assert capfd.readouterr().err == ""
-        assert type(on_meta).__name__.removesuffix("ForCausalLM") in said
-        found = [reason for reason, pattern in REASONS.items() if re.search(pattern, said)]
-        assert found, f"refused for a reason that is not in the table: {said}"
-        return found[0]
+        assert type(on_meta).__name__.removesuffix("ForCausalLM") in message
+        reasons = [reason for reason, pattern in REASONS.items() if re.search(pattern, message)]
+        assert reasons, f"refused for a reason that is not in the table: {message}"
+        return reasons[0]
     assert sum(p.numel() for p in on_meta.parameters()) < MOST_PARAMETERS
     eager = tiny_model(config)
     expected = _runs(eager)
     captured = dataclasses.replace(captured, model=eager)
-    for graph, kept in stages:
+    for graph, stages in runs:
         weights = weights_of(captured, eager, None)
-        with CompiledModel.simulated(captured, graph, kept, weights) as compiled:
-            for found, wanted in zip(_runs(compiled), expected, strict=True):
-                assert relative_error(found, wanted) < TOLERANCE
+        with CompiledModel.simulated(captured, graph, stages, weights) as compiled:
+            for actual, wanted in zip(_runs(compiled), expected, strict=True):
+                assert relative_error(actual, wanted) < TOLERANCE
     return None
 
 

@@ -98,9 +98,9 @@ def test_all_features_are_named_at_once() -> None:
     model = tiny_model(tiny_config("gpt_oss"), on_meta=True)
     with pytest.raises(UnsupportedError) as refused:
         refuse_features(model)
-    said = str(refused.value)
-    assert said.index("half the rotated width") < said.index(" and experts with interleaved rows")
-    assert "wide as the rotated heads, experts that are SwiGLU MLPs" in said
+    text = str(refused.value)
+    assert text.index("half the rotated width") < text.index(" and experts with interleaved rows")
+    assert "wide as the rotated heads, experts that are SwiGLU MLPs" in text
 
 
 def _llama(**changes: Any) -> Any:
@@ -122,8 +122,8 @@ def test_other_experts_are_refused(setting: str, value: Any, feature: str) -> No
     model = tiny_model(tiny_config("qwen3_moe"), on_meta=True)
     refuse_features(model)
     setattr(model.model.layers[1].mlp.experts, setting, value)
-    said = rf"has experts {feature} \(model\.layers\.1\.mlp\.experts\)"
-    with pytest.raises(UnsupportedError, match=said):
+    message = rf"has experts {feature} \(model\.layers\.1\.mlp\.experts\)"
+    with pytest.raises(UnsupportedError, match=message):
         refuse_features(model)
 
 
@@ -162,8 +162,8 @@ def test_one_layer_in_two_places() -> None:
 def test_linear_attention_alone_is_refused() -> None:
     """The lengths of sequences, which states need too, come with the KV cache of attention."""
     model = tiny_model(tiny_config("qwen3_5_text", layer_types=["linear_attention"] * 2))
-    said = "^Qwen3_5ForCausalLM has linear attention in all of its layers. Expected at least one"
-    with pytest.raises(UnsupportedError, match=said):
+    message = "^Qwen3_5ForCausalLM has linear attention in all of its layers. Expected at least one"
+    with pytest.raises(UnsupportedError, match=message):
         capture(model)
 
 
@@ -186,8 +186,8 @@ def test_attention_that_cannot_be_replaced_is_refused() -> None:
     model._supports_attention_backend = False
     for layer in model.model.layers:
         layer.self_attn.__class__ = _OwnAttention
-    said = "LlamaForCausalLM has no attention that goes through Hugging Face's attention interface"
-    with pytest.raises(UnsupportedError, match=said):
+    error = "LlamaForCausalLM has no attention that goes through Hugging Face's attention interface"
+    with pytest.raises(UnsupportedError, match=error):
         capture(model)
 
 
@@ -293,8 +293,8 @@ def test_merged_adapters_compile(how: str) -> None:
     model = getattr(adapted, how)() or adapted
     with torch.inference_mode():
         expected = model(ids).logits
-    with compiled(model, tp=2, simulate=True) as made:
-        assert relative_error(made(ids).logits, expected) < TOLERANCE
+    with compiled(model, tp=2, simulate=True) as sharded:
+        assert relative_error(sharded(ids).logits, expected) < TOLERANCE
 
 
 def test_virtual_tokens_are_refused() -> None:

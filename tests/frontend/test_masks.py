@@ -77,16 +77,16 @@ def assert_as_eager(model: Any, tp: int) -> None:
     """Compare with eager on a prompt longer than the window, then on single tokens."""
     ids = torch.randint(1, 97, (2, 20), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode(), tpcompile.compile(model, tp=tp, simulate=True) as compiled:
-        for given in ({"use_cache": False}, {}):
-            expected = model(ids, **given).logits
-            assert relative_error(compiled(ids, **given).logits, expected) < TOLERANCE
+        for options in ({"use_cache": False}, {}):
+            expected = model(ids, **options).logits
+            assert relative_error(compiled(ids, **options).logits, expected) < TOLERANCE
         eager_cache = model(ids[:, :14], use_cache=True).past_key_values
         cache = compiled(ids[:, :14], use_cache=True).past_key_values
         for column in range(14, 20):
             token = ids[:, column : column + 1]
             expected = model(token, **{CACHE: eager_cache}).logits
-            found = compiled(token, past_key_values=cache).logits
-            assert relative_error(found, expected) < TOLERANCE
+            logits = compiled(token, past_key_values=cache).logits
+            assert relative_error(logits, expected) < TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -238,22 +238,22 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         "that the model built itself",
     ),
     "changed": (
-        lambda *given: torch.ones(1) * made_with()(*given),
+        lambda *inputs: torch.ones(1) * made_with()(*inputs),
         {},
         "computes with its attention mask",
     ),
-    "sliced": (lambda *given: made_with()(*given)[:, 0], {}, "computes with its attention mask"),
-    "asked": (lambda *given: made_with()(*given).dtype, {}, "computes with its attention mask"),
-    "several": (lambda *given: (made_with()(*given), made_with()(*given)), {}, "several"),
+    "sliced": (lambda *inputs: made_with()(*inputs)[:, 0], {}, "computes with its attention mask"),
+    "asked": (lambda *inputs: made_with()(*inputs).dtype, {}, "computes with its attention mask"),
+    "several": (lambda *inputs: (made_with()(*inputs), made_with()(*inputs)), {}, "several"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_masks_that_are_refused(case: str) -> None:
-    make, settings, said = REFUSED[case]
+    make, settings, message = REFUSED[case]
     model = with_masks(make, **settings)
     implementation = model.config._attn_implementation
-    with pytest.raises(UnsupportedError, match=said):
+    with pytest.raises(UnsupportedError, match=message):
         capture(model)
     assert model.config._attn_implementation == implementation
 
@@ -281,8 +281,8 @@ def mask(function: Callable[..., Any], *sizes: int) -> Mask:
 
 def meaning(function: Callable[..., Any], *sizes: int) -> Meaning:
     """Return the meaning of a mask in which packed sequences are visible to each other."""
-    made = mask(function, *sizes)
-    return meaning_of(made, made, POSITIONS, "here")
+    layer_mask = mask(function, *sizes)
+    return meaning_of(layer_mask, layer_mask, POSITIONS, "here")
 
 
 @pytest.mark.parametrize("window", [2, 7, 4096, 32_768, 131_072])
@@ -317,11 +317,11 @@ def test_functions_that_are_neither_causal_nor_that_window(function: Callable[..
 
 
 def test_layers_must_agree_on_packing() -> None:
-    both, apart, together = (
+    either, apart, together = (
         Meaning(None, frozenset(splits)) for splits in ({True, False}, {True}, {False})
     )
-    assert agreed_split([both, apart], "") is True
-    assert agreed_split([both, both], "") is True
-    assert agreed_split([together, both], "") is False
+    assert agreed_split([either, apart], "") is True
+    assert agreed_split([either, either], "") is True
+    assert agreed_split([together, either], "") is False
     with pytest.raises(UnsupportedError, match="packed sequences"):
         agreed_split([apart, together], "layers")

@@ -32,12 +32,12 @@ def traced(net: Any) -> Any:
 def test_the_ops_give_the_results_of_the_functions(net: Any) -> None:
     x = torch.randn(1, 70, 32)
     with torch.inference_mode():
-        found = traced(net)(x, starts=torch.tensor([0, 70]))
-        assert relative_error(found, net(x)) < TOLERANCE
+        output = traced(net)(x, starts=torch.tensor([0, 70]))
+        assert relative_error(output, net(x)) < TOLERANCE
         apart = traced(net)(x, starts=torch.tensor([0, 30, 70]))
         alone = torch.cat([net(part) for part in x.split((30, 40), 1)], 1)
     assert relative_error(apart, alone) < TOLERANCE
-    assert relative_error(apart, found) > TOLERANCE
+    assert relative_error(apart, output) > TOLERANCE
 
 
 def test_nothing_of_hugging_face_is_changed(net: Any) -> None:
@@ -51,18 +51,18 @@ def test_nothing_of_hugging_face_is_changed(net: Any) -> None:
 
 def test_a_forward_with_another_function(net: Any) -> None:
     """A function that is wrapped sees the calls of the forward, which returns the same."""
-    seen = []
-    own = function_of(net, CONV)
+    shapes = []
+    convolution = function_of(net, CONV)
 
     def shown(*args: Any, **options: Any) -> Any:
-        seen.append(args[0].shape)
-        return own(*args, **options)
+        shapes.append(args[0].shape)
+        return convolution(*args, **options)
 
     x = torch.randn(1, 5, 32)
     with torch.inference_mode():
         assert torch.equal(forward_with(net, {CONV: shown})(x), net(x))
-    assert seen == [(1, net.conv_dim, 5)]
-    assert "forward" not in vars(net) and function_of(net, CONV) is own
+    assert shapes == [(1, net.conv_dim, 5)]
+    assert "forward" not in vars(net) and function_of(net, CONV) is convolution
 
 
 def test_only_gated_delta_nets_are_found(net: Any) -> None:
@@ -76,10 +76,10 @@ def test_another_activation_and_steps_are_refused(net: Any) -> None:
     other.activation = "gelu"
     with pytest.raises(UnsupportedError, match="applies gelu after its convolution"):
         other(x, starts=torch.tensor([0, 3]))
-    own = vars(traced(net))["forward"].__func__.__globals__
+    namespace = vars(traced(net))["forward"].__func__.__globals__
     for name in ("causal_conv1d_update", "torch_recurrent_gated_delta_rule"):
         with pytest.raises(UnsupportedError, match="a step of one token while it is traced"):
-            own[name](x)
-    given = torch.randn(1, 3, 2, 4)
+            namespace[name](x)
+    values = torch.randn(1, 3, 2, 4)
     with pytest.raises(UnsupportedError, match="does not normalise its queries and keys"):
-        own["torch_chunk_gated_delta_rule"](given, given, given, g=given, beta=given)
+        namespace["torch_chunk_gated_delta_rule"](values, values, values, g=values, beta=values)

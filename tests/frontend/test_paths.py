@@ -79,8 +79,8 @@ PATHS: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 @pytest.mark.parametrize("name", PATHS)
 def test_what_a_path_holds_is_named(name: str, tmp_path: Path) -> None:
-    make, said = PATHS[name]
-    with pytest.raises(UsageError, match=said.format(tmp_path)):
+    make, message = PATHS[name]
+    with pytest.raises(UsageError, match=message.format(tmp_path)):
         config_of(str(make(tmp_path)))
 
 

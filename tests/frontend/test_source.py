@@ -60,9 +60,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configurations_of_other_kinds_are_refused(name: str, tmp_path: Path) -> None:
-    values, error, said = CONFIGS[name]
+    values, error, message = CONFIGS[name]
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=message) as caught:
         capture(str(tmp_path))
     assert "\n\n" not in str(caught.value)
 
@@ -88,11 +88,11 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_method_of_a_quantized_checkpoint_is_named(name: str, tmp_path: Path) -> None:
-    scheme, said = METHODS[name]
+    scheme, message = METHODS[name]
     config = scaled_config("qwen3-0.6b")
     config.quantization_config = scheme
     config.save_pretrained(tmp_path)
-    with pytest.raises(UnreadWeightsError, match=said) as caught:
+    with pytest.raises(UnreadWeightsError, match=message) as caught:
         capture(str(tmp_path))
     assert 'weights="int4"' in str(caught.value)
 
@@ -150,26 +150,26 @@ CODE = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
 def test_code_of_a_checkpoint_is_neither_run_nor_asked_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = answer_yes(monkeypatch)
+    stdin = answer_yes(monkeypatch)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil"}))
     mark = add_code(tmp_path, "config.json", **CODE)
     with pytest.raises(tpcompile.UnsupportedError, match=r"which tpcompile does not run.*'evil'"):
         capture(tmp_path)
     assert not mark.exists()
-    assert said.tell() == 0
+    assert stdin.tell() == 0
 
 
 def test_a_known_type_is_loaded_without_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A known model type is loaded without its remote code, as in Hugging Face by default."""
-    said = answer_yes(monkeypatch)
+    stdin = answer_yes(monkeypatch)
     scaled_config("qwen3-0.6b").save_pretrained(tmp_path)
     mark = add_code(tmp_path, "config.json", **CODE)
     assert type(config_of(tmp_path)).__name__ == "Qwen3Config"
     assert type(module_of(tmp_path, None)).__name__ == "Qwen3ForCausalLM"
     assert not mark.exists()
-    assert said.tell() == 0
+    assert stdin.tell() == 0
 
 
 def test_attention_from_the_hub_is_not_loaded() -> None:
@@ -198,9 +198,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_configurations(name: str, tmp_path: Path) -> None:
-    text, said = BROKEN[name]
+    text, message = BROKEN[name]
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(tpcompile.CompileError, match=said):
+    with pytest.raises(tpcompile.CompileError, match=message):
         config_of(tmp_path)
 
 

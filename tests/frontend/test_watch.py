@@ -32,9 +32,9 @@ def _assert_as_eager(model: Any) -> None:
     ids, mask = padded((5, 9))
     with torch.inference_mode():
         expected = model(ids, attention_mask=mask).logits[mask.bool()]
-    with compiled(model, tp=2, simulate=True, backend="torch") as made:
-        found = made(ids, attention_mask=mask).logits[mask.bool()]
-    assert relative_error(found, expected) < TOLERANCE
+    with compiled(model, tp=2, simulate=True, backend="torch") as sharded:
+        logits = sharded(ids, attention_mask=mask).logits[mask.bool()]
+    assert relative_error(logits, expected) < TOLERANCE
 
 
 def test_a_plain_loop_keeps_its_kinds() -> None:

@@ -14,17 +14,17 @@ from tpcompile.gguf.kinds import GgufKind
 def blocks(kind: GgufKind, seed: int = 0) -> torch.Tensor:
     """Return blocks with all bits at random; scales that are no numbers are left out."""
     generator = torch.Generator().manual_seed(seed)
-    found = torch.randint(256, (40, 6, kind.block.bytes), dtype=torch.uint8, generator=generator)
-    halves = found.view(torch.float16)
+    raw = torch.randint(256, (40, 6, kind.block.bytes), dtype=torch.uint8, generator=generator)
+    halves = raw.view(torch.float16)
     return torch.where(halves.isfinite(), halves, 0).view(torch.uint8)
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_values(kind: GgufKind) -> None:
-    found = blocks(kind)
-    wanted = dequantize(found.flatten(1).numpy(), GGMLQuantizationType(kind))
+    raw = blocks(kind)
+    wanted = dequantize(raw.flatten(1).numpy(), GGMLQuantizationType(kind))
     contents, columns = CONTENTS[kind], 6 * kind.block.columns
-    parts = {suffix: taken(found).flatten(1) for suffix, taken in contents.parts.items()}
+    parts = {suffix: taken(raw).flatten(1) for suffix, taken in contents.parts.items()}
     values = contents.format.decoded(parts, (0, columns), torch.float32)
     assert torch.equal(values, torch.from_numpy(wanted.copy()))
 
@@ -38,6 +38,6 @@ def test_sizes(kind: GgufKind) -> None:
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_bytes_in_memory(kind: GgufKind) -> None:
     """Components take at most 3 % more bytes than blocks; scales of 6 bits take a byte each."""
-    own = CONTENTS[kind].format.row_bytes(0, 256)
+    loaded = CONTENTS[kind].format.row_bytes(0, 256)
     stored = kind.block.bytes * 256 // kind.block.columns
-    assert stored <= own <= 1.03 * stored
+    assert stored <= loaded <= 1.03 * stored

@@ -26,8 +26,8 @@ def test_places(order: Order, extent: int, places: list[int]) -> None:
 def test_values() -> None:
     """Logarithms are rounded once, from fp64."""
     stored = -torch.logspace(-30, 4, 1000)
-    found = LOGARITHM.function(stored)
-    wanted = torch.tensor([math.log(-one) for one in stored.tolist()])
-    assert found.dtype == torch.float32 and torch.equal(found, wanted)
+    logarithms = LOGARITHM.function(stored)
+    wanted = torch.tensor([math.log(-value) for value in stored.tolist()])
+    assert logarithms.dtype == torch.float32 and torch.equal(logarithms, wanted)
     weights = torch.tensor([-1.0, 0.0, 0.25, 2.0**-20])
     assert torch.equal(CENTRED.function(1 + weights), weights)

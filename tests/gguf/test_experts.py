@@ -98,9 +98,9 @@ def written(
 ) -> tuple[Path, Any]:
     """Write a file; return it, and a model with its values."""
     path = directory / "experts.gguf"
-    named = {f"{name}.weight": one for name, one in kinds.items()}
-    name, own = FAMILIES[family]
-    model = model_of(name, model_type=family, **{**own, **(changes or {})})
+    named = {f"{name}.weight": tensor_kind for name, tensor_kind in kinds.items()}
+    name, defaults = FAMILIES[family]
+    model = model_of(name, model_type=family, **{**defaults, **(changes or {})})
     return path, write_gguf(path, model, kind, kinds={**ROUTER, **named}, more=more)
 
 
@@ -109,8 +109,8 @@ def check_values(path: Path, truth: Any) -> Captured:
     captured = captured_once(str(path), dtype=torch.float32)
     with opened(weights_of(captured, str(path), None)) as read:
         for name, parameter in truth.named_parameters():
-            found = whole_value(captured.tensors[name], read, torch.float32)
-            assert torch.equal(found, parameter), name
+            value = whole_value(captured.tensors[name], read, torch.float32)
+            assert torch.equal(value, parameter), name
     check_configuration(path, truth, ("rms_norm_eps",))
     return captured
 
@@ -127,7 +127,7 @@ SOME = [(PLANS * 2)[place::3][:2] for place in range(len(PLANS))]
         for case, some in zip(CASES, cycle(SOME), strict=False)
         for plans in (some, [plan for plan in PLANS if plan not in some])
     ],
-    ids=lambda given: str(given[0]) if isinstance(given[0], str) else str(given),
+    ids=lambda value: str(value[0]) if isinstance(value[0], str) else str(value),
 )
 def test_logits(
     case: tuple[str, Kind, dict[str, Kind], dict[str, Any]],
@@ -178,7 +178,7 @@ def test_other_shapes_of_the_same_tensors(
 ) -> None:
     other_shapes(monkeypatch)
     path, truth = written(tmp_path, kind, family)
-    stored = {name: one.shape for name, one in open_gguf(path).tensors.items()}
+    stored = {name: tensor.shape for name, tensor in open_gguf(path).tensors.items()}
     assert stored["blk.1.ffn_gate_inp_shexp.weight"] == (truth.config.hidden_size,)
     assert stored["blk.1.ffn_gate_up_exps.weight"] == (5, 192, truth.config.hidden_size)
     check_values(path, truth)
@@ -209,7 +209,7 @@ def test_widths_that_older_files_leave_out(
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"expert_count": 0}, "expert_count=0. Expected a positive integer"),
         ({"expert_feed_forward_length": 0}, "length=0. Expected a positive integer"),
@@ -219,10 +219,10 @@ def test_widths_that_older_files_leave_out(
         ({"expert_weights_norm": True}, r"does not read this property.*expert_weights_norm"),
     ],
 )
-def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
-    own = {f"qwen2moe.{word}": value for word, value in more.items()}
-    path, _ = written(tmp_path, family="qwen2_moe", more=own)
-    with pytest.raises((CheckpointError, UnsupportedError), match=f"(?s){said}"):
+def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    metadata = {f"qwen2moe.{word}": value for word, value in more.items()}
+    path, _ = written(tmp_path, family="qwen2_moe", more=metadata)
+    with pytest.raises((CheckpointError, UnsupportedError), match=f"(?s){message}"):
         tpcompile.compile(str(path), backend="torch")
 
 
@@ -233,7 +233,7 @@ def test_gate_and_up_of_several_kinds_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "kind", "said"),
+    ("more", "kind", "message"),
     [
         ({}, Kind.Q4_0, r"blk\.0\.attn_qkv\.weight and .* stored alike.*Q8_0 and Q4_0"),
         ({"ssm.inner_size": 96}, Kind.Q8_0, r"rows of all heads.*\[288, 64\].*192 and 96 rows"),
@@ -241,11 +241,11 @@ def test_gate_and_up_of_several_kinds_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_fused_projections_that_are_refused(
-    more: dict[str, Any], kind: Kind, said: str, tmp_path: Path
+    more: dict[str, Any], kind: Kind, message: str, tmp_path: Path
 ) -> None:
-    own = {f"qwen3next.{word}": value for word, value in more.items()}
-    path, _ = written(tmp_path, Kind.Q8_0, "qwen3_next", more=own, attn_gate=kind)
-    with pytest.raises((CheckpointError, UnsupportedError), match=f"(?s){said}"):
+    metadata = {f"qwen3next.{word}": value for word, value in more.items()}
+    path, _ = written(tmp_path, Kind.Q8_0, "qwen3_next", more=metadata, attn_gate=kind)
+    with pytest.raises((CheckpointError, UnsupportedError), match=f"(?s){message}"):
         capture(str(path))
 
 
@@ -271,8 +271,8 @@ def test_a_router_in_blocks_is_refused(tmp_path: Path) -> None:
 def test_experts_that_are_not_stacked(tmp_path: Path) -> None:
     path = tmp_path / "experts.gguf"
     name, rows = "blk.0.ffn_up_exps.weight", torch.zeros(96, 64).numpy()
-    name_of, own = FAMILIES["qwen3_moe"]
-    model = model_of(name_of, model_type="qwen3_moe", **own, num_hidden_layers=1)
+    name_of, defaults = FAMILIES["qwen3_moe"]
+    model = model_of(name_of, model_type="qwen3_moe", **defaults, num_hidden_layers=1)
     write_gguf(path, model, Kind.F32, tensors={name.replace("blk.0", "blk.1"): (rows, Kind.F32)})
     with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_up_exps\.weight must have the weights"):
         capture(str(path))

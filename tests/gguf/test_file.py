@@ -69,38 +69,38 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def test_what_the_library_reads(written: Written) -> None:
     """Metadata and places of tensors are those that the library gguf finds."""
-    found, wanted = open_gguf(written.path), gguf.GGUFReader(written.path)
-    fields = {name: one.contents() for name, one in wanted.fields.items()}
-    own = {name: value for name, value in fields.items() if not name.startswith("GGUF.")}
-    assert found.metadata == own and VALUES.items() <= own.items()
-    assert [*found.tensors] == [one.name for one in wanted.tensors]
-    for one in wanted.tensors:
-        tensor = found.tensors[one.name]
-        assert tensor.kind == GgufKind(one.tensor_type)
-        assert tensor.shape == tuple(int(extent) for extent in reversed(one.shape))
-        assert (tensor.start, tensor.size) == (one.data_offset, one.n_bytes)
+    file, wanted = open_gguf(written.path), gguf.GGUFReader(written.path)
+    fields = {name: field.contents() for name, field in wanted.fields.items()}
+    metadata = {name: value for name, value in fields.items() if not name.startswith("GGUF.")}
+    assert file.metadata == metadata and VALUES.items() <= metadata.items()
+    assert [*file.tensors] == [expected.name for expected in wanted.tensors]
+    for expected in wanted.tensors:
+        tensor = file.tensors[expected.name]
+        assert tensor.kind == GgufKind(expected.tensor_type)
+        assert tensor.shape == tuple(int(extent) for extent in reversed(expected.shape))
+        assert (tensor.start, tensor.size) == (expected.data_offset, expected.n_bytes)
 
 
 def damaged(written: Written, seed: int) -> bytes:
     """Return the bytes with one fault outside of the weights themselves."""
     dice, data = random.Random(seed), written.data
     end = min(tensor.start for tensor in open_gguf(written.path).tensors.values())
-    found = bytearray(data)
+    copy = bytearray(data)
     match dice.randrange(4):
         case 0:  # bits of the header
             for _ in range(dice.choice([1, 1, 3])):
-                found[dice.randrange(end)] ^= 1 << dice.randrange(8)
+                copy[dice.randrange(end)] ^= 1 << dice.randrange(8)
         case 1:  # a number of the header
-            at, size = dice.randrange(end - 8), dice.choice([4, 8])
+            offset, size = dice.randrange(end - 8), dice.choice([4, 8])
             number = dice.choice([0, 1, 2**31 - 1, 2**32 - 1, dice.randrange(2**16)])
-            found[at : at + size] = number.to_bytes(size, "little")
+            copy[offset : offset + size] = number.to_bytes(size, "little")
         case 2:  # the end
             size = dice.choice([0, 3, dice.randrange(end), dice.randrange(len(data))])
-            found = found[:size]
+            copy = copy[:size]
         case _:  # a part of the header
-            at, count = dice.randrange(end - 40), dice.randrange(1, 40)
-            found[at : at + count] = b"" if dice.random() < 0.5 else bytes(2 * count)
-    return bytes(found)
+            offset, count = dice.randrange(end - 40), dice.randrange(1, 40)
+            copy[offset : offset + count] = b"" if dice.random() < 0.5 else bytes(2 * count)
+    return bytes(copy)
 
 
 @pytest.mark.parametrize(
@@ -113,19 +113,19 @@ def test_one_fault(written: Written, tmp_path: Path, seeds: range) -> None:
         path = tmp_path / f"{seed}.gguf"
         path.write_bytes(damaged(written, seed))
         try:
-            found = values(path)
+            read = values(path)
         except CompileError:
             refused += 1
             continue
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
-        assert found.keys() == written.values.keys(), seed
-        assert all(torch.equal(found[name], written.values[name]) for name in found), seed
+        assert read.keys() == written.values.keys(), seed
+        assert all(torch.equal(read[name], written.values[name]) for name in read), seed
     assert refused > 0.5 * len(seeds)
 
 
 @pytest.mark.parametrize(
-    ("at", "number", "said"),
+    ("offset", "number", "message"),
     [
         (0, 0, "other first bytes.*GGUF"),
         (4, 1, "version 1"),
@@ -136,14 +136,14 @@ def test_one_fault(written: Written, tmp_path: Path, seeds: range) -> None:
     ],
 )
 def test_numbers_that_are_refused(
-    written: Written, tmp_path: Path, at: int, number: int, said: str
+    written: Written, tmp_path: Path, offset: int, number: int, message: str
 ) -> None:
     """Counts are compared with the size of the file before anything of that size is made."""
     data = bytearray(written.data)
-    struct.pack_into("<Q" if at >= 8 else "<I", data, at, number)
+    struct.pack_into("<Q" if offset >= 8 else "<I", data, offset, number)
     path = tmp_path / "model.gguf"
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         open_gguf(path)
 
 

@@ -79,9 +79,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def model_of(**changes: Any) -> Any:
     """Return a model with random weights, of which every layer changes the logits."""
-    own = {"vocab_size": 101, "num_hidden_layers": 4, "full_attention_interval": 2}
-    own["intermediate_size"] = 192
-    return lively_hybrid(AutoConfig.for_model(**{**preset("tiny-qwen3.5"), **own, **changes}))
+    settings = {"vocab_size": 101, "num_hidden_layers": 4, "full_attention_interval": 2}
+    settings["intermediate_size"] = 192
+    return lively_hybrid(AutoConfig.for_model(**{**preset("tiny-qwen3.5"), **settings, **changes}))
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -116,11 +116,11 @@ def test_values_that_are_made(tmp_path: Path, heads: dict[str, int]) -> None:
             if tensor.dim() != 1 and "conv1d" not in name:
                 continue
             whole = tuple(slice(0, extent) for extent in tensor.shape)
-            found = files.read(name, whole)
-            assert found.dtype == torch.float32
-            torch.testing.assert_close(found, tensor, rtol=1e-6, atol=1e-7)
+            value = files.read(name, whole)
+            assert value.dtype == torch.float32
+            torch.testing.assert_close(value, tensor, rtol=1e-6, atol=1e-7)
             part = (slice(1, 3), *whole[1:])
-            assert torch.equal(files.read(name, part), found[part])
+            assert torch.equal(files.read(name, part), value[part])
 
 
 @pytest.mark.parametrize("width", [44, 94, 128, 256])
@@ -135,7 +135,7 @@ def test_parts_of_heads(width: int) -> None:
 def test_layers_that_the_file_names(tmp_path: Path) -> None:
     """An array of the kinds of layers is read before the interval."""
     model = model_of(**TWICE, num_hidden_layers=3)
-    linear = [one == "linear_attention" for one in model.config.layer_types]
+    linear = [layer_type == "linear_attention" for layer_type in model.config.layer_types]
     more = {"qwen35.attention.recurrent_layers": linear}
     interval = "full_attention_interval"
     path = tmp_path / "model.gguf"
@@ -156,15 +156,15 @@ def test_blocks_that_predict_further_tokens(
     }
     more = {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
     truth = write_gguf(path, model, more=more, tensors=tensors)
-    own = logging.getLogger("tpcompile.frontend.gguf_config")
-    monkeypatch.setattr(own, "level", logging.INFO)
+    logger = logging.getLogger("tpcompile.frontend.gguf_config")
+    monkeypatch.setattr(logger, "level", logging.INFO)
     with listening() as heard:
         check_logits(path, truth, "torch", 2)
     assert "3 tensors that predict further tokens are not read" in heard
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"ssm.group_count": 4}, "ssm.time_step_rank=6. Expected a multiple of 4, the key heads"),
         ({"ssm.group_count": 0}, "ssm.group_count=0. Expected a positive integer"),
@@ -187,11 +187,11 @@ def test_blocks_that_predict_further_tokens(
         ({"ssm.v_head_reordered": True}, r"does not read this property.*ssm\.v_head_reordered"),
     ],
 )
-def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], message: str) -> None:
     path = tmp_path / "model.gguf"
-    own = {f"qwen35.{word}": value for word, value in more.items()}
-    write_gguf(path, model_of(**TWICE), Kind.F32, more=own)
-    with pytest.raises((CheckpointError, UnsupportedError), match=said):
+    metadata = {f"qwen35.{word}": value for word, value in more.items()}
+    write_gguf(path, model_of(**TWICE), Kind.F32, more=metadata)
+    with pytest.raises((CheckpointError, UnsupportedError), match=message):
         tpcompile.compile(str(path), backend="torch")
 
 
@@ -200,15 +200,15 @@ def test_superblocks_of_several_value_heads(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     model = model_of(**TWICE, **WIDE, linear_value_head_dim=128)
     write_gguf(path, model, Kind.Q4_K)
-    said = r"blk\.0\.ssm_out\.weight cannot be read.*256 columns \(Q4_K\), and 128 .*Hugging Face"
-    with pytest.raises(UnsupportedError, match=said):
+    error = r"blk\.0\.ssm_out\.weight cannot be read.*256 columns \(Q4_K\), and 128 .*Hugging Face"
+    with pytest.raises(UnsupportedError, match=error):
         tpcompile.compile(str(path))
     truth = write_gguf(path, model, Kind.Q4_K, kinds={"ssm_out.weight": Kind.Q8_0})
     check_logits(path, truth, "torch", 2)
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "message"),
     [
         ("blk.1.ssm_a", np.zeros(3, np.float32), "layers.1.linear_attn.A_log.*0.0.*negative"),
         ("blk.1.ssm_a", np.ones(3, np.float32), "layers.1.linear_attn.A_log.*1.0.*negative"),
@@ -217,14 +217,14 @@ def test_superblocks_of_several_value_heads(tmp_path: Path) -> None:
     ],
 )
 def test_values_that_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: Any, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: Any, message: str
 ) -> None:
     path, add = tmp_path / "model.gguf", gguf.GGUFWriter.add_tensor
 
-    def other(writer: Any, own: str, stored: Any, raw_dtype: Any) -> None:
-        add(writer, own, *((data,) if own == name else (stored, None, raw_dtype)))
+    def other(writer: Any, tensor_name: str, stored: Any, raw_dtype: Any) -> None:
+        add(writer, tensor_name, *((data,) if tensor_name == name else (stored, None, raw_dtype)))
 
     monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", other)
     write_gguf(path, model_of(**SAME, full_attention_interval=4), Kind.F32)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         tpcompile.compile(str(path), backend="torch")

@@ -104,9 +104,9 @@ def test_logits(written: tuple[Path, Any], backend: str, tp: int) -> None:
 def test_bytes_in_memory(written: tuple[Path, Any]) -> None:
     """A tied head takes no memory of its own; k-quants take a byte for scales of 6 bits."""
     path, _ = written
-    own = plan_report(capture(str(path)).graph).ranks[0].weight_bytes
-    stored = sum(one.stat().st_size for one in path.parent.glob("*.gguf"))
-    assert own <= 1.05 * stored
+    loaded = plan_report(capture(str(path)).graph).ranks[0].weight_bytes
+    stored = sum(file.stat().st_size for file in path.parent.glob("*.gguf"))
+    assert loaded <= 1.05 * stored
 
 
 def test_configurations(written: tuple[Path, Any]) -> None:
@@ -127,7 +127,9 @@ def test_configurations(written: tuple[Path, Any]) -> None:
 def test_the_dtype_of_the_model(tmp_path: Path, kind: Kind, dtype: torch.dtype) -> None:
     write_gguf(tmp_path / "model.gguf", model_of(intermediate_size=64), kind)
     assert config_of(str(tmp_path / "model.gguf")).dtype == dtype
-    formats = {str(one.format) for one in capture(str(tmp_path / "model.gguf")).tensors.values()}
+    formats = {
+        str(tensor.format) for tensor in capture(str(tmp_path / "model.gguf")).tensors.values()
+    }
     assert formats == ({"None", "int8:32:f16"} if kind == Kind.Q8_0 else {"None"})
 
 
@@ -143,7 +145,7 @@ def test_ranks_in_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"qwen3.expert_count": 4}, r"does not read this property.*qwen3\.expert_count"),
         ({"qwen3.rope.scaling.type": "longrope"}, r"rope\.scaling\.type='longrope'"),
@@ -155,15 +157,15 @@ def test_ranks_in_processes(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], message: str) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, model_of(intermediate_size=64), more=more)
-    with pytest.raises((CheckpointError, UnsupportedError), match=said):
+    with pytest.raises((CheckpointError, UnsupportedError), match=message):
         tpcompile.compile(str(path))
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"llama.expert_count": 8}, r"does not read this property.*llama\.expert_count"),
         (
@@ -174,16 +176,16 @@ def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], said:
     ],
 )
 def test_properties_of_llama_that_are_refused(
-    tmp_path: Path, more: dict[str, Any], said: str
+    tmp_path: Path, more: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, model_of("tiny-llama", rope_parameters=LLAMA3), more=more)
-    with pytest.raises((CheckpointError, UnsupportedError), match=said):
+    with pytest.raises((CheckpointError, UnsupportedError), match=message):
         tpcompile.compile(str(path))
 
 
 @pytest.mark.parametrize(
-    ("factors", "said"),
+    ("factors", "message"),
     [
         (np.ones(7, np.float32), r"F32 of shape \[7\]. Expected F32 of shape \[8\]"),
         (np.ones(8, np.float16), r"F16 of shape \[8\]. Expected F32"),
@@ -192,12 +194,12 @@ def test_properties_of_llama_that_are_refused(
     ],
 )
 def test_rotary_factors_that_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factors: Any, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factors: Any, message: str
 ) -> None:
     path = tmp_path / "model.gguf"
     monkeypatch.setattr("tests.gguf_files.rotary_factors", lambda config: factors)
     write_gguf(path, model_of("tiny-llama", rope_parameters=LLAMA3))
-    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is not valid.*" + said):
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is not valid.*" + message):
         tpcompile.compile(str(path))
 
 
@@ -225,9 +227,9 @@ def test_rotary_scaling(tmp_path: Path, kind: str) -> None:
     key = "qwen3.rope.scaling"
     more = {f"{key}.type": kind, f"{key}.factor": 4.0, f"{key}.original_context_length": 512}
     write_gguf(path, model_of(intermediate_size=64), more=more)
-    found = config_of(str(path)).rope_parameters
-    assert found["rope_type"] == kind and found["factor"] == 4.0
-    assert found.get("original_max_position_embeddings") == (512 if kind == "yarn" else None)
+    parameters = config_of(str(path)).rope_parameters
+    assert parameters["rope_type"] == kind and parameters["factor"] == 4.0
+    assert parameters.get("original_max_position_embeddings") == (512 if kind == "yarn" else None)
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0, Kind.Q4_0])
@@ -242,8 +244,8 @@ def test_each_row_is_that_of_transformers(tmp_path: Path, kind: Kind) -> None:
         name = f"model.layers.1.self_attn.{part}.weight"
         for first, last in ((0, rows), (0, 1), (7, 41), (rows - 1, rows)):
             read = files.read(name, (slice(first, last), columns)).numpy()
-            found = torch.from_numpy(np.array(dequantize(read, kind)))
-            assert torch.equal(found, wanted[name][first:last]), (part, first, last)
+            values = torch.from_numpy(np.array(dequantize(read, kind)))
+            assert torch.equal(values, wanted[name][first:last]), (part, first, last)
 
 
 def test_kinds_that_are_refused(tmp_path: Path) -> None:
@@ -285,8 +287,8 @@ def test_a_configuration_that_names_no_kinds(kinds: Any) -> None:
 )
 def test_ends(tmp_path: Path, more: dict[str, Any], ends: Any) -> None:
     path = tmp_path / "model.gguf"
-    own = {f"tokenizer.ggml.{word}": value for word, value in more.items()}
-    write_gguf(path, model_of("tiny-llama"), more=own)
+    metadata = {f"tokenizer.ggml.{word}": value for word, value in more.items()}
+    write_gguf(path, model_of("tiny-llama"), more=metadata)
     config = gguf_config(str(path))
     assert config.eos_token_id == ends and config.bos_token_id is None
 
@@ -302,8 +304,8 @@ def test_generation_stops_at_the_end_of_a_turn(tmp_path: Path) -> None:
     write_gguf(path, truth, more=more)
     with tpcompile.compile(str(path), dtype=torch.float32, backend="native") as model:
         assert model.generation_config.eos_token_id == [unused, end]
-        found = model.generate(IDS[:1], **options)[0, IDS.shape[1] :].tolist()
-    assert found == free[: free.index(end) + 1]
+        tokens = model.generate(IDS[:1], **options)[0, IDS.shape[1] :].tolist()
+    assert tokens == free[: free.index(end) + 1]
 
 
 def test_other_architectures(tmp_path: Path) -> None:

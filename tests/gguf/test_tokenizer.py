@@ -55,12 +55,12 @@ def of_qwen(make: Any) -> Any:
     (octets, _), *_ = BYTEWISE.pre_tokenize_str(MARKS)
     pair = octets[2], octets[3]
     vocabulary = {**model["vocab"], "".join(pair): len(model["vocab"])}
-    merges = [*(tuple(one) for one in model["merges"]), pair]
-    found = make(vocabulary, merges, eos_token="<|im_end|>")
-    found.add_tokens([AddedToken(one, special=True, normalized=False) for one in CONTROL])
-    found.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
-    found.chat_template = TEMPLATE
-    return found
+    merges = [*(tuple(merge) for merge in model["merges"]), pair]
+    tokenizer = make(vocabulary, merges, eos_token="<|im_end|>")
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def properties(tokenizer: Any) -> dict[str, Any]:
         "tokenizer.ggml.pre": SPLITS[type(tokenizer)],
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [*types, 5, 5],
-        "tokenizer.ggml.merges": [" ".join(one) for one in merges],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
         "tokenizer.ggml.eos_token_id": tokenizer.eos_token_id,
         "tokenizer.ggml.padding_token_id": tokenizer.pad_token_id,
         "tokenizer.ggml.add_bos_token": False,
@@ -100,18 +100,18 @@ def written(path: Path, original: Any, **changes: Any) -> str:
 @pytest.mark.parametrize("make", SPLITS)
 def test_the_same_ids(make: Any, tmp_path: Path) -> None:
     original = of_qwen(make)
-    found = tokenizer_of(written(tmp_path, original))
+    tokenizer = tokenizer_of(written(tmp_path, original))
     for text in (*TEXTS, MARKS):
         ids = original(text)["input_ids"]
-        assert found(text)["input_ids"] == ids
+        assert tokenizer(text)["input_ids"] == ids
         for skip in (False, True):
-            assert found.decode(ids, skip_special_tokens=skip) == original.decode(
+            assert tokenizer.decode(ids, skip_special_tokens=skip) == original.decode(
                 ids, skip_special_tokens=skip
             )
     messages = [{"role": "user", "content": "Hello"}]
-    assert encode_chat(found, messages) == encode_chat(original, messages)
-    assert found.eos_token == "<|im_end|>" and found.pad_token == "<|endoftext|>"
-    assert found.get_vocab() == original.get_vocab()
+    assert encode_chat(tokenizer, messages) == encode_chat(original, messages)
+    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token == "<|endoftext|>"
+    assert tokenizer.get_vocab() == original.get_vocab()
 
 
 def test_marks_are_parts_of_words(tmp_path: Path) -> None:
@@ -119,13 +119,13 @@ def test_marks_are_parts_of_words(tmp_path: Path) -> None:
     counts = []
     for make in SPLITS:
         (tmp_path / make.__name__).mkdir()
-        found = tokenizer_of(written(tmp_path / make.__name__, of_qwen(make)))
-        counts.append(len(found(MARKS)["input_ids"]))
+        tokenizer = tokenizer_of(written(tmp_path / make.__name__, of_qwen(make)))
+        counts.append(len(tokenizer(MARKS)["input_ids"]))
     assert counts == [9, 8]
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"tokenizer.ggml.pre": "bert"}, r"tokenizer\.ggml\.pre='bert'.*'qwen2'"),
         ({"tokenizer.ggml.pre": ["qwen2"]}, r"tokenizer\.ggml\.pre=\['qwen2'\].*'qwen2'"),
@@ -142,10 +142,10 @@ def test_marks_are_parts_of_words(tmp_path: Path) -> None:
     ],
 )
 def test_tokenizers_that_are_refused(
-    original: Any, tmp_path: Path, changes: dict[str, Any], said: str
+    original: Any, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     path = written(tmp_path, original, **changes)
-    with pytest.raises((CheckpointError, UnsupportedError), match=said):
+    with pytest.raises((CheckpointError, UnsupportedError), match=message):
         tokenizer_of(path)
 
 
@@ -159,7 +159,7 @@ def trained(make: Any, first: list[str], **parts: Any) -> tuple[dict[str, int], 
         setattr(tokenizer, name, part)
     tokenizer.train_from_iterator(TEXTS * 20, make(vocab_size=420, special_tokens=first))
     model = json.loads(tokenizer.to_str())["model"]
-    return model["vocab"], [tuple(one) for one in model["merges"]]
+    return model["vocab"], [tuple(merge) for merge in model["merges"]]
 
 
 @pytest.fixture(scope="module")
@@ -169,12 +169,12 @@ def sentencepiece() -> tuple[Any, dict[str, Any]]:
     words = pre_tokenizers.Metaspace()
     vocabulary, merges = trained(trainers.BpeTrainer, first, pre_tokenizer=words)
     make: Any = LlamaTokenizer
-    found = make(vocabulary, merges, add_bos_token=True)
-    found.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
+    tokenizer = make(vocabulary, merges, add_bos_token=True)
+    tokenizer.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
     places = {"".join(pair): -float(place) for place, pair in reversed([*enumerate(merges)])}
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     types = [2, 3, 3, *(6 for _ in BYTES), 4]
-    return found, {
+    return tokenizer, {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens,
@@ -204,11 +204,11 @@ def bytewise() -> tuple[Any, dict[str, Any]]:
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     backend.pre_tokenizer, backend.decoder = split, decoders.ByteLevel()
     make: Any = PreTrainedTokenizerFast
-    found = make(tokenizer_object=backend, bos_token=first[0], eos_token=first[1])
-    found.add_bos_token = True
-    found.add_tokens([AddedToken(token, special=True, normalized=False) for token in first])
+    tokenizer = make(tokenizer_object=backend, bos_token=first[0], eos_token=first[1])
+    tokenizer.add_bos_token = True
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in first])
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    return found, {
+    return tokenizer, {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe",
         "tokenizer.ggml.tokens": tokens,
@@ -230,26 +230,26 @@ def llama(path: Path, more: dict[str, Any]) -> str:
 def test_llama(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Ids are those of the original, and of transformers if the file tells that texts begin."""
     original, more = request.getfixturevalue(kind)
-    found = tokenizer_of(llama(tmp_path, more))
+    tokenizer = tokenizer_of(llama(tmp_path, more))
     (tmp_path / "told").mkdir()
     llama(tmp_path / "told", {**more, "tokenizer.ggml.add_bos_token": True})
-    others, load = [original], AutoTokenizer.from_pretrained
+    references, load = [original], AutoTokenizer.from_pretrained
     if not hasattr(ggml, "GGUFLlamaConverter"):  # which adds no first token
-        others.append(load(tmp_path / "told", gguf_file="model.gguf"))
+        references.append(load(tmp_path / "told", gguf_file="model.gguf"))
     for text in [*TEXTS, "  two spaces", "numbers 1234567, don't", "</s><s> x"]:
-        ids = found(text)["input_ids"]
+        ids = tokenizer(text)["input_ids"]
         assert ids[0] == original.bos_token_id
-        for other in others:
-            assert other(text)["input_ids"] == ids, text
+        for reference in references:
+            assert reference(text)["input_ids"] == ids, text
             for skip in (False, True):
-                assert found.decode(ids, skip_special_tokens=skip) == other.decode(
+                assert tokenizer.decode(ids, skip_special_tokens=skip) == reference.decode(
                     ids, skip_special_tokens=skip
                 )
-    assert found.get_vocab() == original.get_vocab()
-    assert (found.bos_token, found.eos_token) == (original.bos_token, original.eos_token)
+    assert tokenizer.get_vocab() == original.get_vocab()
+    assert (tokenizer.bos_token, tokenizer.eos_token) == (original.bos_token, original.eos_token)
     messages = [{"role": "user", "content": "Hello"}]
     original.chat_template = TEMPLATE
-    assert encode_chat(found, messages) == encode_chat(original, messages)
+    assert encode_chat(tokenizer, messages) == encode_chat(original, messages)
 
 
 def test_words_that_are_tokens_need_no_merges(bytewise: Any, tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def test_words_that_are_tokens_need_no_merges(bytewise: Any, tmp_path: Path) -> 
     tokens = [*more["tokenizer.ggml.tokens"], "zyx"]
     types = [*more["tokenizer.ggml.token_type"], 1]
     changes = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    found = tokenizer_of(llama(tmp_path, {**more, **changes}))
-    assert found("zyx")["input_ids"] == [0, len(tokens) - 1]
+    tokenizer = tokenizer_of(llama(tmp_path, {**more, **changes}))
+    assert tokenizer("zyx")["input_ids"] == [0, len(tokens) - 1]
 
 
 @pytest.mark.parametrize(
@@ -274,13 +274,13 @@ def test_flags(
     sentencepiece: Any, tmp_path: Path, changes: dict[str, Any], text: str, ids: list[str]
 ) -> None:
     _, more = sentencepiece
-    own = {f"tokenizer.ggml.{word}": value for word, value in changes.items()}
-    found = tokenizer_of(llama(tmp_path, {**more, **own}))
-    assert found.convert_ids_to_tokens(found(text)["input_ids"]) == ids
+    metadata = {f"tokenizer.ggml.{word}": value for word, value in changes.items()}
+    tokenizer = tokenizer_of(llama(tmp_path, {**more, **metadata}))
+    assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == ids
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"scores": [1.0]}, "other numbers of scores"),
         ({"scores": "none"}, "other numbers of scores"),
@@ -290,10 +290,10 @@ def test_flags(
     ],
 )
 def test_tokenizers_of_llama_that_are_refused(
-    sentencepiece: Any, tmp_path: Path, changes: dict[str, Any], said: str
+    sentencepiece: Any, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     _, more = sentencepiece
-    own = {f"tokenizer.ggml.{word}": value for word, value in changes.items()}
-    path = llama(tmp_path, {**more, **own})
-    with pytest.raises(CheckpointError, match=said):
+    metadata = {f"tokenizer.ggml.{word}": value for word, value in changes.items()}
+    path = llama(tmp_path, {**more, **metadata})
+    with pytest.raises(CheckpointError, match=message):
         tokenizer_of(path)

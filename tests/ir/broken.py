@@ -128,30 +128,30 @@ def cache_of_other_blocks(gm: fx.GraphModule) -> None:
 
 def recipe_shape(gm: fx.GraphModule) -> None:
     weight = made_of(gm, "layers.0.self_attn.q_proj")
-    first, *others = parameter_of(weight).shards
-    redefined(weight, shards=(Slice(first, 0, 0, 63), *others))
+    first, *other_shards = parameter_of(weight).shards
+    redefined(weight, shards=(Slice(first, 0, 0, 63), *other_shards))
 
 
 def recipe_of_another_part(gm: fx.GraphModule) -> None:
     """Swap the recipes of two ranks; the shapes match."""
     weight = made_of(gm, "layers.0.mlp.down_proj")
-    one, other, *rest = parameter_of(weight).shards
-    redefined(weight, shards=(other, one, *rest))
+    first, second, *other_shards = parameter_of(weight).shards
+    redefined(weight, shards=(second, first, *other_shards))
 
 
 def recipe_shifted_by_one(gm: fx.GraphModule) -> None:
     weight = made_of(gm, "layers.0.self_attn.o_proj")
-    first, *others = parameter_of(weight).shards
+    first, *other_shards = parameter_of(weight).shards
     assert isinstance(first, Slice)
-    redefined(weight, shards=(dataclasses.replace(first, start=1, stop=33), *others))
+    redefined(weight, shards=(dataclasses.replace(first, start=1, stop=33), *other_shards))
 
 
 def recipe_of_another_tensor(gm: fx.GraphModule) -> None:
     """Swap gate and up on one rank."""
     weight = made_of(gm, "layers.0.mlp.gate_proj")
-    *others, last = parameter_of(weight).shards
+    *other_shards, last = parameter_of(weight).shards
     assert isinstance(last, Concat)
-    redefined(weight, shards=(*others, Concat(last.sources[::-1], 0)))
+    redefined(weight, shards=(*other_shards, Concat(last.sources[::-1], 0)))
 
 
 def recipe_missing(gm: fx.GraphModule) -> None:
@@ -167,8 +167,8 @@ def recipe_of_the_whole(gm: fx.GraphModule) -> None:
 def replicas_that_differ(gm: fx.GraphModule) -> None:
     norm = made_of(gm, "layers.0.input_layernorm")
     other = parameter_of(made_of(gm, "layers.1.input_layernorm")).whole
-    first, *others = parameter_of(norm).shards
-    redefined(norm, shards=(first, *others[:-1], other))
+    first, *other_shards = parameter_of(norm).shards
+    redefined(norm, shards=(first, *other_shards[:-1], other))
 
 
 def rewritten(tensor: str, change: Callable[[Recipe], Recipe]) -> Callable[[fx.GraphModule], None]:
@@ -228,9 +228,9 @@ def _last_row_skipped(gm: fx.GraphModule) -> None:
     whole = Slice(old.whole, 0, 0, rows - 1)
     set_parameter(table, Parameter(kind, whole, ()).on_ranks(len(old.shards)).sharded(0, less))
     info = info_of(gm)
-    logits, *rest = info.outputs
+    logits, *other_outputs = info.outputs
     shorter = dataclasses.replace(logits, shape=(logits.shape[0], rows - 1))
-    gm.meta["tpcompile"] = dataclasses.replace(info, outputs=(shorter, *rest))
+    gm.meta["tpcompile"] = dataclasses.replace(info, outputs=(shorter, *other_outputs))
 
 
 def relaid(tensor: str, dim: int, parts: Any) -> Callable[[fx.GraphModule], None]:

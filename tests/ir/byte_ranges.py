@@ -13,11 +13,11 @@ from tpcompile.ir.recipe import Recipe
 
 def byte_ranges(recipe: Recipe, itemsize: int) -> dict[str, list[Interval]]:
     """Return, for each checkpoint tensor, the byte ranges within it that evaluation reads."""
-    found: dict[str, list[Interval]] = {}
+    ranges_by_tensor: dict[str, list[Interval]] = {}
     for piece in pieces(recipe):
-        ranges = found.setdefault(piece.tensor, [])
+        ranges = ranges_by_tensor.setdefault(piece.tensor, [])
         ranges += [(a * itemsize, b * itemsize) for a, b in _flat_ranges(piece)]
-    return {name: merge(ranges) for name, ranges in found.items()}
+    return {name: merge(ranges) for name, ranges in ranges_by_tensor.items()}
 
 
 def _flat_ranges(piece: Piece) -> Iterator[Interval]:

@@ -58,9 +58,9 @@ def whole_numbers(*shape: int, symbols: Sequence[str | None] = (), seed: int = 0
     return operand(values, symbols)
 
 
-def deal(given: Operand, ranks: int) -> list[torch.Tensor]:
+def deal(value: Operand, ranks: int) -> list[torch.Tensor]:
     """Return each rank's part of an operand."""
-    whole, placement = given.whole, given.kind.placement
+    whole, placement = value.whole, value.kind.placement
     if isinstance(placement, Partial):
         generator = torch.Generator().manual_seed(1)
         shape = (ranks - 1, *whole.shape)
@@ -103,8 +103,8 @@ class Outcome:
         kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
         columns = zip(*self.ranks, strict=True) if isinstance(self.kind, tuple) else [self.ranks]
         expected = self.expected if isinstance(self.kind, tuple) else [self.expected]
-        found = self.whole() if isinstance(self.kind, tuple) else [self.whole()]
-        for kind, values, wanted, whole in zip(kinds, columns, expected, found, strict=True):
+        wholes = self.whole() if isinstance(self.kind, tuple) else [self.whole()]
+        for kind, values, wanted, whole in zip(kinds, columns, expected, wholes, strict=True):
             assert isinstance(kind, ValueType)
             _assert_shape(kind.shape, wanted.shape)
             assert kind.dtype == wanted.dtype
@@ -126,7 +126,7 @@ def run(target: Any, *args: Any, ranks: int, **kwargs: Any) -> Outcome:
     graph, node, operands = _graph(target, args, kwargs)
     node.meta["type"] = kind = Checker().infer(node)
     graph.output(node)
-    gm = fx.GraphModule({name: given.whole for name, given in operands.items()}, graph)
+    gm = fx.GraphModule({name: value.whole for name, value in operands.items()}, graph)
     gm.meta["tpcompile"] = GraphInfo("one op", ranks, ())
     values = run_ranks(gm, {}, {n: deal(o, ranks) for n, o in operands.items()}, _no_rotary)
     spec = SPECS[target]
@@ -187,11 +187,11 @@ def _whole(arg: Any) -> Any:
     return arg.whole if isinstance(arg, Operand) else arg
 
 
-def _assert_shape(kind: Sequence[Dim], found: Sequence[int]) -> None:
+def _assert_shape(kind: Sequence[Dim], shape: Sequence[int]) -> None:
     """Assert that all known extents match; symbolic extents may have any size."""
-    assert len(kind) == len(found), (kind, found)
-    for said, extent in zip(kind, found, strict=True):
-        assert isinstance(said, str) or said == extent, (kind, found)
+    assert len(kind) == len(shape), (kind, shape)
+    for dim, extent in zip(kind, shape, strict=True):
+        assert isinstance(dim, str) or dim == extent, (kind, shape)
 
 
 def _no_rotary(*args: Any) -> Any:

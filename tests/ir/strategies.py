@@ -20,13 +20,13 @@ RANKS = st.integers(1, 4)
 
 def intervals_of(units: Iterable[int]) -> tuple[Interval, ...]:
     """Return sorted intervals, with adjacent units merged."""
-    found: list[Interval] = []
+    intervals: list[Interval] = []
     for unit in sorted(units):
-        if found and found[-1][1] == unit:
-            found[-1] = (found[-1][0], unit + 1)
+        if intervals and intervals[-1][1] == unit:
+            intervals[-1] = (intervals[-1][0], unit + 1)
         else:
-            found.append((unit, unit + 1))
-    return tuple(found)
+            intervals.append((unit, unit + 1))
+    return tuple(intervals)
 
 
 @st.composite
@@ -42,8 +42,8 @@ def layouts(
     """Draw an uneven, scattered, optionally overlapping layout with a unit on each rank."""
     units = draw(st.integers(ranks, ranks + 4)) if units is None else units
     grain = draw(st.integers(1, 3)) if grain is None else grain
-    others = st.lists(st.integers(0, ranks - 1), min_size=units - ranks, max_size=units - ranks)
-    owners = draw(st.permutations([*range(ranks), *draw(others)]))
+    extra = st.lists(st.integers(0, ranks - 1), min_size=units - ranks, max_size=units - ranks)
+    owners = draw(st.permutations([*range(ranks), *draw(extra)]))
     held = [{unit for unit, owner in enumerate(owners) if owner == rank} for rank in range(ranks)]
     if overlapping:
         for part in held:
@@ -108,11 +108,11 @@ def _grown(draw: st.DrawFn, recipe: Recipe, kind: str, name: str) -> Recipe:
 
 def numbered(recipe_tensors: Iterable[Tensor]) -> dict[str, torch.Tensor]:
     """Return checkpoint tensors whose elements are distinct and non-zero."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     next_number = 1
     for tensor in recipe_tensors:
-        if tensor.name not in found:
+        if tensor.name not in tensors:
             count = torch.Size(tensor.shape).numel()
-            found[tensor.name] = torch.arange(next_number, next_number + count).view(tensor.shape)
+            tensors[tensor.name] = torch.arange(next_number, next_number + count).view(tensor.shape)
             next_number += count
-    return found
+    return tensors

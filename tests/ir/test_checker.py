@@ -51,12 +51,12 @@ aten = torch.ops.aten
 
 
 @pytest.mark.parametrize(
-    ("rule", "edit", "found"),
-    [(rule, edit, found) for rule, edits in EDITS.items() for _, edit, found in edits],
-    ids=[f"{rule}: {what}" for rule, edits in EDITS.items() for what, _, _ in edits],
+    ("rule", "edit", "got"),
+    [(rule, edit, got) for rule, edits in EDITS.items() for _, edit, got in edits],
+    ids=[f"{rule}: {title}" for rule, edits in EDITS.items() for title, _, _ in edits],
 )
 def test_each_rule_refuses_what_breaks_it(
-    rule: str, edit: Callable[[fx.GraphModule], None], found: str
+    rule: str, edit: Callable[[fx.GraphModule], None], got: str
 ) -> None:
     gm, used = lowered(), Checker()
     assert used.check(gm) == []
@@ -65,7 +65,7 @@ def test_each_rule_refuses_what_breaks_it(
     assert used.check(gm) == problems, "a checker that has seen the graph finds the same"
     first = problems[0]
     assert first.rule == rule, first
-    assert found in first.got, first
+    assert got in first.got, first
     assert first.expected
     with pytest.raises(VerifyError, match=f"rule {rule}"):
         verify_graph(gm)
@@ -112,8 +112,8 @@ def test_problems_say_where_what_and_what_to_do() -> None:
 def test_a_parameter_without_a_recipe_is_a_problem(missing: str) -> None:
     gm = lowered()
     del made_of(gm, "layers.0.self_attn.o_proj").meta[missing]
-    found = [problem for problem in check_graph(gm) if problem.rule == "recipe"]
-    assert [problem.got for problem in found] == ["no recipe"]
+    problems = [problem for problem in check_graph(gm) if problem.rule == "recipe"]
+    assert [problem.got for problem in problems] == ["no recipe"]
 
 
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
@@ -122,9 +122,9 @@ def test_swapped_operands_of_a_linear_are_a_problem(model: str, place: int) -> N
     """With and without a bias, which is then added to the result of no weight."""
     gm = graph_after(preset_pair(model), default_pipeline(2))
     node = [node for node in gm.graph.nodes if node.target is LINEAR][place]
-    value, weight, *rest = node.args
-    node.args = (weight, value, *rest)
-    (problem,) = (one for one in check_graph(gm) if one.rule == "weight")
+    value, weight, *bias = node.args
+    node.args = (weight, value, *bias)
+    (problem,) = (reported for reported in check_graph(gm) if reported.rule == "weight")
     assert (problem.node, problem.got) == (node.name, f"the weight %{value}")
     assert problem.expected.startswith("a parameter")
 
@@ -138,14 +138,14 @@ def test_a_result_of_another_layer_s_op_is_a_problem(model: str) -> None:
         source = operand(node)
         layers.setdefault((source.target, node.args[1], origin_of(source).layer), []).append(node)
     first = {key[:2]: nodes[0] for key, nodes in layers.items() if key[2] == 0}
-    others = [nodes[0] for key, nodes in layers.items() if key[2] == 1 and key[:2] in first]
-    assert len(others) >= 3
-    for node in others:
+    second_layer = [nodes[0] for key, nodes in layers.items() if key[2] == 1 and key[:2] in first]
+    assert len(second_layer) >= 3
+    for node in second_layer:
         old = operand(node)
         other = operand(first[old.target, node.args[1]])
         node.replace_input_with(old, other)
-        found = [one for one in check_graph(gm) if one.rule == "item"]
-        assert [(one.node, one.got) for one in found] == [
+        problems = [problem for problem in check_graph(gm) if problem.rule == "item"]
+        assert [(problem.node, problem.got) for problem in problems] == [
             (node.name, f"a result of %{other.name}, an op of another layer")
         ]
         node.replace_input_with(other, old)
@@ -177,8 +177,8 @@ def test_every_problem_is_found_and_not_only_the_first() -> None:
         if "post_attention_layernorm" in tensors:
             redefined(weight, shards=())
     second_owner(gm)
-    found = [problem.rule for problem in check_graph(gm)]
-    assert sorted(found) == ["one-owner", *["recipe"] * 4]
+    rules = [problem.rule for problem in check_graph(gm)]
+    assert sorted(rules) == ["one-owner", *["recipe"] * 4]
 
 
 def test_an_order_problem_is_found_behind_another_problem() -> None:
@@ -209,7 +209,7 @@ def test_a_value_that_cannot_be_typed_hides_only_what_reads_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "what",
+    "mistake",
     [
         "an argument missing",
         "an argument too many",
@@ -218,16 +218,16 @@ def test_a_value_that_cannot_be_typed_hides_only_what_reads_it() -> None:
         "an extent",
     ],
 )
-def test_calls_that_make_no_sense_are_problems_and_no_crash(what: str) -> None:
+def test_calls_that_make_no_sense_are_problems_and_no_crash(mistake: str) -> None:
     gm = lowered()
     swiglu = called(gm, SWIGLU)
-    if what == "an argument missing":
+    if mistake == "an argument missing":
         swiglu.args = swiglu.args[:1]
-    elif what == "an argument too many":
+    elif mistake == "an argument too many":
         swiglu.kwargs = {"scale": 3}
-    elif what == "an argument twice":
+    elif mistake == "an argument twice":
         swiglu.kwargs = {"gate": swiglu.args[0]}
-    elif what == "a pair for a value":
+    elif mistake == "a pair for a value":
         swiglu.args = (operand(operand(swiglu)), swiglu.args[1])
     else:
         with gm.graph.inserting_before(swiglu):
@@ -238,12 +238,12 @@ def test_calls_that_make_no_sense_are_problems_and_no_crash(what: str) -> None:
 
 def test_layouts_over_more_or_fewer_ranks_than_the_graph_are_refused() -> None:
     """Layouts must have one part per rank: at tp=2 four parts would lose half of the axis."""
-    for others in (4, 1):
+    for parts in (4, 1):
         gm = lowered(2)
         weight = made_of(gm, "layers.0.mlp.down_proj")
         layout = value_type(weight).layout_of(1)
         assert isinstance(layout, Layout)
-        other = dataclasses.replace(layout, parts=even_runs(layout.units, others))
+        other = dataclasses.replace(layout, parts=even_runs(layout.units, parts))
         sharded = dataclasses.replace(
             parameter_of(weight), type=value_type(weight).sharded(1, other)
         )

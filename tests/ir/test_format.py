@@ -61,14 +61,14 @@ CUT = {
 ROWS = 3
 
 
-@pytest.mark.parametrize("one", FORMATS, ids=str)
-def test_its_name_and_its_number_say_all(one: Format) -> None:
-    assert Format.parsed(str(one)) == Format(int(one)) == one
-    assert -(2**31) <= one < 2**31
-    assert one.plain == (one in FLOATS)
-    assert one.offsets == str(one).endswith(":offsets")
-    assert one.offsets == any(part.suffix == "_zero_point" for part in one.components)
-    assert str(one).startswith(one.kind.word)
+@pytest.mark.parametrize("stored", FORMATS, ids=str)
+def test_its_name_and_its_number_say_all(stored: Format) -> None:
+    assert Format.parsed(str(stored)) == Format(int(stored)) == stored
+    assert -(2**31) <= stored < 2**31
+    assert stored.plain == (stored in FLOATS)
+    assert stored.offsets == str(stored).endswith(":offsets")
+    assert stored.offsets == any(part.suffix == "_zero_point" for part in stored.components)
+    assert str(stored).startswith(stored.kind.word)
 
 
 def test_names_and_numbers() -> None:
@@ -128,17 +128,17 @@ def test_numbers_that_no_format_has(number: int) -> None:
         Format(number)
 
 
-@pytest.mark.parametrize("one", [one for one in FORMATS if "int" in str(one)], ids=str)
-def test_formats_that_round_inputs(one: Format) -> None:
+@pytest.mark.parametrize("stored", [stored for stored in FORMATS if "int" in str(stored)], ids=str)
+def test_formats_that_round_inputs(stored: Format) -> None:
     """They differ in nothing that concerns memory."""
-    rounding = one.rounding()
+    rounding = stored.rounding()
     assert rounding.rounds
-    assert not one.rounds
-    assert rounding.rounding(False) == one
-    assert Format.parsed(f"{one}:a8") == Format(int(rounding)) == rounding
-    assert rounding.components == one.components
-    assert (rounding.kind, rounding.offsets) == (one.kind, one.offsets)
-    assert rounding.block == min(one.columns or 128, 128)
+    assert not stored.rounds
+    assert rounding.rounding(False) == stored
+    assert Format.parsed(f"{stored}:a8") == Format(int(rounding)) == rounding
+    assert rounding.components == stored.components
+    assert (rounding.kind, rounding.offsets) == (stored.kind, stored.offsets)
+    assert rounding.block == min(stored.columns or 128, 128)
 
 
 def test_the_bytes_of_rows() -> None:
@@ -168,7 +168,7 @@ def weight(
     if kind == Kind.INT4:
         held = {"w_packed": packed(held.pop("w")), **held}
     each_scale, each_offset = (
-        one.repeat_interleave(group, 1)[:, :columns] for one in (scales, offsets)
+        per_group.repeat_interleave(group, 1)[:, :columns] for per_group in (scales, offsets)
     )
     return tensor, held, (values.float() - each_offset) * each_scale
 
@@ -178,11 +178,11 @@ def packed(values: torch.Tensor) -> torch.Tensor:
     words = []
     for row in values.tolist():
         padded = [*(value + 8 for value in row), *[0] * (-len(row) % 8)]
-        found = [
-            sum(nibble << 4 * place for place, nibble in enumerate(padded[at : at + 8]))
-            for at in range(0, len(padded), 8)
+        unsigned = [
+            sum(nibble << 4 * place for place, nibble in enumerate(padded[start : start + 8]))
+            for start in range(0, len(padded), 8)
         ]
-        words.append([word - (word >> 31 << 32) for word in found])
+        words.append([word - (word >> 31 << 32) for word in unsigned])
     return torch.tensor(words, dtype=torch.int32)
 
 
@@ -218,19 +218,19 @@ def test_ranks_and_leaves_that_cut_groups(name: str, kind: Kind) -> None:
         bits = 4 if kind == Kind.INT4 else 8
         sizes = [(stop - start) * bits // 8, (last - first) * 4, last - first]
         parts = {}
-        for one, size in zip(stored.components, sizes, strict=True):
-            recipe = component_of(part, one)
-            (read,) = byte_ranges(recipe, one.dtype.itemsize).values()
+        for component, size in zip(stored.components, sizes, strict=True):
+            recipe = component_of(part, component)
+            (read,) = byte_ranges(recipe, component.dtype.itemsize).values()
             assert sum(high - low for low, high in read) == ROWS * size
-            parts[one.suffix] = evaluate(recipe, lambda name, index: held[name][index])
-        own = Weight(stored, parts, (start, stop))
+            parts[component.suffix] = evaluate(recipe, lambda name, index: held[name][index])
+        shard = Weight(stored, parts, (start, stop))
         for ((low, high),) in even_runs(stop - start, leaves_of(tp)):
-            assert torch.equal(own[1:ROWS, low:high], whole[1:, start + low : start + high])
+            assert torch.equal(shard[1:ROWS, low:high], whole[1:, start + low : start + high])
             cuts += (start + low) % group > 0
         x = torch.randn(2, stop - start)
-        found = leaf_dots(x, own[:], leaves_of(tp))
+        dots = leaf_dots(x, shard[:], leaves_of(tp))
         wanted = leaf_dots(x, whole[:, start:stop], leaves_of(tp))
-        assert all(map(torch.equal, found, wanted))
+        assert all(map(torch.equal, dots, wanted))
     assert cuts > 0
 
 
@@ -255,7 +255,7 @@ def test_columns_that_are_not_one_run() -> None:
     tensor, *_ = weight(256, 64)
     joined = Concat((take(tensor, 1, 0, 64), take(tensor, 1, 128, 192)), 1)
     shifted = Concat((take(tensor, 1, 0, 64), take(tensor, 1, 64, 128)), 0)
-    for function in (first_column, lambda one: component_of(one, tensor.format.components[1])):  # type: ignore[union-attr]
+    for function in (first_column, lambda part: component_of(part, tensor.format.components[1])):  # type: ignore[union-attr]
         with pytest.raises(ValueError, match="not one run"):
             function(joined)
     with pytest.raises(ValueError, match="not one run"):
@@ -295,8 +295,8 @@ def test_numbers_are_rounded_once() -> None:
     exact = (values.double() + 128) * scales.double()
     stored = Format.int8(BF16, offsets=True)
     for dtype in (F32, BF16):
-        found = decoded(str(stored), (values, scales, offsets), (0, 256), dtype)
-        assert torch.equal(found, exact.to(dtype))
+        actual = decoded(str(stored), (values, scales, offsets), (0, 256), dtype)
+        assert torch.equal(actual, exact.to(dtype))
 
 
 FORMS = (Format.int8(F32, 64), Format.int4(F32, 64, offsets=True))
@@ -311,57 +311,59 @@ def parameter(stored: Format, *edges: int, name: str = "w", columns: int = 96) -
 
 
 def test_parameters_that_the_checker_accepts() -> None:
-    found = []
+    sizes = []
     for stored in FORMS:
-        one = parameter(stored, 48)
-        check_parameter(one, 2)
-        found.append([local_bytes(one.type, rank) for rank in (0, 1)])
-    assert found == [
+        sharded = parameter(stored, 48)
+        check_parameter(sharded, 2)
+        sizes.append([local_bytes(sharded.type, rank) for rank in (0, 1)])
+    assert sizes == [
         [ROWS * (48 + 4), ROWS * (48 + 2 * 4)],
         [ROWS * (24 + 4 + 1), ROWS * (24 + 2 * (4 + 1))],
     ]
 
 
-def _in_format(one: Parameter, stored: Format | None) -> Parameter:
-    return replace(one, type=replace(one.type, format=stored))
+def _in_format(sharded: Parameter, stored: Format | None) -> Parameter:
+    return replace(sharded, type=replace(sharded.type, format=stored))
 
 
-def _by_rows(one: Parameter) -> Parameter:
+def _by_rows(sharded: Parameter) -> Parameter:
     """Return the weight with parts that are rows, in a type that says columns."""
-    return replace(one, shards=(take(one.whole, 0, 0, 2), take(one.whole, 0, 2, 3)))
+    return replace(sharded, shards=(take(sharded.whole, 0, 0, 2), take(sharded.whole, 0, 2, 3)))
 
 
 MUTANTS = {
-    "cut within 16 columns": (lambda one: parameter(one, 40), "a multiple of 16"),
+    "cut within 16 columns": (lambda stored: parameter(stored, 40), "a multiple of 16"),
     "stored as its values": (
-        lambda one: _in_format(parameter(one, 48), None),
+        lambda stored: _in_format(parameter(stored, 48), None),
         "the format of its tensors",
     ),
     "scales of other groups": (
-        lambda one: _in_format(parameter(one, 48), Format.grouped(one.kind, F32, 32)),
+        lambda stored: _in_format(parameter(stored, 48), Format.grouped(stored.kind, F32, 32)),
         "the format of its tensors",
     ),
     "offsets left out, or too many": (
-        lambda one: _in_format(
-            parameter(one, 48), Format.grouped(one.kind, F32, 64, offsets=not one.offsets)
+        lambda stored: _in_format(
+            parameter(stored, 48), Format.grouped(stored.kind, F32, 64, offsets=not stored.offsets)
         ),
         "the format of its tensors",
     ),
     "scales of the neighbour": (
-        lambda one: replace(parameter(one, 48), shards=parameter(one, 48).shards[::-1]),
+        lambda stored: replace(parameter(stored, 48), shards=parameter(stored, 48).shards[::-1]),
         "assigns to this rank",
     ),
     "scales of another group": (
-        lambda one: replace(parameter(one, 48), shards=parameter(one, 64).shards),
+        lambda stored: replace(parameter(stored, 48), shards=parameter(stored, 64).shards),
         "shape",
     ),
     "scales of another weight": (
-        lambda one: replace(parameter(one, 48), shards=parameter(one, 48, name="v").shards),
+        lambda stored: replace(
+            parameter(stored, 48), shards=parameter(stored, 48, name="v").shards
+        ),
         "assigns to this rank",
     ),
-    "scales along the other dimension": (lambda one: _by_rows(parameter(one, 48)), "shape"),
+    "scales along the other dimension": (lambda stored: _by_rows(parameter(stored, 48)), "shape"),
     "a vector": (
-        lambda one: Parameter.replicated(Tensor("w", (64,), one), F32, 1),
+        lambda stored: Parameter.replicated(Tensor("w", (64,), stored), F32, 1),
         "a matrix",
     ),
 }
@@ -371,10 +373,10 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_parameters_that_the_checker_refuses(name: str, stored: Format) -> None:
     """Components follow from the recipe of their weight, so its rules hold for all of them."""
-    change, said = MUTANTS[name]
-    made = change(stored)
-    with pytest.raises(RuleError, match=said):
-        check_parameter(made, len(made.shards))
+    change, message = MUTANTS[name]
+    mutant = change(stored)
+    with pytest.raises(RuleError, match=message):
+        check_parameter(mutant, len(mutant.shards))
 
 
 def test_dtypes_are_named_once() -> None:

@@ -57,8 +57,8 @@ def test_the_rounding_is_that_of_the_inputs_of_linears() -> None:
 def test_zero_tiny_and_infinite_rows() -> None:
     x = random(5, 8)
     x[0], x[1], x[2, 3], x[3, 2] = 0, 1e-42, torch.inf, torch.nan
-    found = loaded_rows(stored_rows(x, EIGHT))
-    assert found[:2].eq(0).all() and found[2:4].isnan().all() and found[4].isfinite().all()
+    rows = loaded_rows(stored_rows(x, EIGHT))
+    assert rows[:2].eq(0).all() and rows[2:4].isnan().all() and rows[4].isfinite().all()
 
 
 def test_rows_without_a_format_are_the_values() -> None:

@@ -75,10 +75,10 @@ def test_fused_layouts_are_their_segments_one_after_the_other(
 )
 def test_what_is_no_layout(parts: tuple[tuple[tuple[int, int], ...], ...], reason: str) -> None:
     layout = Layout("axis", 6, 1, parts)
-    found = layout.refusal()
-    assert found is not None and reason in found
+    refusal = layout.refusal()
+    assert refusal is not None and reason in refusal
     good = Layout("axis", 6, 1, even_runs(6, 2))
-    assert FusedLayout((good, layout)).refusal() == found
+    assert FusedLayout((good, layout)).refusal() == refusal
 
 
 def test_overlaps_are_counted() -> None:
@@ -96,12 +96,12 @@ def test_segments_lie_on_the_same_ranks() -> None:
 
 @given(st.integers(1, 60), st.integers(1, 12))
 def test_even_runs_differ_by_at_most_one(units: int, ranks: int) -> None:
-    found = even_runs(units, ranks)
-    sizes = [stop - start for ((start, stop),) in found]
-    assert len(found) == ranks and sum(sizes) == units
+    runs = even_runs(units, ranks)
+    sizes = [stop - start for ((start, stop),) in runs]
+    assert len(runs) == ranks and sum(sizes) == units
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True), "longer runs come first"
-    assert [unit for ((start, stop),) in found for unit in range(start, stop)] == [*range(units)]
+    assert [unit for ((start, stop),) in runs for unit in range(start, stop)] == [*range(units)]
 
 
 @given(st.integers(1, 12), st.integers(0, 60))
@@ -109,7 +109,7 @@ def test_tokens_come_in_even_runs(ranks: int, tokens: int) -> None:
     layout = TokenLayout(ranks)
     bounds = [layout.run(rank, tokens) for rank in range(ranks)]
     assert bounds[0][0] == 0 and bounds[-1][1] == tokens
-    assert all(one[1] == other[0] for one, other in pairwise(bounds))
+    assert all(before[1] == after[0] for before, after in pairwise(bounds))
     sizes = [stop - start for start, stop in bounds]
     assert max(sizes) - min(sizes) <= 1
     assert layout.refusal() is None and layout.overlap() is None

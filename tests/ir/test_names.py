@@ -72,8 +72,8 @@ def test_a_name_that_python_cannot_have(odd: str) -> None:
     graph, root = fx.Graph(), nn.Module()
     origin = Origin("layers.3.mlp", layer=3)
     x = graph.placeholder("x")
-    made = Parameter.replicated(Tensor("w", (2, 2)), torch.float32, 1)
-    weight = new_parameter(graph, f"l3_{odd}", made, origin, root)
+    parameter = Parameter.replicated(Tensor("w", (2, 2)), torch.float32, 1)
+    weight = new_parameter(graph, f"l3_{odd}", parameter, origin, root)
     linear = graph.call_function(LINEAR, (x, weight))
     linear.meta["origin"] = origin
     name_values(graph)

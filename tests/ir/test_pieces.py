@@ -44,9 +44,9 @@ def meaning(recipe: Recipe, tensors: Tensors) -> torch.Tensor:
         case Concat(sources, dim):
             return torch.cat([meaning(source, tensors) for source in sources], dim)
         case Permute(source, dim, view, order):
-            seen = meaning(source, tensors).unflatten(dim, view)
-            ahead, rest = range(dim), range(dim + len(view), seen.dim())
-            turned = seen.permute(*ahead, *(dim + axis for axis in order), *rest)
+            unflattened = meaning(source, tensors).unflatten(dim, view)
+            leading, trailing = range(dim), range(dim + len(view), unflattened.dim())
+            turned = unflattened.permute(*leading, *(dim + axis for axis in order), *trailing)
             return turned.flatten(dim, dim + len(view) - 1)
         case Pad(source, dim, rows):
             value = meaning(source, tensors)
@@ -94,15 +94,15 @@ def test_restricted_pieces_are_the_pieces_of_the_part(recipe: Recipe, data: st.D
     tensors, shape = numbers(recipe), shape_of(recipe)
     dim = data.draw(st.integers(0, len(shape) - 1))
     cuts = sorted(data.draw(st.sets(st.integers(0, shape[dim]), min_size=2, max_size=4)))
-    kept = tuple(zip(cuts[::2], cuts[1::2], strict=False))
-    expected = torch.cat([meaning(recipe, tensors).narrow(dim, a, b - a) for a, b in kept], dim)
-    found = torch.zeros_like(expected)
-    for piece in restrict(pieces(recipe), dim, kept):
+    runs = tuple(zip(cuts[::2], cuts[1::2], strict=False))
+    expected = torch.cat([meaning(recipe, tensors).narrow(dim, a, b - a) for a, b in runs], dim)
+    actual = torch.zeros_like(expected)
+    for piece in restrict(pieces(recipe), dim, runs):
         value = tensors[piece.tensor]
         for axis, chosen in enumerate(piece.source):
             value = value.index_select(axis, torch.tensor([i for run in chosen for i in run]))
-        found[tuple(slice(*box) for box in piece.target)] = value
-    assert torch.equal(found, expected)
+        actual[tuple(slice(*box) for box in piece.target)] = value
+    assert torch.equal(actual, expected)
 
 
 @EXAMPLES
@@ -158,27 +158,28 @@ def marked(recipe: Recipe) -> dict[str, set[int]]:
 @EXAMPLES
 @given(recipes())
 def test_byte_ranges_are_those_of_the_elements_used(recipe: Recipe) -> None:
-    found = byte_ranges(recipe, itemsize=4)
+    ranges_by_tensor = byte_ranges(recipe, itemsize=4)
     expected = {name: places for name, places in marked(recipe).items() if places}
     assert {
-        name: {b // 4 for r in ranges for b in range(*r)} for name, ranges in found.items()
+        name: {b // 4 for r in ranges for b in range(*r)}
+        for name, ranges in ranges_by_tensor.items()
     } == expected
-    for ranges in found.values():
+    for ranges in ranges_by_tensor.values():
         assert ranges == merge(ranges)
 
 
 def assert_reads_what_it_says(recipe: Recipe) -> None:
     tensors = numbers(recipe)
-    seen: dict[str, set[int]] = {}
+    elements: dict[str, set[int]] = {}
     places = {n: torch.arange(t.numel()).view(t.shape) for n, t in tensors.items()}
 
     def read(name: str, index: tuple[slice, ...]) -> torch.Tensor:
-        seen.setdefault(name, set()).update(places[name][index].flatten().tolist())
+        elements.setdefault(name, set()).update(places[name][index].flatten().tolist())
         return tensors[name][index]
 
     evaluate(recipe, read)
     told = byte_ranges(recipe, itemsize=1)
-    read_places = {name: found for name, found in seen.items() if found}
+    read_places = {name: indices for name, indices in elements.items() if indices}
     assert read_places == {n: {i for r in ranges for i in range(*r)} for n, ranges in told.items()}
 
 
@@ -225,15 +226,15 @@ def test_byte_ranges_of_a_file_are_enough_to_make_the_parameter(tmp_path: Path) 
         take(turned, 0, 4, 8),
         Pad(Slice(k, 1, 1, 3), 0, 2),
     ):
-        kept = {}
+        masked = {}
         for name, ranges in byte_ranges(recipe, itemsize=4).items():
             offset, _ = header[name]["data_offsets"]
             spoilt = torch.full_like(tensors[name], float("nan")).numpy().tobytes()
             data = bytearray(spoilt)
             for start, stop in ranges:
                 data[start:stop] = body[offset + start : offset + stop]
-            kept[name] = torch.frombuffer(data, dtype=torch.float32).view(tensors[name].shape)
-        assert torch.equal(evaluate(recipe, reader(kept)), meaning(recipe, tensors))
+            masked[name] = torch.frombuffer(data, dtype=torch.float32).view(tensors[name].shape)
+        assert torch.equal(evaluate(recipe, reader(masked)), meaning(recipe, tensors))
 
 
 @pytest.mark.parametrize(

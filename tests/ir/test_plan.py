@@ -183,5 +183,5 @@ def test_the_plan_of_experts_is_the_cheaper_one() -> None:
     assert uneven["tp"][1] == pytest.approx(2 / 3) and uneven["ep"][1] == 1
     coarse = expert_plans(16, 160, 16, 2, 128)
     assert choose_experts(coarse, "auto") is coarse["ep"][0]
-    one = expert_plans(16, 32, 4, 1)
-    assert one["tp"][1] == one["ep"][1] == 4
+    single = expert_plans(16, 32, 4, 1)
+    assert single["tp"][1] == single["ep"][1] == 4

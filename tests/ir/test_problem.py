@@ -26,14 +26,14 @@ def test_the_same_problem_of_many_nodes_is_said_once() -> None:
 def test_tensors_and_values_of_other_layers_are_the_same_mistake() -> None:
     alike = ("model.layers.{}.mlp.bias, scale=0.25", "a use of %l{}_v, 1e-06")
     for text in alike:
-        (found,) = merged([_problem(f"l{n}_q", text.format(n)) for n in (0, 11)])
-        assert (found.got, found.others) == (text.format(0), ("l11_q",))
+        (problem,) = merged([_problem(f"l{n}_q", text.format(n)) for n in (0, 11)])
+        assert (problem.got, problem.others) == (text.format(0), ("l11_q",))
     assert len(merged([_problem("l0_q", "scale=0.25"), _problem("l1_q", "scale=0.5")])) == 2
 
 
 def test_others_that_are_known_already_are_named_once() -> None:
-    (found,) = merged([_problem("l0_q", others=("l1_q", "l2_q")), _problem("l1_q")])
-    assert found.others == ("l1_q", "l2_q")
+    (problem,) = merged([_problem("l0_q", others=("l1_q", "l2_q")), _problem("l1_q")])
+    assert problem.others == ("l1_q", "l2_q")
 
 
 def test_many_different_names_are_shortened() -> None:

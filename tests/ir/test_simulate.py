@@ -41,7 +41,7 @@ def test_every_value_is_as_its_type_says(name: str, tp: int) -> None:
     gm = graph_after(pair, [*default_pipeline(tp), SequenceParallel()])
     single = graph_after(pair, default_pipeline(1))
     values, expected = run(gm, pair, PACKED), run(single, pair, PACKED)
-    seen: set[type] = set()
+    placements: set[type] = set()
     for node in gm.graph.nodes:
         if node.op == "output":
             continue
@@ -49,15 +49,15 @@ def test_every_value_is_as_its_type_says(name: str, tp: int) -> None:
         kinds = type_of(node)
         if not isinstance(kinds, ValueType):
             continue
-        seen.add(type(kinds.placement))
+        placements.add(type(kinds.placement))
         for rank, value in enumerate(values[node]):
             local = kinds.local_shape(rank)
-            for said, extent in zip(local, value.shape, strict=True):
-                assert said == extent or isinstance(said, str)
+            for dim, extent in zip(local, value.shape, strict=True):
+                assert dim == extent or isinstance(dim, str)
             assert value.dtype == kinds.dtype
             if isinstance(kinds.placement, Replicate):
                 assert torch.equal(value.nan_to_num(), values[node][0].nan_to_num())
-    assert seen == ({Replicate} if tp == 1 else {Replicate, Shard, Partial})
+    assert placements == ({Replicate} if tp == 1 else {Replicate, Shard, Partial})
     for stage_node in gm.graph.nodes:
         if stage_node.target is PAGED_ATTENTION:
             twin = next(n for n in single.graph.nodes if n.name == stage_node.name)
@@ -77,8 +77,8 @@ def test_global_arguments_become_each_rank_s() -> None:
         [16, 16, 16],
     ]
     attention = next(n for n in gm.graph.nodes if n.target is PAGED_ATTENTION)
-    found = [local_args(attention, SPECS[PAGED_ATTENTION], rank) for rank in range(4)]
-    assert found == [{}] * 4, "no map is needed with one KV head, or one per query head"
+    arguments = [local_args(attention, SPECS[PAGED_ATTENTION], rank) for rank in range(4)]
+    assert arguments == [{}] * 4, "no map is needed with one KV head, or one per query head"
     three = graph_after(preset_pair("qwen2.5-7b"), default_pipeline(3))
     attention = next(n for n in three.graph.nodes if n.target is PAGED_ATTENTION)
     maps = [local_args(attention, SPECS[PAGED_ATTENTION], rank) for rank in range(3)]
@@ -93,16 +93,16 @@ def test_ranks_get_empty_caches_and_blocks_in_a_row() -> None:
     gm = graph_after(pair, default_pipeline(4))
     packed = batch((33, 1, 64), 1013)
     dealt = rank_inputs(gm, packed.inputs())
-    assert [own["cache"].shape for own in dealt] == [
+    assert [inputs["cache"].shape for inputs in dealt] == [
         (2, 2, (2 + 1 + 2) * 32, heads, 16) for heads in (1, 2, 1, 1)
     ]
-    for own in dealt:
-        assert bool(own["cache"].isnan().all())
-        assert own["tables"].tolist() == [[0, 1], [2, -1], [3, 4]]
-        assert own["lengths"].tolist() == [33, 1, 64]
-        assert own["slots"].tolist() == [*range(33), 64, *range(96, 160)]
-        assert all(own[name] is value for name, value in packed.inputs().items())
-    assert len({own["cache"].data_ptr() for own in dealt}) == 4
+    for inputs in dealt:
+        assert bool(inputs["cache"].isnan().all())
+        assert inputs["tables"].tolist() == [[0, 1], [2, -1], [3, 4]]
+        assert inputs["lengths"].tolist() == [33, 1, 64]
+        assert inputs["slots"].tolist() == [*range(33), 64, *range(96, 160)]
+        assert all(inputs[name] is value for name, value in packed.inputs().items())
+    assert len({inputs["cache"].data_ptr() for inputs in dealt}) == 4
 
 
 def test_a_graph_without_a_cache_is_given_none() -> None:

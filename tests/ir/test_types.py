@@ -55,8 +55,8 @@ def test_types_are_values() -> None:
     """Equal types are equal keys, and different types are different keys."""
     same = ValueType(("T", 24), torch.float32).sharded(1, Layout("q_heads", 6, 4, even_runs(6, 4)))
     assert same == X.sharded(1, HEADS) and hash(same) == hash(X.sharded(1, HEADS))
-    others = [X, X.placed(PARTIAL), X.sharded(1, HEADS), X.sharded(0, TokenLayout(4))]
-    assert len({*others, same}) == len(others)
+    kinds = [X, X.placed(PARTIAL), X.sharded(1, HEADS), X.sharded(0, TokenLayout(4))]
+    assert len({*kinds, same}) == len(kinds)
 
 
 def test_how_they_read() -> None:

@@ -35,9 +35,10 @@ def test_a_codec_reads_the_words_of_a_part(bits: int, dim: int) -> None:
         index = slice(*box[:2]), slice(*box[2:])
         read = codec.box(index)
         assert torch.equal(codec.decoded(stored[read], index), values[index])
-        words, each = read[dim], 32 // bits
+        words, per_word = read[dim], 32 // bits
         assert (
-            words.stop - words.start <= (index[dim].stop - index[dim].start + each - 1) // each + 1
+            words.stop - words.start
+            <= (index[dim].stop - index[dim].start + per_word - 1) // per_word + 1
         )
 
 

@@ -70,22 +70,22 @@ class Ran:
 
     @property
     def logits(self) -> torch.Tensor:
-        first, *others = logits_of(self.values)
-        assert all(torch.equal(first, other) for other in others)
+        first, *copies = logits_of(self.values)
+        assert all(torch.equal(first, other) for other in copies)
         return first
 
 
-def run_step(gm: fx.GraphModule, pair: Pair, inputs: dict[str, torch.Tensor], kept: Kept) -> Ran:
+def run_step(gm: fx.GraphModule, pair: Pair, inputs: dict[str, torch.Tensor], states: Kept) -> Ran:
     """Run a graph on simulated ranks with copies of these caches and states."""
     weights = materialise(gm, pair.read)
     gm = clone(gm)
-    kept = {name: [one.clone() for one in own] for name, own in kept.items()}
+    states = {name: [tensor.clone() for tensor in tensors] for name, tensors in states.items()}
     for node in gm.graph.nodes:
-        if node.op == "placeholder" and node.name in kept:
+        if node.op == "placeholder" and node.name in states:
             node.op = "get_attr"  # they are given per rank, like weights
     with torch.inference_mode():
-        values = run_ranks(gm, inputs, weights | kept, pair.captured.rotary.fresh())
-    return Ran(values, kept)
+        values = run_ranks(gm, inputs, weights | states, pair.captured.rotary.fresh())
+    return Ran(values, states)
 
 
 def step_inputs(
@@ -126,23 +126,23 @@ def filled(model: str, tp: int, lengths: tuple[int, ...], interleaved: bool = Fa
     stages = decode_stages(model, tp, 1, interleaved)
     gm = next(stage for stage in stages if stage.name == "keep-states").graph
     ids, mask = padded(lengths, TINY_VOCABULARY)
-    rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
-    made = {
+    rows = [row[real.bool()] for row, real in zip(ids, mask, strict=True)]
+    allocators = {
         CACHE: (empty_cache, len(POOL) * BLOCK),
         **dict.fromkeys((TAILS, STATES), (empty_states, len(rows))),
     }
     empty = {}
     for node in gm.graph.nodes:
-        if node.name in made:
-            empty_of, count = made[node.name]
+        if node.name in allocators:
+            empty_of, count = allocators[node.name]
             empty[node.name] = [empty_of(value_type(node), rank, count) for rank in range(tp)]
     tables = tables_for(lengths)
     prompt = step_inputs([row[:-1] for row in rows], [0] * len(rows), tables)
-    kept = run_step(gm, pair, prompt, empty).kept if len(prompt["input_ids"]) else empty
+    states = run_step(gm, pair, prompt, empty).kept if len(prompt["input_ids"]) else empty
     inputs = step_inputs([row[-1:] for row in rows], [n - 1 for n in lengths], tables)
     with torch.inference_mode():
         expected = torch.cat([pair.eager(row[None]).logits[0, -1:] for row in rows])
-    return Filled(inputs, kept, expected)
+    return Filled(inputs, states, expected)
 
 
 def decode_stages(model: str, tp: int, spans: int, interleaved: bool = False) -> list[Stage]:
@@ -152,8 +152,8 @@ def decode_stages(model: str, tp: int, spans: int, interleaved: bool = False) ->
 @lru_cache(maxsize=64)
 def _ran(model: str, passes: tuple[Pass, ...], tp: int, lengths: tuple[int, ...]) -> Ran:
     """Run the decode step of a stage."""
-    pair, given = preset_pair(model), filled(model, tp, lengths)
-    return run_step(graph_after(pair, passes), pair, given.inputs, given.kept)
+    pair, prefill = preset_pair(model), filled(model, tp, lengths)
+    return run_step(graph_after(pair, passes), pair, prefill.inputs, prefill.kept)
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,13 @@ class DecodeStep:
 
     def assert_near(self) -> None:
         """Assert that logits match the previous stage and Hugging Face; caches and states match."""
-        for given, before, after in self.ran:
+        for prefill, before, after in self.ran:
             assert relative_error(after.logits, before.logits) < 1e-6
-            assert relative_error(after.logits, given.expected) < TOLERANCE
-            for name, own in before.kept.items():
-                for one, other in zip(own, after.kept[name], strict=True):
-                    assert torch.equal(one.isnan(), other.isnan())
-                    assert relative_error(other.nan_to_num(), one.nan_to_num()) < 1e-6
+            assert relative_error(after.logits, prefill.expected) < TOLERANCE
+            for name, tensors in before.kept.items():
+                for expected, actual in zip(tensors, after.kept[name], strict=True):
+                    assert torch.equal(expected.isnan(), actual.isnan())
+                    assert relative_error(actual.nan_to_num(), expected.nan_to_num()) < 1e-6
 
 
 @lru_cache

@@ -57,9 +57,9 @@ class GraphBuilder:
         """Add cos and sin of the model's rotary module."""
         positions = self.input("positions", "T", dtype=torch.int64)
         self._root.add_module(ROTARY, nn.Module())
-        made = self.graph.call_module(ROTARY, (positions, width, torch.float32))
-        made.meta["type"] = self._checker.infer(made)
-        return self.part(made, 0), self.part(made, 1)
+        tables = self.graph.call_module(ROTARY, (positions, width, torch.float32))
+        tables.meta["type"] = self._checker.infer(tables)
+        return self.part(tables, 0), self.part(tables, 1)
 
     def part(self, several: fx.Node, place: int) -> fx.Node:
         """Add one of several results."""
@@ -97,17 +97,17 @@ def attention_graph(
     `biased` names the projections with a bias (`"qk"`); `key_input` is the input of the key
     projection; `tied` gives keys and values one weight.
     """
-    made = GraphBuilder()
-    inputs = {name: made.input(name, "T", 16) for name in dict.fromkeys(("x", key_input))}
-    q = made.linear(inputs["x"], "q", queries * width, 16, bias="q" in biased)
-    k = made.linear(inputs[key_input], "k", keys * width, 16, bias="k" in biased)
+    builder = GraphBuilder()
+    inputs = {name: builder.input(name, "T", 16) for name in dict.fromkeys(("x", key_input))}
+    q = builder.linear(inputs["x"], "q", queries * width, 16, bias="q" in biased)
+    k = builder.linear(inputs[key_input], "k", keys * width, 16, bias="k" in biased)
     if tied:
-        v = made.call(LINEAR, inputs["x"], k.args[1])
+        v = builder.call(LINEAR, inputs["x"], k.args[1])
     else:
-        v = made.linear(inputs["x"], "v", keys * width, 16, bias="v" in biased)
-    mixed = made.attention(*(made.heads(features, width) for features in (q, k, v)))
-    merged = made.call(aten.flatten.using_ints, mixed, 1, 2)
-    return made.done(made.linear(merged, "o", 16, queries * width))
+        v = builder.linear(inputs["x"], "v", keys * width, 16, bias="v" in biased)
+    mixed = builder.attention(*(builder.heads(features, width) for features in (q, k, v)))
+    merged = builder.call(aten.flatten.using_ints, mixed, 1, 2)
+    return builder.done(builder.linear(merged, "o", 16, queries * width))
 
 
 def refusal(current: Pass, gm: fx.GraphModule) -> str:

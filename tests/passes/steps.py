@@ -133,5 +133,5 @@ def step(name: str, model: str = "tiny-qwen3", tp: int = 4, pipeline: str = "") 
 def step_of(name: str, pair: Pair, passes: Sequence[Pass]) -> Step:
     """Return the pass `name` of a list of passes."""
     place = [current.name for current in passes].index(name)
-    own = tuple(passes[: place + 1])
-    return Step(pair, own, *stages_of(pair, own)[-2:])
+    prefix = tuple(passes[: place + 1])
+    return Step(pair, prefix, *stages_of(pair, prefix)[-2:])

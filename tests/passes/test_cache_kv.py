@@ -116,8 +116,8 @@ class Decoder:
             "lengths": torch.tensor(self.lengths),
             "output": output,
         }
-        given = [{**inputs, CACHE: cache} for cache in self.caches]
-        return run_simulated(self.modules, self.group, given)
+        per_rank = [{**inputs, CACHE: cache} for cache in self.caches]
+        return run_simulated(self.modules, self.group, per_rank)
 
 
 @pytest.mark.parametrize("tp", [1, 3, 4])
@@ -127,7 +127,7 @@ def test_step_by_step_gives_the_logits_of_the_whole(model: str, tp: int) -> None
     pair = preset_pair(model)
     lengths = (9, 6)
     ids, mask = padded(lengths, 1013)
-    rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+    rows = [row[real.bool()] for row, real in zip(ids, mask, strict=True)]
     decoder = Decoder(pair, tp, 4, blocks=[5, 0, 6, 2, 9, 1])
     expected = eager_logits(pair.eager, lengths).split(lengths)
     done = [0, 0]
@@ -135,8 +135,8 @@ def test_step_by_step_gives_the_logits_of_the_whole(model: str, tp: int) -> None
         ends = [start + count for start, count in zip(done, counts, strict=True)]
         new = [row[a:b] for row, a, b in zip(rows, done, ends, strict=True)]
         whole = torch.cat([e[a:b] for e, a, b in zip(expected, done, ends, strict=True)])
-        for found in decoder.step(new):
-            assert relative_error(found, whole) < TOLERANCE
+        for logits in decoder.step(new):
+            assert relative_error(logits, whole) < TOLERANCE
         done = ends
 
 
@@ -149,7 +149,7 @@ def test_tokens_alone_keep_what_logits_keep() -> None:
     logits = decoders[1].step([ids[:5]])
     assert all(torch.equal(t, x.argmax(-1)) for t, x in zip(tokens, logits, strict=True))
     last = [decoder.step([ids[5:]]) for decoder in decoders]
-    assert all(torch.equal(one, other) for one, other in zip(*last, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(*last, strict=True))
 
 
 def test_a_layer_in_the_place_of_another_is_refused_and_wrong() -> None:
@@ -163,10 +163,10 @@ def test_a_layer_in_the_place_of_another_is_refused_and_wrong() -> None:
     assert (problem.rule, problem.node) == ("kv-cache", second.name)
     assert f"layer 0 of the cache, which %{first.name} writes too" in problem.got
     wrong.load(pair)
-    (right,), (found,) = decoder.step([ids[:5]]), wrong.step([ids[:5]])
-    assert torch.equal(found, right)
-    (right,), (found,) = decoder.step([ids[5:]]), wrong.step([ids[5:]])
-    assert relative_error(found, right) > 10 * TOLERANCE
+    (expected,), (actual,) = decoder.step([ids[:5]]), wrong.step([ids[:5]])
+    assert torch.equal(actual, expected)
+    (expected,), (actual,) = decoder.step([ids[5:]]), wrong.step([ids[5:]])
+    assert relative_error(actual, expected) > 10 * TOLERANCE
 
 
 # Graphs that cannot be cached.
@@ -174,22 +174,22 @@ def test_a_layer_in_the_place_of_another_is_refused_and_wrong() -> None:
 
 def two_attentions(keys: tuple[int, int], places: tuple[int, int]) -> fx.GraphModule:
     """Return two attentions in sequence, with these KV heads and cache layers."""
-    made = GraphBuilder()
-    x, starts = made.input("x", "T", 16), made.input("starts", "S", dtype=torch.int64)
+    builder = GraphBuilder()
+    x, starts = builder.input("x", "T", 16), builder.input("starts", "S", dtype=torch.int64)
     for place, (shared, layer) in enumerate(zip(keys, places, strict=True)):
         heads = [
-            made.heads(made.linear(x, f"{name}{place}", count * 8, 16), 8)
+            builder.heads(builder.linear(x, f"{name}{place}", count * 8, 16), 8)
             for name, count in (("q", 2), ("k", shared), ("v", shared))
         ]
-        mixed = made.call(ATTENTION, *heads, starts, 0.25, None, layer)
-        x = made.call(aten.flatten.using_ints, mixed, 1, 2)
-    return made.done(x)
+        mixed = builder.call(ATTENTION, *heads, starts, 0.25, None, layer)
+        x = builder.call(aten.flatten.using_ints, mixed, 1, 2)
+    return builder.done(x)
 
 
 def test_layers_with_other_keys_are_refused() -> None:
-    said = refusal(CacheKv(), two_attentions((2, 1), (0, 1)))
-    assert "The keys of %attention_1 must have the type of the keys of %attention" in said
-    assert "f32[T, 1, 8]" in said and "f32[T, 2, 8]" in said
+    message = refusal(CacheKv(), two_attentions((2, 1), (0, 1)))
+    assert "The keys of %attention_1 must have the type of the keys of %attention" in message
+    assert "f32[T, 1, 8]" in message and "f32[T, 2, 8]" in message
 
 
 @pytest.mark.parametrize("places", [(0, 1), (3, 7), (3, 3)], ids=str)
@@ -214,14 +214,14 @@ def test_keys_in_no_cache_are_refused(placement: Placement) -> None:
     gm = attention_graph()
     keys = operand(calls(gm, ATTENTION)[0], 1)
     keys.meta["type"] = value_type(keys).placed(placement)
-    said = refusal(CacheKv(), gm)
-    assert "replicated or sharded by head" in said
+    message = refusal(CacheKv(), gm)
+    assert "replicated or sharded by head" in message
     assert not calls(gm, PAGED_ATTENTION)
 
 
 def test_a_graph_without_attention_keeps_nothing() -> None:
-    made = GraphBuilder()
-    gm = made.done(made.linear(made.input("x", "T", 16), "w", 8, 16))
+    builder = GraphBuilder()
+    gm = builder.done(builder.linear(builder.input("x", "T", 16), "w", 8, 16))
     assert CacheKv().apply(gm).matches == 0
     assert [node.name for node in gm.graph.nodes if node.op == "placeholder"] == ["x"]
 

@@ -42,14 +42,14 @@ def test_its_options_are_those_of_its_passes() -> None:
 )
 def test_it_resumes_where_it_differs_from_the_prompt_pipeline(pipeline: str, shared: int) -> None:
     """The passes that both pipelines have in common run once, and the graph is the same."""
-    passes, seen = for_ranks(parse_pipeline(pipeline), 2), list[str]()
+    passes, names = for_ranks(parse_pipeline(pipeline), 2), list[str]()
     captured = preset_pair("tiny-qwen3").captured.graph
     fork = DecodeFork(passes)
     run_passes(captured, passes, [fork])
-    found = fork.run(3, [lambda name, gm, stats: seen.append(name)])
+    resumed = fork.run(3, [lambda name, gm, stats: names.append(name)])
     wanted, _ = run_passes(captured, decoding(passes, 3))
-    assert format_graph(found) == format_graph(wanted)
-    assert seen[1:] == [one.name for one in decoding(passes, 3)[shared:]]
+    assert format_graph(resumed) == format_graph(wanted)
+    assert names[1:] == [current.name for current in decoding(passes, 3)[shared:]]
 
 
 def test_a_resumed_pass_that_fails_names_all_passes_before_it() -> None:
@@ -88,8 +88,8 @@ SEVERAL = {
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_left_are_instruction_groups(model: str, tp: int) -> None:
     nodes = decode_stages(model, tp, 3)[-1].graph.graph.nodes
-    found = {op_name(node) for node in nodes if node.op.startswith("call")}
-    assert found == GROUPS | (ONE_RANK if tp == 1 else SEVERAL)
+    ops = {op_name(node) for node in nodes if node.op.startswith("call")}
+    assert ops == GROUPS | (ONE_RANK if tp == 1 else SEVERAL)
 
 
 @pytest.mark.parametrize("tp", [1, 3])
@@ -111,21 +111,21 @@ def test_every_value_of_a_step_is_that_of_the_captured_node(model: str, tp: int)
 def _compare(
     stage: Stage,
     pair: Pair,
-    given: Filled,
+    prefill: Filled,
     expected: dict[str, torch.Tensor],
     last: torch.Tensor,
 ) -> set[str]:
     """Compare all values of a stage that the captured graph has too; return their names."""
     compared = set()
-    for node, values in run_step(stage.graph, pair, given.inputs, given.kept).values.items():
+    for node, values in run_step(stage.graph, pair, prefill.inputs, prefill.kept).values.items():
         value = captured_value(node) if node.op.startswith("call") else None
         if value is None or not isinstance(type_of(node), ValueType):
             continue
-        own, target = whole(node, {node: values}), expected[value]
-        target = target.squeeze(0) if target.dim() > own.dim() else target
+        actual, target = whole(node, {node: values}), expected[value]
+        target = target.squeeze(0) if target.dim() > actual.dim() else target
         target = target.index_select(0, last)
-        assert own.shape == target.shape, (stage.name, node.name, value)
-        assert relative_error(own, target) < TOLERANCE, (stage.name, node.name, value)
+        assert actual.shape == target.shape, (stage.name, node.name, value)
+        assert relative_error(actual, target) < TOLERANCE, (stage.name, node.name, value)
         compared.add(value)
     return compared
 
@@ -134,13 +134,13 @@ def test_a_first_step_needs_no_cache_of_its_own() -> None:
     """Simulated ranks allocate an empty cache, as they do for the stages before."""
     pair = preset_pair("tiny-qwen3")
     packed = batch((1, 1, 1), TINY_VOCABULARY)
-    first, *others = (
+    first, *later = (
         stage.run(pair.read, **packed.inputs())
         for stage in decode_stages("tiny-qwen3", 3, 2)[-1 - len(DECODE) :]
     )
-    assert len(others) == len(DECODE)
-    for ranks in others:
-        assert all(relative_error(found, first[0]) < 1e-6 for found in ranks)
+    assert len(later) == len(DECODE)
+    for ranks in later:
+        assert all(relative_error(logits, first[0]) < 1e-6 for logits in ranks)
 
 
 def test_prompts_are_refused() -> None:

@@ -76,8 +76,8 @@ def step_at(name: str, model: str = QWEN3, tp: int = 4) -> Step | DecodeStep:
 
 def plain(name: str, model: str = QWEN3) -> Step:
     """Return a pass for checks that run no decode step."""
-    found = step_at(name, model)
-    return found.plain if isinstance(found, DecodeStep) else found
+    current = step_at(name, model)
+    return current.plain if isinstance(current, DecodeStep) else current
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -103,10 +103,10 @@ def test_matches(name: str) -> None:
 )
 def test_numbers(name: str, model: str, tp: int) -> None:
     """They are those of the stage before, and near Hugging Face's."""
-    found = step_at(name, model, tp)
+    current = step_at(name, model, tp)
     if CASES[name].same_bits:
-        found.assert_same_bits()
-    found.assert_near()
+        current.assert_same_bits()
+    current.assert_near()
 
 
 @pytest.mark.parametrize("name", CASES)

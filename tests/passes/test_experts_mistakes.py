@@ -95,8 +95,8 @@ def _twice_instead_of_another(gm: fx.GraphModule) -> None:
 
     def change(recipe: Recipe, rank: int) -> Recipe:
         second = take(recipe, 0, 1, 2)
-        rest = take(recipe, 0, 1, shape_of(recipe)[0])
-        return recipe if rank else concat([second, rest], 0)
+        tail = take(recipe, 0, 1, shape_of(recipe)[0])
+        return recipe if rank else concat([second, tail], 0)
 
     for name in ("gate_up", "down"):
         _changed(gm, name, change)
@@ -105,8 +105,8 @@ def _twice_instead_of_another(gm: fx.GraphModule) -> None:
 def _placed(gm: fx.GraphModule, *runs: tuple[int, int]) -> None:
     """Give each rank one run of experts."""
     layout = Layout(EXPERT_AXIS, 8, 1, tuple((run,) for run in runs))
-    given = arguments_of(expert_blocks(gm.graph)[0].experts)
-    for node in (given["gate_up"], given["down"]):
+    arguments = arguments_of(expert_blocks(gm.graph)[0].experts)
+    for node in (arguments["gate_up"], arguments["down"]):
         parameter = parameter_of(node).on_ranks(TP)
         set_parameter(node, parameter.sharded(0, layout))
 
@@ -145,8 +145,8 @@ def test_the_checker_refuses_a_mistake(name: str) -> None:
 
 
 def _error(gm: fx.GraphModule) -> float:
-    found = stage_logits(gm, preset_pair(MODEL), batch(LENGTHS, TINY_VOCABULARY))
-    return relative_error(found, expected())
+    logits = stage_logits(gm, preset_pair(MODEL), batch(LENGTHS, TINY_VOCABULARY))
+    return relative_error(logits, expected())
 
 
 SAME_SHAPES = [name for name in MISTAKES if " on " not in name and "beside" not in name]

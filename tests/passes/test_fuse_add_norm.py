@@ -56,10 +56,10 @@ def test_readers_after_the_norm_get_the_sum() -> None:
 
 
 def test_two_norms_of_one_sum_add_once() -> None:
-    made = GraphBuilder()
-    total = made.call(aten.add.Tensor, made.input("x", "T", 8), made.input("y", "T", 8))
-    norms = [made.call(RMS_NORM, total, made.parameter(name, 8), 1e-6) for name in "ab"]
-    gm = made.done(made.call(aten.add.Tensor, *norms))
+    builder = GraphBuilder()
+    total = builder.call(aten.add.Tensor, builder.input("x", "T", 8), builder.input("y", "T", 8))
+    norms = [builder.call(RMS_NORM, total, builder.parameter(name, 8), 1e-6) for name in "ab"]
+    gm = builder.done(builder.call(aten.add.Tensor, *norms))
     assert FuseAddNorm().apply(gm).matches == 1
     assert len(calls(gm, RMS_NORM)) == len(calls(gm, ADD_RMS_NORM)) == 1
     assert check_graph(gm) == []

@@ -39,8 +39,8 @@ def test_numbers(tp: int, model: str) -> None:
 
 def test_again() -> None:
     """A second run does not match, since channels then come from a split."""
-    said = nearest(step(NAME, MODEL, 2).again())
-    assert "the projection of its channels must be a separate linear" in said
+    reason = nearest(step(NAME, MODEL, 2).again())
+    assert "the projection of its channels must be a separate linear" in reason
 
 
 @pytest.mark.parametrize("tp", [1, 2, 5])
@@ -51,9 +51,9 @@ def test_each_rank_has_its_own_rows_of_both(tp: int) -> None:
         materialise(s.graph, current.pair.read) for s in (current.before, current.after)
     )
     for joined, parts in (("qkv_z", ("qkv", "z")), ("b_a", ("b", "a"))):
-        own = [before[f"l2_in_proj_{part}_weight"] for part in parts]
+        weights = [before[f"l2_in_proj_{part}_weight"] for part in parts]
         for rank, rows in enumerate(after[f"l2_in_proj_{joined}_weight"]):
-            assert torch.equal(rows, torch.cat([part[rank] for part in own]))
+            assert torch.equal(rows, torch.cat([part[rank] for part in weights]))
 
 
 def test_ranks_with_each_others_rows_do_not_pass_the_checker() -> None:

@@ -65,6 +65,6 @@ def test_again() -> None:
 def test_inputs_of_separate_linears_are_not_fused() -> None:
     """The gates of heads, shares and decays, come from one linear."""
     step = decode_step(NAME, MODEL, 1).plain
-    passes = [one for one in until(decode_pipeline(1), NAME) if one.name != "fuse-delta"]
+    passes = [item for item in until(decode_pipeline(1), NAME) if item.name != "fuse-delta"]
     _, stages = run_passes(step.pair.captured.graph, passes)
     assert stages[-1].stats.matches == 0

@@ -97,20 +97,20 @@ def test_one_sharded_and_one_not_is_left_alone(sharded: str) -> None:
 
 
 def test_a_weight_used_twice_is_left_alone() -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", 8)
-    gate = made.linear(x, "gate", 8, 8)
-    up = made.linear(x, "up", 8, 8)
-    again = made.call(LINEAR, made.call(SWIGLU, gate, up), gate.args[1])
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 8)
+    gate = builder.linear(x, "gate", 8, 8)
+    up = builder.linear(x, "up", 8, 8)
+    again = builder.call(LINEAR, builder.call(SWIGLU, gate, up), gate.args[1])
     assert "its weight must be a parameter that no other node reads" in nearest(
-        FuseGateUp().apply(made.done(again))
+        FuseGateUp().apply(builder.done(again))
     )
 
 
 def test_a_gate_that_is_no_linear_is_left_alone() -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", 8)
-    gm = made.done(made.call(SWIGLU, x, made.linear(x, "up", 8, 8)))
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 8)
+    gm = builder.done(builder.call(SWIGLU, x, builder.linear(x, "up", 8, 8)))
     assert "it is not computed by a linear" in nearest(FuseGateUp().apply(gm))
 
 

@@ -30,8 +30,8 @@ aten = torch.ops.aten
 WIDTH, FFN = 6, 5
 
 
-def _swiglu(made: GraphBuilder, gate: fx.Node, up: fx.Node) -> fx.Node:
-    return made.call(SWIGLU, gate, up)
+def _swiglu(builder: GraphBuilder, gate: fx.Node, up: fx.Node) -> fx.Node:
+    return builder.call(SWIGLU, gate, up)
 
 
 def mlp_graph(
@@ -48,20 +48,22 @@ def mlp_graph(
 
     Without a gate, only up is activated.
     """
-    made = GraphBuilder()
-    x = made.input("x", "T", WIDTH)
+    builder = GraphBuilder()
+    x = builder.input("x", "T", WIDTH)
     values = {"x": x}
-    values["n"] = made.call(RMS_NORM, x, made.parameter("scale", WIDTH), 1e-6) if normed else x
+    values["n"] = (
+        builder.call(RMS_NORM, x, builder.parameter("scale", WIDTH), 1e-6) if normed else x
+    )
     sides = ("gate", "up") if gated else ("up",)
     for name in sides:
-        values[name] = made.linear(values["n"], name, FFN, WIDTH, biased)
-    activated = activate(made, *(values[name] for name in sides))
-    down = made.linear(activated, "down", WIDTH, FFN)
-    result = made.call(aten.add.Tensor, values[residual], down)
+        values[name] = builder.linear(values["n"], name, FFN, WIDTH, biased)
+    activated = activate(builder, *(values[name] for name in sides))
+    down = builder.linear(activated, "down", WIDTH, FFN)
+    result = builder.call(aten.add.Tensor, values[residual], down)
     if read:
-        widened = made.linear(values[read], "widened", WIDTH, FFN)
-        result = made.call(aten.add.Tensor, result, widened)
-    gm = made.done(result)
+        widened = builder.linear(values[read], "widened", WIDTH, FFN)
+        result = builder.call(aten.add.Tensor, result, widened)
+    gm = builder.done(result)
     if fused:
         assert FuseGateUp().apply(gm).matches == int(gated)
         assert check_graph(gm) == []
@@ -152,9 +154,9 @@ def test_another_activation_is_refused_by_name(name: str, gated: bool) -> None:
         "programs support only silu, gelu, gelu_tanh, relu, relu2"
     )
     assert reason in nearest(FuseNormGateUp().apply(gm))
-    left = {found.node.name: found for found in leftovers(gm)}
+    left = {leftover.node.name: leftover for leftover in leftovers(gm)}
     assert KNOWN[name][1] in left
-    assert all(reason in one.reason for one in left.values() if one.node.name != "down_weight")
+    assert all(reason in item.reason for item in left.values() if item.node.name != "down_weight")
 
 
 FORMS = [form for form in NORM_MLPS if form != (Activation.SILU, True)]
@@ -165,9 +167,9 @@ def _mlp_of(form: tuple[Activation, bool], **changes: Any) -> fx.GraphModule:
     """Return the graph of an MLP that calls the ops of its activation."""
     activation, gated = form
 
-    def activate(made: GraphBuilder, *projections: fx.Node) -> fx.Node:
-        active = ACTIVATE[activation.name](made, projections[0])
-        return made.call(aten.mul.Tensor, projections[1], active) if gated else active
+    def activate(builder: GraphBuilder, *projections: fx.Node) -> fx.Node:
+        active = ACTIVATE[activation.name](builder, projections[0])
+        return builder.call(aten.mul.Tensor, projections[1], active) if gated else active
 
     return mlp_graph(gated=gated, activate=activate, **changes)
 
@@ -175,7 +177,7 @@ def _mlp_of(form: tuple[Activation, bool], **changes: Any) -> fx.GraphModule:
 ACTIVATE: dict[str, Callable[[GraphBuilder, fx.Node], fx.Node]] = {
     "SILU": KNOWN["silu"][0],
     "GELU": KNOWN["gelu"][0],
-    "GELU_TANH": lambda made, x: made.call(aten.gelu.default, x, approximate="tanh"),
+    "GELU_TANH": lambda builder, x: builder.call(aten.gelu.default, x, approximate="tanh"),
     "RELU": KNOWN["relu"][0],
     "RELU2": KNOWN["squared relu"][0],
 }

@@ -24,20 +24,22 @@ def head_graph(
     *, dim: int | None = 0, normed: bool = True, biased: bool = False, read: str = ""
 ) -> fx.GraphModule:
     """Return a head on rows selected from a norm; `read` names a value added to the result."""
-    made = GraphBuilder()
-    x = made.input("x", "R", WIDTH)
-    values = {"norm": made.call(RMS_NORM, x, made.parameter("scale", WIDTH), 1e-6) if normed else x}
+    builder = GraphBuilder()
+    x = builder.input("x", "R", WIDTH)
+    values = {
+        "norm": builder.call(RMS_NORM, x, builder.parameter("scale", WIDTH), 1e-6) if normed else x
+    }
     values["picked"] = values["norm"]
     if dim is not None:
         shape = "R" if dim == 0 else WIDTH
-        rows = made.input("rows", shape, dtype=torch.int64)
-        picked = made.call(aten.index_select.default, values["norm"], dim, rows)
+        rows = builder.input("rows", shape, dtype=torch.int64)
+        picked = builder.call(aten.index_select.default, values["norm"], dim, rows)
         values["picked"] = picked
-    result = made.linear(values["picked"], "head", 9, WIDTH, biased)
+    result = builder.linear(values["picked"], "head", 9, WIDTH, biased)
     if read:
-        added = made.call(aten.neg.default, values[read])
-        result = made.call(aten.add.Tensor, result, made.linear(added, "other", 9, WIDTH))
-    return made.done(result)
+        added = builder.call(aten.neg.default, values[read])
+        result = builder.call(aten.add.Tensor, result, builder.linear(added, "other", 9, WIDTH))
+    return builder.done(result)
 
 
 def numbered(gm: fx.GraphModule) -> fx.GraphModule:
@@ -66,15 +68,15 @@ def test_matches_the_head(model: str, tp: int) -> None:
 @pytest.mark.parametrize("dim", [0, None])
 def test_rows_are_picked_first(dim: int | None, biased: bool) -> None:
     gm = numbered(head_graph(dim=dim, biased=biased))
-    given = [torch.randn(5, WIDTH), *([torch.tensor([4, 1])] if dim == 0 else [])]
-    before = gm(*given)
+    inputs = [torch.randn(5, WIDTH), *([torch.tensor([4, 1])] if dim == 0 else [])]
+    before = gm(*inputs)
     assert FuseNormLinear().apply(gm).matches == 1
     assert check_graph(gm) == []
     (fused,) = calls(gm, NORM_LINEAR)
     picked = operand(fused).target is aten.index_select.default
     assert picked == (dim == 0)
     gm.recompile()
-    torch.testing.assert_close(gm(*given), before, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gm(*inputs), before, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

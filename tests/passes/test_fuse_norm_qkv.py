@@ -70,21 +70,21 @@ def test_bias_and_norms_of_heads_are_kept(model: str, biased: bool, normed: bool
     """Trap 5: biases and per-head norms are neither dropped nor invented."""
     gm = decode_step("fuse-norm-qkv", model, 3).after.graph
     for node in calls(gm, NORM_QKV_ROPE_APPEND):
-        given = arguments_of(node)
-        assert (given["bias"] is not None) == biased
-        assert (given["q_norm"] is not None) == (given["k_norm"] is not None) == normed
-        assert given["heads"] == [6, 2, 2]
+        arguments = arguments_of(node)
+        assert (arguments["bias"] is not None) == biased
+        assert (arguments["q_norm"] is not None) == (arguments["k_norm"] is not None) == normed
+        assert arguments["heads"] == [6, 2, 2]
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3])
 def test_queries_keys_and_values_may_have_a_weight_each(tp: int) -> None:
     """Each part has its own weight and bias."""
-    found = calls(graph(APART, tp, 2, False), NORM_Q_K_V_ROPE_APPEND)
-    assert len(found) == 2
-    for layer, node in enumerate(found):
-        given = arguments_of(node)
+    nodes = calls(graph(APART, tp, 2, False), NORM_Q_K_V_ROPE_APPEND)
+    assert len(nodes) == 2
+    for layer, node in enumerate(nodes):
+        arguments = arguments_of(node)
         for part in "qkv":
-            names = [str(given[f"{part}_{name}"].target) for name in ("weight", "bias")]
+            names = [str(arguments[f"{part}_{name}"].target) for name in ("weight", "bias")]
             assert names == [f"l{layer}_{part}_proj_weight", f"l{layer}_{part}_proj_bias"]
 
 
@@ -110,9 +110,9 @@ def test_the_step_s_own_keys_are_read_from_the_cache() -> None:
     problems = check_graph(gm)
     assert {problem.rule for problem in problems} == {"kv-cache"}
     assert any("of the cache before any write" in problem.got for problem in problems)
-    given = filled("tiny-qwen3", 1, BATCHES[1])
+    prefill = filled("tiny-qwen3", 1, BATCHES[1])
     pair = decode_step("fuse-norm-qkv", tp=1).plain.pair
-    assert bool(run_step(gm, pair, given.inputs, given.kept).logits.isnan().any())
+    assert bool(run_step(gm, pair, prefill.inputs, prefill.kept).logits.isnan().any())
 
 
 # Near misses: one layer is changed, the other one still matches.
@@ -203,8 +203,8 @@ def test_near_miss_is_left_alone(name: str) -> None:
 
 
 def test_a_graph_without_attention_has_nothing_to_fuse() -> None:
-    made = GraphBuilder()
-    gm = made.done(made.linear(made.input("x", "T", 4), "w", 4, 4))
+    builder = GraphBuilder()
+    gm = builder.done(builder.linear(builder.input("x", "T", 4), "w", 4, 4))
     report = FuseNormQkv().apply(gm)
     assert (report.matches, report.nearest) == (0, None)
 

@@ -88,9 +88,9 @@ def test_near_miss_is_left_alone(name: str) -> None:
 def test_queries_sharded_and_keys_not_is_left_alone() -> None:
     """Sharded queries with replicated keys, as between shard-linears and kv-heads, do not match."""
     gm = clone(step("shard-linears").after.graph)
-    said = nearest(FuseQkv().apply(gm))
-    assert "it and %" in said
-    assert "must both be sharded, or neither" in said
+    reason = nearest(FuseQkv().apply(gm))
+    assert "it and %" in reason
+    assert "must both be sharded, or neither" in reason
 
 
 def test_a_weight_split_by_columns_is_left_alone() -> None:
@@ -104,18 +104,18 @@ def test_a_weight_split_by_columns_is_left_alone() -> None:
 
 
 def test_heads_of_a_norm_over_the_width_are_left_alone() -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", 16)
-    features = [made.linear(x, name, 32, 16) for name in "qkv"]
-    features[0] = made.call(RMS_NORM, features[0], made.parameter("scale", 32), 1e-6)
-    mixed = made.attention(*(made.heads(part, 8) for part in features))
-    merged = made.call(aten.flatten.using_ints, mixed, 1, 2)
-    gm = made.done(made.linear(merged, "o", 16, 32))
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 16)
+    features = [builder.linear(x, name, 32, 16) for name in "qkv"]
+    features[0] = builder.call(RMS_NORM, features[0], builder.parameter("scale", 32), 1e-6)
+    mixed = builder.attention(*(builder.heads(part, 8) for part in features))
+    merged = builder.call(aten.flatten.using_ints, mixed, 1, 2)
+    gm = builder.done(builder.linear(merged, "o", 16, 32))
     assert "the projection of its heads is not a separate linear" in nearest(FuseQkv().apply(gm))
 
 
 def test_a_graph_without_attention_has_nothing_to_fuse() -> None:
-    made = GraphBuilder()
-    gm = made.done(made.linear(made.input("x", "T", 4), "w", 4, 4))
+    builder = GraphBuilder()
+    gm = builder.done(builder.linear(builder.input("x", "T", 4), "w", 4, 4))
     report = FuseQkv().apply(gm)
     assert (report.matches, report.nearest) == (0, None)

@@ -75,17 +75,17 @@ def test_a_residual_that_counts_on_every_rank_is_wrong() -> None:
     """Trap 6 put back: adding the residual on each rank counts it more than once."""
     step = decode_step("fuse-residual", tp=2)
     gm = step.after.graph
-    given = filled("tiny-qwen3", 2, (9,))
+    prefill = filled("tiny-qwen3", 2, (9,))
     spec = SPECS[ALL_REDUCE_RESIDUAL]
-    right = run_step(gm, step.plain.pair, given.inputs, given.kept)
+    right = run_step(gm, step.plain.pair, prefill.inputs, prefill.kept)
     node = calls(gm, ALL_REDUCE_RESIDUAL)[0]
     assert spec.across is not None
     nodes = {other.name: values for other, values in right.values.items()}
     terms, residual = (nodes[operand(node, place).name] for place in (0, 1))
     twice = [term + residual[0] for term in terms]
     kind = value_type(node)
-    found = spec.across(twice, kind.placed(PARTIAL), kind, residual)
-    assert not torch.allclose(found[0], nodes[node.name][0])
+    sums = spec.across(twice, kind.placed(PARTIAL), kind, residual)
+    assert not torch.allclose(sums[0], nodes[node.name][0])
 
 
 def test_ranks_that_hold_tokens_have_no_sum_to_add_to() -> None:
@@ -110,28 +110,28 @@ def residual_graph(
     terms_read: bool = False,
 ) -> fx.GraphModule:
     """Return `x + linear(y)` with deviations; `summed` is the dtype of an all-reduce."""
-    made = GraphBuilder()
-    x = made.input("x", WIDTH if narrow else "T", *([] if narrow else [WIDTH]), dtype=dtype)
-    y = made.input("y", "T", WIDTH, dtype=dtype)
-    weight = made.parameter("o.weight", WIDTH, WIDTH, dtype=dtype)
-    projected = made.call(LINEAR, y, weight)
-    others = []
+    builder = GraphBuilder()
+    x = builder.input("x", WIDTH if narrow else "T", *([] if narrow else [WIDTH]), dtype=dtype)
+    y = builder.input("y", "T", WIDTH, dtype=dtype)
+    weight = builder.parameter("o.weight", WIDTH, WIDTH, dtype=dtype)
+    projected = builder.call(LINEAR, y, weight)
+    addends = []
     if term or summed:
         projected.meta["type"] = value_type(projected).placed(PARTIAL)
     if summed:
-        others += [made.call(ALL_REDUCE, projected)] if terms_read else []
+        addends += [builder.call(ALL_REDUCE, projected)] if terms_read else []
         wide = [] if summed == dtype else [summed]
-        projected = made.call(ALL_REDUCE, projected, *wide)
+        projected = builder.call(ALL_REDUCE, projected, *wide)
     residual: Any = 1.0 if number else projected if itself else x
     terms = (projected, residual) if first else (residual, projected)
     kind = value_type(projected) if term else None
-    result = made.call(aten.add.Tensor, *terms, kind=kind)
-    others += [projected] if read else []
-    casts = [made.call(aten.to.dtype, result, dtype) for _ in range(rounded)]
-    others += [made.call(aten.neg.default, result)] if early else []
-    for other in (*casts[1:], *others):
-        casts = [made.call(aten.add.Tensor, (casts or [result])[0], other), *casts]
-    return made.done(casts[0] if casts else result)
+    result = builder.call(aten.add.Tensor, *terms, kind=kind)
+    addends += [projected] if read else []
+    casts = [builder.call(aten.to.dtype, result, dtype) for _ in range(rounded)]
+    addends += [builder.call(aten.neg.default, result)] if early else []
+    for addend in (*casts[1:], *addends):
+        casts = [builder.call(aten.add.Tensor, (casts or [result])[0], addend), *casts]
+    return builder.done(casts[0] if casts else result)
 
 
 @pytest.mark.parametrize("first", [False, True])

@@ -42,8 +42,8 @@ BIASED = {"qwen3": (biased_qwen3, 2), "llama": (biased_llama, 4)}
 @pytest.mark.parametrize("name", BIASED)
 def test_a_bias_goes_along_and_counts_once(name: str, tp: int) -> None:
     """Trap 6: on one rank the projection adds the bias, on several the all-reduce does, once."""
-    made, expected = BIASED[name]
-    pair = made()
+    make, expected = BIASED[name]
+    pair = make()
     stages = stages_of(pair, decode_pipeline(tp))
     gm = stages[-1].graph
     assert stages[-1].stats.matches == 4
@@ -51,11 +51,11 @@ def test_a_bias_goes_along_and_counts_once(name: str, tp: int) -> None:
     target = LINEAR_RESIDUAL if tp == 1 else ALL_REDUCE_RESIDUAL
     bound = [arguments_of(node) for node in calls(gm, target)]
     assert len(bound) == 4
-    assert sum(each["bias"] is not None for each in bound) == expected
+    assert sum(arguments["bias"] is not None for arguments in bound) == expected
     packed = batch((1, 1, 1), pair.eager.config.vocab_size)
     eager = eager_logits(pair.eager, (1, 1, 1))
-    for found in stages[-1].run(pair.read, **packed.inputs()):
-        assert relative_error(found, eager) < TOLERANCE
+    for logits in stages[-1].run(pair.read, **packed.inputs()):
+        assert relative_error(logits, eager) < TOLERANCE
 
 
 def test_a_bias_on_every_rank_is_refused_and_wrong() -> None:
@@ -70,8 +70,8 @@ def test_a_bias_on_every_rank_is_refused_and_wrong() -> None:
             node.args = (partial, residual)
     assert {problem.rule for problem in check_graph(gm)} == {"bias-once"}
     packed = batch((1, 1, 1), pair.eager.config.vocab_size)
-    found = stage_logits(gm, pair, packed)
-    assert relative_error(found, eager_logits(pair.eager, (1, 1, 1))) > 100 * TOLERANCE
+    logits = stage_logits(gm, pair, packed)
+    assert relative_error(logits, eager_logits(pair.eager, (1, 1, 1))) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("tp", [2, 3])
@@ -109,16 +109,16 @@ def test_a_biased_sum_that_others_read_is_left() -> None:
 
 def test_a_residual_is_no_bias() -> None:
     """A sum that is left is the residual of the next one, in either order of the terms."""
-    made = GraphBuilder()
-    x, y = (made.input(name, "T", WIDTH) for name in ("x", "y"))
+    builder = GraphBuilder()
+    x, y = (builder.input(name, "T", WIDTH) for name in ("x", "y"))
     sums = []
     for name in ("o", "down"):
-        projected = made.call(LINEAR, y, made.parameter(f"{name}.weight", WIDTH, WIDTH))
+        projected = builder.call(LINEAR, y, builder.parameter(f"{name}.weight", WIDTH, WIDTH))
         projected.meta["type"] = value_type(projected).placed(PARTIAL)
-        sums.append(made.call(ALL_REDUCE, projected))
-    left = made.call(aten.add.Tensor, x, sums[0])
-    added = made.call(aten.add.Tensor, sums[1], left)
-    gm = made.done(made.call(aten.add.Tensor, added, made.call(aten.neg.default, sums[0])))
+        sums.append(builder.call(ALL_REDUCE, projected))
+    left = builder.call(aten.add.Tensor, x, sums[0])
+    added = builder.call(aten.add.Tensor, sums[1], left)
+    gm = builder.done(builder.call(aten.add.Tensor, added, builder.call(aten.neg.default, sums[0])))
     terms = operand(sums[1])
     assert FuseResidual().apply(gm).matches == 1
     (fused,) = calls(gm, ALL_REDUCE_RESIDUAL)
@@ -129,16 +129,19 @@ def biased_graph(
     dtype: torch.dtype, *, first: bool = False, alone: bool = False, read: bool = False
 ) -> fx.GraphModule:
     """Return `x + (all_reduce(linear(y)) + bias)`, rounded where the dtype requires it."""
-    made = GraphBuilder()
-    x, y = (made.input(name, "T", WIDTH, dtype=dtype) for name in ("x", "y"))
-    projected = made.call(LINEAR, y, made.parameter("o.weight", WIDTH, WIDTH, dtype=dtype))
+    builder = GraphBuilder()
+    x, y = (builder.input(name, "T", WIDTH, dtype=dtype) for name in ("x", "y"))
+    projected = builder.call(LINEAR, y, builder.parameter("o.weight", WIDTH, WIDTH, dtype=dtype))
     projected.meta["type"] = value_type(projected).placed(PARTIAL)
     wide = [] if dtype == torch.float32 else [torch.float32]
-    terms = made.call(ALL_REDUCE, projected, *wide), made.parameter("o.bias", WIDTH, dtype=dtype)
-    biased = made.call(aten.add.Tensor, *terms[:: -1 if first else 1])
+    terms = (
+        builder.call(ALL_REDUCE, projected, *wide),
+        builder.parameter("o.bias", WIDTH, dtype=dtype),
+    )
+    biased = builder.call(aten.add.Tensor, *terms[:: -1 if first else 1])
     if alone:
-        return made.done(biased)
-    result = made.call(aten.add.Tensor, *(x, biased)[:: -1 if first else 1])
+        return builder.done(biased)
+    result = builder.call(aten.add.Tensor, *(x, biased)[:: -1 if first else 1])
     if wide:
-        result = made.call(aten.to.dtype, result, dtype)
-    return made.done(made.call(aten.add.Tensor, result, biased) if read else result)
+        result = builder.call(aten.to.dtype, result, dtype)
+    return builder.done(builder.call(aten.add.Tensor, result, biased) if read else result)

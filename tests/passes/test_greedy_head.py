@@ -61,7 +61,7 @@ def test_a_gather_that_is_only_wished_for_is_passed_by_too() -> None:
 @pytest.mark.parametrize("place", [5, 6, 8, 9])
 def test_another_place_gives_the_same_tokens(place: int) -> None:
     pair = preset_pair("tiny-qwen3")
-    passes = [each for each in default_pipeline(3) if each.name != "greedy-head"]
+    passes = [current for current in default_pipeline(3) if current.name != "greedy-head"]
     gm = graph_after(pair, [*passes[:place], GreedyHead(), *passes[place:]])
     values = run(gm, pair, batch((3, 4), TINY_VOCABULARY))
     for logits, tokens in values[output_of(gm.graph)]:
@@ -70,10 +70,10 @@ def test_another_place_gives_the_same_tokens(place: int) -> None:
 
 def summed() -> fx.GraphModule:
     """Return logits that are partial sums."""
-    made = GraphBuilder()
-    head = made.linear(made.input("x", "R", 16), "head", 40, 16)
+    builder = GraphBuilder()
+    head = builder.linear(builder.input("x", "R", 16), "head", 40, 16)
     head.meta["type"] = value_type(head).placed(PARTIAL)
-    return made.done(made.call(ALL_REDUCE, head))
+    return builder.done(builder.call(ALL_REDUCE, head))
 
 
 @pytest.mark.parametrize("wished", [False, True])
@@ -89,17 +89,17 @@ def test_logits_that_are_a_sum_are_summed_first(wished: bool) -> None:
 
 def test_logits_without_rows_are_refused() -> None:
     """Captured logits, which still have a batch dimension, are refused."""
-    made = GraphBuilder()
-    gm = made.done(made.linear(made.input("x", 1, "R", 16), "head", 40, 16))
-    said = refusal(GreedyHead(), gm)
-    assert "%linear must have one row per token" in said
-    assert "after canonicalize" in said
+    builder = GraphBuilder()
+    gm = builder.done(builder.linear(builder.input("x", 1, "R", 16), "head", 40, 16))
+    message = refusal(GreedyHead(), gm)
+    assert "%linear must have one row per token" in message
+    assert "after canonicalize" in message
     assert not calls(gm, ARGMAX)
 
 
 def test_on_one_rank_the_logits_are_read() -> None:
-    made = GraphBuilder()
-    gm = made.done(made.linear(made.input("x", "R", 16), "head", 40, 16))
+    builder = GraphBuilder()
+    gm = builder.done(builder.linear(builder.input("x", "R", 16), "head", 40, 16))
     assert GreedyHead().apply(gm).matches == 1
     assert check_graph(gm) == []
     assert operand(calls(gm, ARGMAX)[0]).target is LINEAR

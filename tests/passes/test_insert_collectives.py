@@ -15,9 +15,9 @@ aten = torch.ops.aten
 
 
 def test_one_rank_needs_none() -> None:
-    one = step("insert-collectives", tp=1)
-    assert one.matches == 0
-    assert not {ALL_REDUCE, ALL_GATHER} & {node.target for node in one.after.graph.graph.nodes}
+    current = step("insert-collectives", tp=1)
+    assert current.matches == 0
+    assert not {ALL_REDUCE, ALL_GATHER} & {node.target for node in current.after.graph.graph.nodes}
 
 
 def test_sums_are_reduced_and_logits_gathered() -> None:
@@ -29,10 +29,10 @@ def test_sums_are_reduced_and_logits_gathered() -> None:
 
 
 def test_a_value_that_is_whole_already_needs_nothing() -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", 4)
-    doubled = made.call(aten.add.Tensor, x, x)
-    gm = made.done(made.call(REDISTRIBUTE, doubled))
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 4)
+    doubled = builder.call(aten.add.Tensor, x, x)
+    gm = builder.done(builder.call(REDISTRIBUTE, doubled))
     assert InsertCollectives().apply(gm).matches == 1
     assert [op_name(n) for n in gm.graph.nodes if n.op == "call_function"] == ["aten.add"]
     assert check_graph(gm) == []

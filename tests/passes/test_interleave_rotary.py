@@ -50,8 +50,8 @@ def test_golden(model: str, golden: Callable[[str, str], None]) -> None:
 def test_matches_queries_and_keys_of_every_layer(model: str) -> None:
     current = interleaved(model)
     assert current.matches == 2 * 2
-    found = calls(current.after.graph, ROPE)
-    assert [node.args[3] for node in found] == [True] * 4
+    nodes = calls(current.after.graph, ROPE)
+    assert [node.args[3] for node in nodes] == [True] * 4
 
 
 @pytest.mark.parametrize("tp", [1, 3])
@@ -63,8 +63,8 @@ def test_numbers_of_every_stage_behind_it(model: str, tp: int) -> None:
     stages = stages_of(pair, default_pipeline(tp, interleaved=True))
     names = [stage.name for stage in stages]
     for stage in stages[names.index("interleave-rotary") :]:
-        found = stage_logits(stage.graph, pair, packed)
-        assert relative_error(found, expected) < TOLERANCE, stage.name
+        logits = stage_logits(stage.graph, pair, packed)
+        assert relative_error(logits, expected) < TOLERANCE, stage.name
 
 
 @pytest.mark.parametrize("tp", [1, 3])
@@ -73,17 +73,17 @@ def test_numbers_of_a_decode_step(model: str, tp: int) -> None:
     """Decode steps after an interleaved prefill agree, across blocks and spans."""
     pair = preset_pair(model)
     for lengths in BATCHES:
-        given = filled(model, tp, lengths, interleaved=True)
+        prefill = filled(model, tp, lengths, interleaved=True)
         for stage in decode_stages(model, tp, 3, interleaved=True)[-6:]:
-            ran = run_step(stage.graph, pair, given.inputs, given.kept)
-            assert relative_error(ran.logits, given.expected) < TOLERANCE, stage.name
+            ran = run_step(stage.graph, pair, prefill.inputs, prefill.kept)
+            assert relative_error(ran.logits, prefill.expected) < TOLERANCE, stage.name
 
 
 @pytest.mark.parametrize("tp", [1, 3])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_cache_holds_interleaved_keys_and_plain_values(model: str, tp: int) -> None:
-    one, other = (filled(model, tp, BATCHES[1], paired) for paired in (False, True))
-    for half_split, paired in zip(one.kept[CACHE], other.kept[CACHE], strict=True):
+    halves, pairs = (filled(model, tp, BATCHES[1], paired) for paired in (False, True))
+    for half_split, paired in zip(halves.kept[CACHE], pairs.kept[CACHE], strict=True):
         keys, values = half_split.nan_to_num().unbind(1)
         paired_keys, paired_values = paired.nan_to_num().unbind(1)
         torch.testing.assert_close(paired_keys, interleave(keys), rtol=1e-5, atol=1e-5)
@@ -95,8 +95,8 @@ def test_the_cache_holds_interleaved_keys_and_plain_values(model: str, tp: int) 
 def test_fusions_keep_the_layout(model: str) -> None:
     for paired in (False, True):
         gm = decode_stages(model, 3, 3, paired)[-1].graph
-        found = [arguments_of(node) for node in calls(gm, NORM_QKV_ROPE_APPEND)]
-        assert [bound["interleaved"] for bound in found] == [paired] * 2
+        arguments = [arguments_of(node) for node in calls(gm, NORM_QKV_ROPE_APPEND)]
+        assert [bound["interleaved"] for bound in arguments] == [paired] * 2
 
 
 @pytest.mark.parametrize("tp", [1, 3])
@@ -122,15 +122,15 @@ def test_what_has_another_order_is_no_captured_value(model: str) -> None:
 
 
 def _compare(
-    stage: Stage, found: dict[fx.Node, list[torch.Tensor]], expected: dict[str, torch.Tensor]
+    stage: Stage, values: dict[fx.Node, list[torch.Tensor]], expected: dict[str, torch.Tensor]
 ) -> set[str]:
     compared = set()
-    for node, of_ranks in found.items():
+    for node, of_ranks in values.items():
         name = captured_value(node) if node.op.startswith("call") else None
         if name is not None and isinstance(of_ranks[0], torch.Tensor):
-            own, target = whole(node, found), expected[name]
-            target = target.squeeze(0) if target.dim() > own.dim() else target
-            assert relative_error(own.float(), target.float()) < TOLERANCE, (stage.name, name)
+            actual, target = whole(node, values), expected[name]
+            target = target.squeeze(0) if target.dim() > actual.dim() else target
+            assert relative_error(actual.float(), target.float()) < TOLERANCE, (stage.name, name)
             compared.add(name)
     return compared
 
@@ -139,14 +139,16 @@ def _compare(
 def test_each_parameter_is_permuted_once(model: str) -> None:
     """Rows of queries and keys, and their biases or norms, are permuted once; no others are."""
     gm = interleaved(model).after.graph
-    found = [parameter_of(node).whole for node in parameters(gm.graph)]
-    permuted = [recipe.source for recipe in found if isinstance(recipe, Permute)]
+    recipes = [parameter_of(node).whole for node in parameters(gm.graph)]
+    permuted = [recipe.source for recipe in recipes if isinstance(recipe, Permute)]
     names = sorted(
         str(getattr(recipe, "name", recipe)).rpartition("attn.")[2] for recipe in permuted
     )
-    own = "bias" if model == "tiny-qwen2" else "norm"
-    rest = ["k_proj.bias", "q_proj.bias"] if own == "bias" else ["k_norm.weight", "q_norm.weight"]
-    assert names == sorted(2 * ["k_proj.weight", "q_proj.weight", *rest])
+    kind = "bias" if model == "tiny-qwen2" else "norm"
+    vectors = (
+        ["k_proj.bias", "q_proj.bias"] if kind == "bias" else ["k_norm.weight", "q_norm.weight"]
+    )
+    assert names == sorted(2 * ["k_proj.weight", "q_proj.weight", *vectors])
 
 
 @pytest.mark.parametrize("tp", [1, 3])
@@ -160,8 +162,8 @@ def test_the_torch_module_runs_it_and_gives_checkpoint_tensors_back(model: str, 
     ) as compiled:
         assert compiled.source(0).count(", cos, sin, True)  # ") == 4
         new = {"max_new_tokens": 6, "do_sample": False}
-        found = compiled.generate(ids, attention_mask=mask, **new)
-        assert torch.equal(found, pair.eager.generate(ids, attention_mask=mask, **new))
+        generated = compiled.generate(ids, attention_mask=mask, **new)
+        assert torch.equal(generated, pair.eager.generate(ids, attention_mask=mask, **new))
         logits = compiled(ids, attention_mask=mask).logits[mask.bool()]
         assert relative_error(logits, eager_logits(pair.eager, (5, 9))) < TOLERANCE
         for name in (*pair.captured.tensors, *pair.captured.aliases):
@@ -188,8 +190,8 @@ _RAISED = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention"
 def test_it_may_stand_behind_sharding(model: str, text: str) -> None:
     pair = preset_pair(model)
     gm = graph_after(pair, for_ranks(parse_pipeline(text), 4))
-    found = stage_logits(gm, pair, batch(LENGTHS, TINY_VOCABULARY))
-    assert relative_error(found, eager_logits(pair.eager, LENGTHS)) < TOLERANCE
+    logits = stage_logits(gm, pair, batch(LENGTHS, TINY_VOCABULARY))
+    assert relative_error(logits, eager_logits(pair.eager, LENGTHS)) < TOLERANCE
 
 
 def test_behind_fuse_qkv_it_is_refused() -> None:

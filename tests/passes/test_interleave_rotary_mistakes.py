@@ -20,11 +20,11 @@ from tpcompile.rewriting.rewrite import calls
 def _weights(side: int, gm: fx.GraphModule) -> list[fx.Node]:
     """Return the projection, bias and norm of queries (0) or keys (1) in the first layer."""
     node = operand(calls(gm, ATTENTION)[0], side)
-    found: list[fx.Node] = []
-    while node.op == "call_function" and not (found and found[-1].name.endswith("proj_weight")):
-        found += [n for n in reversed(node.all_input_nodes) if n.op == "get_attr"]
+    weights: list[fx.Node] = []
+    while node.op == "call_function" and not (weights and weights[-1].name.endswith("proj_weight")):
+        weights += [n for n in reversed(node.all_input_nodes) if n.op == "get_attr"]
         node = operand(node)
-    return found
+    return weights
 
 
 def _undo(gm: fx.GraphModule, plain: fx.GraphModule, ending: str, *sides: int) -> None:
@@ -80,8 +80,8 @@ def test_a_mistake_shows(name: str) -> None:
     current, packed = interleaved(model), batch(LENGTHS, TINY_VOCABULARY)
     gm = clone(current.after.graph)
     put_back(gm, current.before.graph)
-    found = stage_logits(gm, current.pair, packed)
-    assert relative_error(found, eager_logits(current.pair.eager, LENGTHS)) > 100 * TOLERANCE
+    logits = stage_logits(gm, current.pair, packed)
+    assert relative_error(logits, eager_logits(current.pair.eager, LENGTHS)) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", MISTAKES)

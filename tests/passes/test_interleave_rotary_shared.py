@@ -52,22 +52,22 @@ class Rotated:
     """The number of KV heads, with two query heads."""
 
     def graph(self) -> fx.GraphModule:
-        made = _Builder(self)
-        x, starts = made.x, made.input("starts", "S", dtype=torch.int64)
+        builder = _Builder(self)
+        x, starts = builder.x, builder.input("starts", "S", dtype=torch.int64)
         for layer in range(self.layers):
-            rows = {name: made.rows(name, layer, x) for name in "qkv"}
+            rows = {name: builder.rows(name, layer, x) for name in "qkv"}
             if self.rows_of_keys_are_values:
                 rows["v"] = rows["k"]
-            q, k, v = (made.side(name, rows[name]) for name in "qkv")
+            q, k, v = (builder.side(name, rows[name]) for name in "qkv")
             values = k if self.keys_are_values else v
             kind = q.meta["type"].in_role(None) if self.paired else None  # this type has no rule
-            mixed = made.call(ATTENTION, q, k, values, starts, 0.25, None, layer, kind=kind)
-            others = {"heads": [q], "rows": [rows["q"]]}.get(self.read, [])
-            for term in (mixed, *(made.call(aten.neg.default, other) for other in others)):
+            mixed = builder.call(ATTENTION, q, k, values, starts, 0.25, None, layer, kind=kind)
+            also_read = {"heads": [q], "rows": [rows["q"]]}.get(self.read, [])
+            for term in (mixed, *(builder.call(aten.neg.default, value) for value in also_read)):
                 flat = term.meta["type"].dims == 2
-                merged = term if flat else made.call(aten.flatten.using_ints, term, 1, 2)
-                x = made.call(aten.add.Tensor, x, merged)
-        gm = made.done(x)
+                merged = term if flat else builder.call(aten.flatten.using_ints, term, 1, 2)
+                x = builder.call(aten.add.Tensor, x, merged)
+        gm = builder.done(x)
         drop_dead(gm.graph)
         return gm
 
@@ -75,9 +75,9 @@ class Rotated:
 class _Builder(GraphBuilder):
     """Builder of the requested attention sides; parameters are created on first use."""
 
-    def __init__(self, asked: Rotated) -> None:
+    def __init__(self, rotated: Rotated) -> None:
         super().__init__()
-        self.asked = asked
+        self.asked = rotated
         self.x = self.input("x", "T", HIDDEN)
         self.angles = self.tables(WIDTH)
         self.made: dict[str, fx.Node] = {}
@@ -130,8 +130,8 @@ def result(gm: fx.GraphModule, weights: dict[str, torch.Tensor]) -> torch.Tensor
         "starts": torch.tensor([0, 2, TOKENS]),
         "positions": torch.arange(TOKENS),
     }
-    found: torch.Tensor = gm(*(inputs[n.name] for n in gm.graph.nodes if n.op == "placeholder"))
-    return found
+    output: torch.Tensor = gm(*(inputs[n.name] for n in gm.graph.nodes if n.op == "placeholder"))
+    return output
 
 
 FINE: dict[str, tuple[Rotated, int]] = {
@@ -150,8 +150,8 @@ FINE: dict[str, tuple[Rotated, int]] = {
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_shared_is_permuted_once(name: str) -> None:
     """Tables with different halves agree, so each element of a pair uses its own column."""
-    made, matches = FINE[name]
-    gm = numbered(made.graph())
+    rotated, matches = FINE[name]
+    gm = numbered(rotated.graph())
     weights = {name: value.detach() for name, value in gm.named_parameters()}
     before = result(gm, weights)
     assert InterleaveRotary().apply(gm).matches == matches
@@ -185,8 +185,8 @@ REFUSED: dict[str, tuple[Rotated, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_others_read_is_refused_by_name(name: str) -> None:
-    made, reason = REFUSED[name]
-    gm = made.graph()
+    rotated, reason = REFUSED[name]
+    gm = rotated.graph()
     before = {node: parameter_of(node) for node in parameters(gm.graph)}
     with pytest.raises(PassError) as refused:
         InterleaveRotary().apply(gm)
@@ -196,13 +196,13 @@ def test_what_others_read_is_refused_by_name(name: str) -> None:
 
 
 def test_a_layer_that_rotates_nothing_is_left() -> None:
-    said = refusal(InterleaveRotary(), Rotated(rotated="").graph())
-    assert "There is no attention to rotated heads in the graph" in said
-    assert "%rms_norm is not rotated" in said
+    message = refusal(InterleaveRotary(), Rotated(rotated="").graph())
+    assert "There is no attention to rotated heads in the graph" in message
+    assert "%rms_norm is not rotated" in message
 
 
 @pytest.mark.parametrize("side", "qk")
 def test_one_side_alone_is_not_permuted(side: str) -> None:
     """Permuting one side is refused, since scores would compare two orders."""
-    said = refusal(InterleaveRotary(), Rotated(rotated=side).graph())
-    assert "is not rotated" in said
+    message = refusal(InterleaveRotary(), Rotated(rotated=side).graph())
+    assert "is not rotated" in message

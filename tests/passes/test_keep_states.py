@@ -69,25 +69,25 @@ def _steps(gm: fx.GraphModule, pair: Any, pieces: tuple[tuple[int, int], ...]) -
     """Return the logits of two sequences that come in pieces, and write alternate states."""
     lengths = tuple(map(sum, zip(*pieces, strict=True)))
     ids, mask = padded(lengths, TINY_VOCABULARY)
-    rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+    rows = [row[real.bool()] for row, real in zip(ids, mask, strict=True)]
     gm = clone(gm)
     weights: dict[str, list[torch.Tensor]] = dict(materialise(gm, pair.read))
-    given = rank_inputs(
+    dealt = rank_inputs(
         gm, {"input_ids": ids.flatten(), "starts": torch.tensor([0, *lengths]).cumsum(0)}
     )
     for node in list(gm.graph.nodes):
         if node.name in ("cache", STATES, TAILS):
             node.op = "get_attr"
-            held = [each[node.name] for each in given]
+            held = [arguments[node.name] for arguments in dealt]
             if node.name != "cache":  # two states for each sequence
-                held = [torch.cat([each, each], 1) for each in held]
+                held = [torch.cat([state, state], 1) for state in held]
             weights[str(node.target)] = held
-    tables, block = given[0]["tables"], 32
-    done, found = [0, 0], []
+    tables, block = dealt[0]["tables"], 32
+    done, logits = [0, 0], []
     for number, counts in enumerate(pieces):
         ends = [a + b for a, b in zip(done, counts, strict=True)]
         places = [torch.arange(a, b) for a, b in zip(done, ends, strict=True)]
-        own = [
+        slots = [
             tables[row][place // block] * block + place % block for row, place in enumerate(places)
         ]
         swap = torch.tensor([2 * (number % 2), 2 * (number % 2)])
@@ -96,7 +96,7 @@ def _steps(gm: fx.GraphModule, pair: Any, pieces: tuple[tuple[int, int], ...]) -
             "positions": torch.cat(places),
             "starts": torch.tensor([0, *counts]).cumsum(0),
             "logit_rows": torch.arange(sum(counts)),
-            "slots": torch.cat(own),
+            "slots": torch.cat(slots),
             "tables": tables,
             "lengths": torch.tensor(ends),
             "read": torch.arange(2) + 2 - swap,
@@ -104,18 +104,18 @@ def _steps(gm: fx.GraphModule, pair: Any, pieces: tuple[tuple[int, int], ...]) -
         }
         with torch.inference_mode():
             values = run_ranks(gm, inputs, weights, pair.captured.rotary.fresh())
-        found.append(logits_of(values)[0].split(counts))
+        logits.append(logits_of(values)[0].split(counts))
         done = ends
-    return torch.cat([torch.cat(side) for side in zip(*found, strict=True)])
+    return torch.cat([torch.cat(side) for side in zip(*logits, strict=True)])
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_step_by_step_gives_the_logits_of_the_whole(tp: int) -> None:
     pair = preset_pair(MODEL)
     gm = graph_after(pair, default_pipeline(tp))
-    found = _steps(gm, pair, ((5, 1), (1, 70), (1, 1), (3, 2)))
+    logits = _steps(gm, pair, ((5, 1), (1, 70), (1, 1), (3, 2)))
     expected = eager_logits(pair.eager, (10, 74))
-    assert relative_error(found, expected) < TOLERANCE
+    assert relative_error(logits, expected) < TOLERANCE
 
 
 def test_the_state_of_another_layer_is_refused_and_wrong() -> None:
@@ -143,34 +143,34 @@ def test_the_state_of_another_layer_is_refused_and_wrong() -> None:
 
 def two_rules(widths: tuple[int, int], *, lengths: bool = True) -> fx.GraphModule:
     """Return two gated delta rules with value heads of these widths."""
-    made = GraphBuilder()
+    builder = GraphBuilder()
     if lengths:
-        made.input("lengths", "N", dtype=torch.int64)
-    starts = made.input("starts", "S", dtype=torch.int64)
-    q, k = (made.input(name, "T", 2, 8) for name in "qk")
-    gates = [made.input(name, "T", 4) for name in ("decay", "beta")]
+        builder.input("lengths", "N", dtype=torch.int64)
+    starts = builder.input("starts", "S", dtype=torch.int64)
+    q, k = (builder.input(name, "T", 2, 8) for name in "qk")
+    gates = [builder.input(name, "T", 4) for name in ("decay", "beta")]
     results = []
     for layer, width in enumerate(widths):
-        v = made.input(f"v{layer}", "T", 4, width)
-        results.append(made.call(GATED_DELTA_RULE, q, k, v, *gates, starts, layer))
-    return made.done(made.call(torch.ops.aten.cat.default, results, 2))
+        v = builder.input(f"v{layer}", "T", 4, width)
+        results.append(builder.call(GATED_DELTA_RULE, q, k, v, *gates, starts, layer))
+    return builder.done(builder.call(torch.ops.aten.cat.default, results, 2))
 
 
 def test_layers_with_other_states_are_refused() -> None:
-    said = refusal(KeepStates(), two_rules((8, 16)))
-    assert "The states of %gated_delta_rule_1 must have the type of those of" in said
-    assert "f32[2, K, 4, 8, 16]" in said and "f32[2, K, 4, 8, 8]" in said
+    message = refusal(KeepStates(), two_rules((8, 16)))
+    assert "The states of %gated_delta_rule_1 must have the type of those of" in message
+    assert "f32[2, K, 4, 8, 16]" in message and "f32[2, K, 4, 8, 8]" in message
 
 
 def test_lengths_come_from_the_cache() -> None:
-    said = refusal(KeepStates(), two_rules((8, 8), lengths=False))
-    assert "Put keep-states after cache-kv" in said
+    message = refusal(KeepStates(), two_rules((8, 8), lengths=False))
+    assert "Put keep-states after cache-kv" in message
     with pytest.raises(PassError, match="without the lengths"):
         KeepStates().apply(two_rules((8, 8), lengths=False))
 
 
 def test_a_graph_without_linear_attention_keeps_nothing() -> None:
-    made = GraphBuilder()
-    gm = made.done(made.linear(made.input("x", "T", 16), "w", 8, 16))
+    builder = GraphBuilder()
+    gm = builder.done(builder.linear(builder.input("x", "T", 16), "w", 8, 16))
     assert KeepStates().apply(gm).matches == 0
     assert [node.name for node in gm.graph.nodes if node.op == "placeholder"] == ["x"]

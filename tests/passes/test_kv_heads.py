@@ -44,9 +44,9 @@ def test_a_bias_goes_with_the_rows_of_its_weight() -> None:
 
 
 def test_a_plan_must_come_first() -> None:
-    said = refusal(KvHeads(), attention_graph())
-    assert "The graph has no plan" in said
-    assert "Put plan-sharding before this pass" in said
+    message = refusal(KvHeads(), attention_graph())
+    assert "The graph has no plan" in message
+    assert "Put plan-sharding before this pass" in message
 
 
 class _NextRanksHeads(KvHeads):

@@ -61,7 +61,7 @@ def test_space_around_passes_means_nothing(
     first: Pass, second: Pass, spaces: Sequence[str]
 ) -> None:
     before, between, after = spaces
-    parts = [pipeline_text([each]) for each in (first, second)]
+    parts = [pipeline_text([current]) for current in (first, second)]
     text = f"{before}{parts[0]}{between},{after}{parts[1]}{before}"
     assert parse_pipeline(text) == [first, second]
 
@@ -91,8 +91,8 @@ def test_all_passes_are_the_standard_ones_and_the_optional() -> None:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_pipeline_has_a_name(name: str) -> None:
-    made = {"standard": default_pipeline, "decode": decode_pipeline}[name]
-    assert for_ranks(parse_pipeline(name), 3) == made(3)
+    make = {"standard": default_pipeline, "decode": decode_pipeline}[name]
+    assert for_ranks(parse_pipeline(name), 3) == make(3)
     assert parse_pipeline(name) == parse_pipeline(f" {name} ") == parse_pipeline(f"{name}{{}}")
     assert name not in PASSES
     assert parse_pipeline(f"canonicalize,{name},raise-norm") == [
@@ -103,16 +103,16 @@ def test_a_pipeline_has_a_name(name: str) -> None:
 
 
 def test_a_pipeline_has_options() -> None:
-    found = parse_pipeline("decode{spans=4,block=16,interleaved=true}")
-    assert for_ranks(found, 2) == decode_pipeline(2, spans=4, block=16, interleaved=True)
-    assert InterleaveRotary() in found
-    names = [current.name for current in found]
+    passes = parse_pipeline("decode{spans=4,block=16,interleaved=true}")
+    assert for_ranks(passes, 2) == decode_pipeline(2, spans=4, block=16, interleaved=True)
+    assert InterleaveRotary() in passes
+    names = [current.name for current in passes]
     assert names.index("interleave-rotary") == names.index("raise-attention") + 1
     for no in ("standard{interleaved=False}", "standard{interleaved=false}"):
         assert parse_pipeline(no) == parse_pipeline("standard")
-    found = parse_pipeline("standard{interleaved=True,block=7}")
-    assert CacheKv(7) in found
-    assert [p for p in for_ranks(found, 3) if not isinstance(p, CacheKv)] == [
+    passes = parse_pipeline("standard{interleaved=True,block=7}")
+    assert CacheKv(7) in passes
+    assert [p for p in for_ranks(passes, 3) if not isinstance(p, CacheKv)] == [
         p for p in default_pipeline(3, interleaved=True) if not isinstance(p, CacheKv)
     ]
 
@@ -227,12 +227,12 @@ _SHARDED = f"{_RAISED},shard-linears,kv-heads,vocab-parallel,insert-collectives"
 def test_another_order_gives_the_same_logits(text: str) -> None:
     pair = preset_pair("tiny-qwen3")
     gm = graph_after(pair, for_ranks(parse_pipeline(text), 2))
-    found = stage_logits(gm, pair, batch((3, 1), TINY_VOCABULARY))
-    assert relative_error(found, eager_logits(pair.eager, (3, 1))) < TOLERANCE
+    logits = stage_logits(gm, pair, batch((3, 1), TINY_VOCABULARY))
+    assert relative_error(logits, eager_logits(pair.eager, (3, 1))) < TOLERANCE
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "message"),
     [
         ("canonicalize,raise-attention", PassError, "no attention in token-major form"),
         ("canonicalize,shard-linears", PassError, "Put plan-sharding before this pass"),
@@ -251,11 +251,11 @@ def test_another_order_gives_the_same_logits(text: str) -> None:
     ],
 )
 def test_an_order_that_cannot_work_is_refused(
-    text: str, kind: type[CompileError], said: str
+    text: str, kind: type[CompileError], message: str
 ) -> None:
     with pytest.raises(kind) as refused:
         run_passes(preset_pair("tiny-qwen3").captured.graph, for_ranks(parse_pipeline(text), 2))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("fusion", ["fuse-qkv", "fuse-gate-up"])

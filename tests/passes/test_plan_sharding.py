@@ -81,9 +81,9 @@ def test_tp_above_the_query_heads_is_refused() -> None:
         ShardingError, match="tp=7 is more than the number of query heads"
     ) as refused:
         _plan("tp=7")
-    said = str(refused.value)
-    assert "6 query heads" in said
-    assert "plan-sharding{tp=7}" in said
+    message = str(refused.value)
+    assert "6 query heads" in message
+    assert "plan-sharding{tp=7}" in message
 
 
 @pytest.mark.parametrize(

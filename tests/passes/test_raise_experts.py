@@ -30,22 +30,22 @@ def router(
     logits_chosen: bool = False,
     ids_of: int = 1,
 ) -> fx.GraphModule:
-    made = GraphBuilder()
-    x = made.input("x", "T", HIDDEN, dtype=dtype)
-    logits = made.call(LINEAR, x, made.parameter("router", COUNT, HIDDEN, dtype=dtype))
-    spread = made.call(aten.softmax.int, logits, -1, shares)
-    choice = made.call(aten.topk.default, logits if logits_chosen else spread, 2)
-    scores, ids = made.part(choice, 0), made.part(choice, ids_of)
+    builder = GraphBuilder()
+    x = builder.input("x", "T", HIDDEN, dtype=dtype)
+    logits = builder.call(LINEAR, x, builder.parameter("router", COUNT, HIDDEN, dtype=dtype))
+    spread = builder.call(aten.softmax.int, logits, -1, shares)
+    choice = builder.call(aten.topk.default, logits if logits_chosen else spread, 2)
+    scores, ids = builder.part(choice, 0), builder.part(choice, ids_of)
     if normalized:
         whole = scores if divisor == "scores" else spread
-        total = made.call(aten.sum.dim_IntList, whole, [-1], True)
-        scores = made.call(aten.div_.Tensor, scores, total)
+        total = builder.call(aten.sum.dim_IntList, whole, [-1], True)
+        scores = builder.call(aten.div_.Tensor, scores, total)
     if rounded:
-        scores = made.call(aten.to.dtype, scores, dtype)
+        scores = builder.call(aten.to.dtype, scores, dtype)
     weights = (("gate_up", COUNT, 2 * FEATURES, HIDDEN), ("down", COUNT, HIDDEN, FEATURES))
-    given = [made.parameter(*shape, dtype=dtype) for shape in weights]
+    experts = [builder.parameter(*shape, dtype=dtype) for shape in weights]
     kind = x.meta["type"]
-    return made.done(made.call(EXPERTS, x, scores, ids, *given, kind=kind))
+    return builder.done(builder.call(EXPERTS, x, scores, ids, *experts, kind=kind))
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -55,8 +55,8 @@ def test_a_router(normalized: bool, dtype: torch.dtype) -> None:
     assert RaiseExperts().apply(gm).matches == 1
     assert check_graph(gm) == []
     (choice,) = calls(gm, TOP_EXPERTS)
-    given = arguments_of(choice)
-    assert (given["count"], given["normalized"]) == (2, normalized)
+    arguments = arguments_of(choice)
+    assert (arguments["count"], arguments["normalized"]) == (2, normalized)
     assert not calls(gm, aten.topk.default)
     (mixture,) = calls(gm, EXPERTS)
     items = [arguments_of(mixture)[name] for name in ("scores", "ids")]
@@ -75,8 +75,8 @@ NEAR: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("name", NEAR)
 def test_other_routers_are_refused(name: str) -> None:
-    changes, said = NEAR[name]
+    changes, message = NEAR[name]
     gm = router(**changes)  # type: ignore[arg-type]
     with pytest.raises(PassError, match="There is no router in the graph") as refused:
         RaiseExperts().apply(gm)
-    assert said in str(refused.value)
+    assert message in str(refused.value)

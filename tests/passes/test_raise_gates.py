@@ -23,8 +23,8 @@ HEADS, WIDTH = 3, 4
 
 def test_matches_every_gate() -> None:
     gm = step("raise-gates", MODEL).after.graph
-    found = [len(calls(gm, op)) for op in (DELTA_DECAY, GATED_RMS_NORM, SIGMOID_GATE)]
-    assert found == [3, 3, 1]
+    counts = [len(calls(gm, op)) for op in (DELTA_DECAY, GATED_RMS_NORM, SIGMOID_GATE)]
+    assert counts == [3, 3, 1]
     assert step("raise-gates", "tiny-qwen3").matches == 0
 
 
@@ -42,16 +42,16 @@ def decay_graph(
     other_op: Any = aten.softplus.default,
     swapped: bool = False,
 ) -> fx.GraphModule:
-    made = GraphBuilder()
-    a = made.input("a", "T", HEADS, dtype=dtype)
-    rate = (made.input if rate_is_input else made.parameter)("rate", HEADS)
-    bias = made.parameter("bias", HEADS)
-    wide = made.call(aten.to.dtype, a, torch.float32) if dtype != torch.float32 else a
-    step = made.call(other_op, made.call(aten.add.Tensor, wide, bias))
-    scale = made.call(aten.exp.default, rate)
-    scale = made.call(aten.neg.default, scale) if negated else scale
+    builder = GraphBuilder()
+    a = builder.input("a", "T", HEADS, dtype=dtype)
+    rate = (builder.input if rate_is_input else builder.parameter)("rate", HEADS)
+    bias = builder.parameter("bias", HEADS)
+    wide = builder.call(aten.to.dtype, a, torch.float32) if dtype != torch.float32 else a
+    step = builder.call(other_op, builder.call(aten.add.Tensor, wide, bias))
+    scale = builder.call(aten.exp.default, rate)
+    scale = builder.call(aten.neg.default, scale) if negated else scale
     factors = (step, scale) if swapped else (scale, step)
-    return made.done(made.call(aten.mul.Tensor, *factors))
+    return builder.done(builder.call(aten.mul.Tensor, *factors))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -69,7 +69,7 @@ def test_a_decay(dtype: torch.dtype, swapped: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"rate_is_input": True}, "its rate must be a parameter"),
         ({"negated": False}, ""),
@@ -77,11 +77,11 @@ def test_a_decay(dtype: torch.dtype, swapped: bool) -> None:
     ],
     ids=str,
 )
-def test_near_misses_of_a_decay(changes: dict[str, Any], said: str) -> None:
+def test_near_misses_of_a_decay(changes: dict[str, Any], reason: str) -> None:
     gm = decay_graph(**changes)
     report = RaiseGates().apply(gm)
     assert report.matches == 0 and not calls(gm, DELTA_DECAY)
-    assert said in str(report.nearest)
+    assert reason in str(report.nearest)
 
 
 def norm_graph(
@@ -92,22 +92,22 @@ def norm_graph(
     other_gate: bool = False,
 ) -> fx.GraphModule:
     """Return a norm per head with a gate, computed on heads that are merged with tokens."""
-    made = GraphBuilder()
-    x = made.input("x", "T", HEADS, WIDTH, dtype=dtype)
-    gate = made.input("gate", "T", HEADS, WIDTH, dtype=gate_dtype or dtype)
-    weight = made.parameter("weight", WIDTH, dtype=dtype)
+    builder = GraphBuilder()
+    x = builder.input("x", "T", HEADS, WIDTH, dtype=dtype)
+    gate = builder.input("gate", "T", HEADS, WIDTH, dtype=gate_dtype or dtype)
+    weight = builder.parameter("weight", WIDTH, dtype=dtype)
     if merged:
-        x, gate = (made.call(aten.reshape.default, each, [-1, WIDTH]) for each in (x, gate))
-    normed = made.call(RMS_NORM, x, weight, 1e-6)
-    wide = made.call(aten.to.dtype, gate, torch.float32)
-    opened = made.call(aten.sigmoid.default if other_gate else aten.silu.default, wide)
-    product = made.call(aten.mul.Tensor, normed, opened)
-    rounded = made.call(aten.to.dtype, product, dtype)
+        x, gate = (builder.call(aten.reshape.default, value, [-1, WIDTH]) for value in (x, gate))
+    normed = builder.call(RMS_NORM, x, weight, 1e-6)
+    wide = builder.call(aten.to.dtype, gate, torch.float32)
+    opened = builder.call(aten.sigmoid.default if other_gate else aten.silu.default, wide)
+    product = builder.call(aten.mul.Tensor, normed, opened)
+    rounded = builder.call(aten.to.dtype, product, dtype)
     if not merged:
-        return made.done(rounded)
-    tokens = made.call(aten.sym_size.int, made.graph.find_nodes(op="placeholder")[0], 0)
+        return builder.done(rounded)
+    tokens = builder.call(aten.sym_size.int, builder.graph.find_nodes(op="placeholder")[0], 0)
     assert tokens.meta["type"] == SymbolType("T")
-    return made.done(made.call(aten.reshape.default, rounded, [tokens, -1]))
+    return builder.done(builder.call(aten.reshape.default, rounded, [tokens, -1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -125,7 +125,7 @@ def test_a_gated_norm(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"merged": False}, "it merges no heads"),
         ({"gate_dtype": torch.bfloat16}, "the gate must have the type of the heads"),
@@ -133,23 +133,23 @@ def test_a_gated_norm(dtype: torch.dtype) -> None:
     ],
     ids=str,
 )
-def test_near_misses_of_a_gated_norm(changes: dict[str, Any], said: str) -> None:
+def test_near_misses_of_a_gated_norm(changes: dict[str, Any], reason: str) -> None:
     gm = norm_graph(**changes)
     report = RaiseGates().apply(gm)
     assert not calls(gm, GATED_RMS_NORM)
-    assert said in str(report.nearest)
+    assert reason in str(report.nearest)
 
 
 @pytest.mark.parametrize("heads", [HEADS, 1])
 def test_heads_that_are_merged_with_tokens_and_split_again(heads: int) -> None:
     """Qwen3-Next splits them before it merges the heads of a token. Other heads are left."""
-    made = GraphBuilder()
-    x = made.input("x", "T", HEADS, WIDTH)
-    tokens = made.call(aten.sym_size.int, x, 0)
-    merged = made.call(aten.reshape.default, x, [-1, WIDTH])
+    builder = GraphBuilder()
+    x = builder.input("x", "T", HEADS, WIDTH)
+    tokens = builder.call(aten.sym_size.int, x, 0)
+    merged = builder.call(aten.reshape.default, x, [-1, WIDTH])
     split = [tokens, HEADS, WIDTH] if heads == HEADS else [tokens, 1, HEADS * WIDTH]
-    again = made.call(aten.reshape.default, merged, split)
-    gm = made.done(made.call(aten.neg.default, again))
+    again = builder.call(aten.reshape.default, merged, split)
+    gm = builder.done(builder.call(aten.neg.default, again))
     report = RaiseGates().apply(gm)
     assert check_graph(gm) == []
     assert report.matches == (heads == HEADS)
@@ -159,20 +159,20 @@ def test_heads_that_are_merged_with_tokens_and_split_again(heads: int) -> None:
 def test_the_activation_of_an_mlp_is_no_output_gate() -> None:
     """`up * sigmoid(gate)` between linears is an MLP."""
     for x_is_linear in (False, True):
-        made = GraphBuilder()
-        x, gate = (made.input(name, "T", 8) for name in ("x", "gate"))
-        value = made.linear(x, "up", 8, 8) if x_is_linear else x
-        opened = made.call(aten.sigmoid.default, gate)
-        gm = made.done(made.call(aten.mul.Tensor, value, opened))
+        builder = GraphBuilder()
+        x, gate = (builder.input(name, "T", 8) for name in ("x", "gate"))
+        value = builder.linear(x, "up", 8, 8) if x_is_linear else x
+        opened = builder.call(aten.sigmoid.default, gate)
+        gm = builder.done(builder.call(aten.mul.Tensor, value, opened))
         report = RaiseGates().apply(gm)
         assert report.matches == int(not x_is_linear)
         assert check_graph(gm) == []
 
 
 def test_an_output_gate_of_another_type_is_left() -> None:
-    made = GraphBuilder()
-    x, gate = made.input("x", "T", 8), made.input("gate", "T", 1)
-    gm = made.done(made.call(aten.mul.Tensor, x, made.call(aten.sigmoid.default, gate)))
+    builder = GraphBuilder()
+    x, gate = builder.input("x", "T", 8), builder.input("gate", "T", 1)
+    gm = builder.done(builder.call(aten.mul.Tensor, x, builder.call(aten.sigmoid.default, gate)))
     report = RaiseGates().apply(gm)
     assert report.matches == 0
     assert "the gate must have the type of the value" in str(report.nearest)

@@ -31,18 +31,20 @@ def norm_graph(
     swapped: bool = False,
 ) -> fx.GraphModule:
     """Return a norm as Hugging Face writes it, with the requested deviations."""
-    made = GraphBuilder()
-    x = made.input("x", "T", WIDTH, dtype=dtype)
-    make: Any = made.input if scale_is_input else made.parameter
+    builder = GraphBuilder()
+    x = builder.input("x", "T", WIDTH, dtype=dtype)
+    make: Any = builder.input if scale_is_input else builder.parameter
     weight = make("weight", *scale, dtype=scale_dtype or dtype)
-    value = made.call(aten.to.dtype, x, torch.float32) if wide else x
-    normed = made.call(aten.neg.default, value) if other_value else value
-    square = made.call(aten.pow.Tensor_Scalar, value, power)
-    mean = made.call(aten.mean.dim, square, list(dims), True)
-    rsqrt = made.call(aten.rsqrt.default, made.call(aten.add.Tensor, mean, 1e-5))
-    product = made.call(aten.mul.Tensor, *((rsqrt, normed) if swapped else (normed, rsqrt)))
-    back = made.call(aten.to.dtype, product, dtype)
-    return made.done(made.call(aten.mul.Tensor, *((back, weight) if swapped else (weight, back))))
+    value = builder.call(aten.to.dtype, x, torch.float32) if wide else x
+    normed = builder.call(aten.neg.default, value) if other_value else value
+    square = builder.call(aten.pow.Tensor_Scalar, value, power)
+    mean = builder.call(aten.mean.dim, square, list(dims), True)
+    rsqrt = builder.call(aten.rsqrt.default, builder.call(aten.add.Tensor, mean, 1e-5))
+    product = builder.call(aten.mul.Tensor, *((rsqrt, normed) if swapped else (normed, rsqrt)))
+    back = builder.call(aten.to.dtype, product, dtype)
+    return builder.done(
+        builder.call(aten.mul.Tensor, *((back, weight) if swapped else (weight, back)))
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -87,20 +89,20 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
 def test_near_miss_is_refused(name: str) -> None:
     changes, reason = NEAR_MISSES[name]
     gm = norm_graph(**changes)
-    said = refusal(RaiseNorm(), gm)
-    assert reason in said
-    assert "There is no RMS norm in the graph" in said
+    message = refusal(RaiseNorm(), gm)
+    assert reason in message
+    assert "There is no RMS norm in the graph" in message
     assert not calls(gm, RMS_NORM)
 
 
 def test_refusal_shows_the_line_that_came_nearest() -> None:
-    said = refusal(RaiseNorm(), norm_graph(scale=(1,)))
-    assert "%weight = param(weight) : f32[1] Replicate" in said
+    message = refusal(RaiseNorm(), norm_graph(scale=(1,)))
+    assert "%weight = param(weight) : f32[1] Replicate" in message
 
 
 def test_nothing_like_it() -> None:
-    made = GraphBuilder()
-    gm = made.done(made.call(aten.neg.default, made.input("x", "T", 4)))
+    builder = GraphBuilder()
+    gm = builder.done(builder.call(aten.neg.default, builder.input("x", "T", 4)))
     assert "no candidate" in refusal(RaiseNorm(), gm)
 
 
@@ -108,19 +110,21 @@ def layer_norm_graph(
     dtype: torch.dtype, *, power: int = 2, own_mean: bool = True
 ) -> fx.GraphModule:
     """Return a layer norm as Cohere's models spell it out."""
-    made = GraphBuilder()
-    x = made.input("x", "T", WIDTH, dtype=dtype)
-    weight = made.parameter("weight", WIDTH, dtype=dtype)
-    wide = made.call(aten.to.dtype, x, torch.float32)
-    mean = made.call(
-        aten.mean.dim, wide if own_mean else made.call(aten.neg.default, wide), [-1], True
+    builder = GraphBuilder()
+    x = builder.input("x", "T", WIDTH, dtype=dtype)
+    weight = builder.parameter("weight", WIDTH, dtype=dtype)
+    wide = builder.call(aten.to.dtype, x, torch.float32)
+    mean = builder.call(
+        aten.mean.dim, wide if own_mean else builder.call(aten.neg.default, wide), [-1], True
     )
-    squares = made.call(aten.pow.Tensor_Scalar, made.call(aten.sub.Tensor, wide, mean), power)
-    variance = made.call(aten.mean.dim, squares, [-1], True)
-    rsqrt = made.call(aten.rsqrt.default, made.call(aten.add.Tensor, variance, 1e-5))
-    product = made.call(aten.mul.Tensor, made.call(aten.sub.Tensor, wide, mean), rsqrt)
-    scale = made.call(aten.to.dtype, weight, torch.float32)
-    return made.done(made.call(aten.to.dtype, made.call(aten.mul.Tensor, scale, product), dtype))
+    squares = builder.call(aten.pow.Tensor_Scalar, builder.call(aten.sub.Tensor, wide, mean), power)
+    variance = builder.call(aten.mean.dim, squares, [-1], True)
+    rsqrt = builder.call(aten.rsqrt.default, builder.call(aten.add.Tensor, variance, 1e-5))
+    product = builder.call(aten.mul.Tensor, builder.call(aten.sub.Tensor, wide, mean), rsqrt)
+    scale = builder.call(aten.to.dtype, weight, torch.float32)
+    return builder.done(
+        builder.call(aten.to.dtype, builder.call(aten.mul.Tensor, scale, product), dtype)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

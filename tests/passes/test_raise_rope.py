@@ -35,25 +35,25 @@ def rope_graph(
     commuted: bool = False,
 ) -> fx.GraphModule:
     """Return a rotation as Hugging Face writes it, with the requested deviations."""
-    made = GraphBuilder()
+    builder = GraphBuilder()
     shape = ("T", HEADS, WIDTH) if token_major else (HEADS, "T", WIDTH)
-    x = made.input("x", *shape)
-    cos, sin = made.tables(table)
+    x = builder.input("x", *shape)
+    cos, sin = builder.tables(table)
     if not cos_first:
         cos, sin = sin, cos
-    cos, sin = (made.call(aten.unsqueeze.default, t, int(token_major)) for t in (cos, sin))
-    low = made.call(aten.slice.Tensor, x, axis, 0, middle[0], steps[0])
-    high = made.call(aten.slice.Tensor, x, axis, middle[1], end, steps[1])
+    cos, sin = (builder.call(aten.unsqueeze.default, t, int(token_major)) for t in (cos, sin))
+    low = builder.call(aten.slice.Tensor, x, axis, 0, middle[0], steps[0])
+    high = builder.call(aten.slice.Tensor, x, axis, middle[1], end, steps[1])
     halves = [high, low]
     place = 1 - negated
-    halves[place] = made.call(aten.neg.default, halves[place])
-    turned = made.call(aten.cat.default, halves, cat_axis)
-    other = made.call(aten.neg.default, x) if other_value else x
+    halves[place] = builder.call(aten.neg.default, halves[place])
+    turned = builder.call(aten.cat.default, halves, cat_axis)
+    other = builder.call(aten.neg.default, x) if other_value else x
     terms = [
-        made.call(aten.mul.Tensor, *pair[:: -1 if commuted else 1])
+        builder.call(aten.mul.Tensor, *pair[:: -1 if commuted else 1])
         for pair in ((other, cos), (turned, sin))
     ]
-    return made.done(made.call(aten.add.Tensor, *terms[:: -1 if commuted else 1]))
+    return builder.done(builder.call(aten.add.Tensor, *terms[:: -1 if commuted else 1]))
 
 
 @pytest.mark.parametrize("changes", [{}, {"commuted": True}, {"axis": -1}, {"end": WIDTH}], ids=str)
@@ -111,30 +111,30 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
 def test_near_miss_is_refused(name: str) -> None:
     changes, reason = NEAR_MISSES[name]
     gm = rope_graph(**changes)
-    said = refusal(RaiseRope(), gm)
-    assert reason in said
-    assert "There is no rotation of heads in the graph" in said
+    message = refusal(RaiseRope(), gm)
+    assert reason in message
+    assert "There is no rotation of heads in the graph" in message
     assert not calls(gm, ROPE)
 
 
 def test_two_dimensions_are_refused() -> None:
     """A value without heads is refused: it matches the pattern, but not the shape."""
-    made = GraphBuilder()
-    x = made.input("x", 1, WIDTH)
-    tables = [made.input(name, WIDTH) for name in ("cos", "sin")]
-    cos, sin = (made.call(aten.unsqueeze.default, table, 0) for table in tables)
-    low = made.call(aten.slice.Tensor, x, 1, 0, HALF, 1)
-    high = made.call(aten.neg.default, made.call(aten.slice.Tensor, x, 1, HALF, END, 1))
-    turned = made.call(aten.cat.default, [high, low], -1)
-    terms = [made.call(aten.mul.Tensor, *pair) for pair in ((x, cos), (turned, sin))]
-    gm = made.done(made.call(aten.add.Tensor, *terms))
+    builder = GraphBuilder()
+    x = builder.input("x", 1, WIDTH)
+    tables = [builder.input(name, WIDTH) for name in ("cos", "sin")]
+    cos, sin = (builder.call(aten.unsqueeze.default, table, 0) for table in tables)
+    low = builder.call(aten.slice.Tensor, x, 1, 0, HALF, 1)
+    high = builder.call(aten.neg.default, builder.call(aten.slice.Tensor, x, 1, HALF, END, 1))
+    turned = builder.call(aten.cat.default, [high, low], -1)
+    terms = [builder.call(aten.mul.Tensor, *pair) for pair in ((x, cos), (turned, sin))]
+    gm = builder.done(builder.call(aten.add.Tensor, *terms))
     assert "x must have shape [heads, T, width], got (1, 8)" in refusal(RaiseRope(), gm)
 
 
 def test_a_model_without_rotation_is_refused() -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", WIDTH)
-    gm = made.done(made.call(aten.add.Tensor, x, x))
+    builder = GraphBuilder()
+    x = builder.input("x", "T", WIDTH)
+    gm = builder.done(builder.call(aten.add.Tensor, x, x))
     assert "expected aten.mul, got" in refusal(RaiseRope(), gm)
 
 
@@ -153,25 +153,28 @@ def pairs_graph(
     With `wide` it is in fp32; `late` casts the turned elements after they are turned. With `cut`,
     fewer columns of the tables are repeated.
     """
-    made = GraphBuilder()
-    x = made.input("x", HEADS, "T", WIDTH, dtype=dtype)
-    tables = [made.call(aten.unsqueeze.default, t, 0) for t in made.tables(WIDTH)]
+    builder = GraphBuilder()
+    x = builder.input("x", HEADS, "T", WIDTH, dtype=dtype)
+    tables = [builder.call(aten.unsqueeze.default, t, 0) for t in builder.tables(WIDTH)]
     tables = tables if cos_first else tables[::-1]
     if halves:
-        columns = [made.call(aten.slice.Tensor, t, 2, 0, cut) for t in tables]
-        tables = [made.call(aten.repeat_interleave.self_int, t, WIDTH // cut, -1) for t in columns]
-    straight = made.call(aten.to.dtype, x, torch.float32) if wide else x
+        columns = [builder.call(aten.slice.Tensor, t, 2, 0, cut) for t in tables]
+        tables = [
+            builder.call(aten.repeat_interleave.self_int, t, WIDTH // cut, -1) for t in columns
+        ]
+    straight = builder.call(aten.to.dtype, x, torch.float32) if wide else x
     turning = x if late else straight
-    even = made.call(aten.slice.Tensor, turning, 2, first, END, 2)
-    odd = made.call(aten.slice.Tensor, turning, 2, 1 - first, END, 2)
-    both = [made.call(aten.neg.default, odd), even]
-    turned = made.call(aten.flatten.using_ints, made.call(aten.stack.default, both, -1), -2)
-    turned = made.call(aten.to.dtype, turned, torch.float32) if late else turned
+    even = builder.call(aten.slice.Tensor, turning, 2, first, END, 2)
+    odd = builder.call(aten.slice.Tensor, turning, 2, 1 - first, END, 2)
+    parts = [builder.call(aten.neg.default, odd), even]
+    turned = builder.call(aten.flatten.using_ints, builder.call(aten.stack.default, parts, -1), -2)
+    turned = builder.call(aten.to.dtype, turned, torch.float32) if late else turned
     terms = [
-        made.call(aten.mul.Tensor, *pair) for pair in zip((straight, turned), tables, strict=True)
+        builder.call(aten.mul.Tensor, *pair)
+        for pair in zip((straight, turned), tables, strict=True)
     ]
-    total = made.call(aten.add.Tensor, *terms)
-    return made.done(made.call(aten.to.dtype, total, dtype) if wide else total)
+    total = builder.call(aten.add.Tensor, *terms)
+    return builder.done(builder.call(aten.to.dtype, total, dtype) if wide else total)
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,9 @@ def test_near_miss_is_refused(reason: str) -> None:
     line, other = NEAR_MISSES[reason]
     assert BEFORE.count(line) == 1
     gm = parse_graph(BEFORE.replace(line, other))
-    said = refusal(RaiseSwiglu(), gm)
-    assert "There is no SwiGLU in the graph" in said
-    assert reason in said
+    message = refusal(RaiseSwiglu(), gm)
+    assert "There is no SwiGLU in the graph" in message
+    assert reason in message
     assert not calls(gm, SWIGLU)
 
 

@@ -22,21 +22,23 @@ aten = torch.ops.aten
 WIDTH = 8
 
 
-def head_graph(*, norm_only: bool = False, read: bool = False, by: str = "rows") -> fx.GraphModule:
+def head_graph(
+    *, norm_only: bool = False, read: bool = False, axis: str = "rows"
+) -> fx.GraphModule:
     """Return rows of `norm(x + up(x))` with the requested deviations."""
-    made = GraphBuilder()
-    x = made.input("x", "T", WIDTH)
-    rows = made.input("rows", "R", dtype=torch.int64)
-    added = x if norm_only else made.linear(x, "up", WIDTH, WIDTH)
-    total = made.call(aten.add.Tensor, x, added)
-    normed = made.call(RMS_NORM, total, made.parameter("scale", WIDTH), 1e-6)
-    if by == "columns":
-        return made.done(made.call(aten.index_select.default, normed, 1, rows))
-    picked = made.call(aten.index_select.default, normed, 0, rows)
+    builder = GraphBuilder()
+    x = builder.input("x", "T", WIDTH)
+    rows = builder.input("rows", "R", dtype=torch.int64)
+    added = x if norm_only else builder.linear(x, "up", WIDTH, WIDTH)
+    total = builder.call(aten.add.Tensor, x, added)
+    normed = builder.call(RMS_NORM, total, builder.parameter("scale", WIDTH), 1e-6)
+    if axis == "columns":
+        return builder.done(builder.call(aten.index_select.default, normed, 1, rows))
+    picked = builder.call(aten.index_select.default, normed, 0, rows)
     if not read:
-        return made.done(picked)
-    first = made.call(aten.index_select.default, added, 0, rows)
-    return made.done(made.call(aten.add.Tensor, picked, first))
+        return builder.done(picked)
+    first = builder.call(aten.index_select.default, added, 0, rows)
+    return builder.done(builder.call(aten.add.Tensor, picked, first))
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:
@@ -106,7 +108,7 @@ def test_inputs_are_selected_too() -> None:
     [
         ({"read": True}, "no linear computes it row by row"),
         ({"norm_only": True}, "no linear computes it row by row"),
-        ({"by": "columns"}, "it does not select rows of the step"),
+        ({"axis": "columns"}, "it does not select rows of the step"),
     ],
 )
 def test_near_miss_is_left_alone(changed: dict[str, object], reason: str) -> None:

@@ -54,9 +54,9 @@ def test_the_whole_pipeline_gives_the_bits_of_the_plain_one(model: str, tp: int)
     emitted = CompiledModel.simulated(pair.captured, gm, stages, pair.read)
     for lengths in BATCHES:
         packed = batch(lengths, TINY_VOCABULARY)
-        found = stage_logits(gm, pair, packed)
-        assert torch.equal(found, stage_logits(plain, pair, packed)), lengths
-        assert relative_error(found, eager_logits(pair.eager, lengths)) < TOLERANCE, lengths
+        simulated = stage_logits(gm, pair, packed)
+        assert torch.equal(simulated, stage_logits(plain, pair, packed)), lengths
+        assert relative_error(simulated, eager_logits(pair.eager, lengths)) < TOLERANCE, lengths
         ids, mask = padded(lengths, TINY_VOCABULARY)
         logits = emitted(ids, attention_mask=mask).logits[mask.bool()]
         assert relative_error(logits, eager_logits(pair.eager, lengths)) < TOLERANCE, lengths
@@ -90,8 +90,8 @@ def test_a_row_parallel_bias_is_added_to_each_token_once(tp: int) -> None:
     passes = for_ranks(parse_pipeline(SEQUENCE_PARALLEL), tp)
     gm = graph_after(pair, passes)
     for lengths in ((1,), (4, 3)):
-        found = stage_logits(gm, pair, batch(lengths))
-        assert relative_error(found, eager_logits(pair.eager, lengths)) < TOLERANCE
+        logits = stage_logits(gm, pair, batch(lengths))
+        assert relative_error(logits, eager_logits(pair.eager, lengths)) < TOLERANCE
 
 
 def test_a_residual_that_every_rank_holds_stays_whole() -> None:
@@ -99,11 +99,11 @@ def test_a_residual_that_every_rank_holds_stays_whole() -> None:
     pair, packed = preset_pair("tiny-qwen3"), batch((3, 8), 1013)
     whole = SEQUENCE_PARALLEL.replace("vocab-parallel,", "")
     plain = whole.replace("sequence-parallel,", "")
-    found, expected = (
+    actual, expected = (
         stage_logits(graph_after(pair, passes), pair, packed)
         for passes in (for_ranks(parse_pipeline(text), 3) for text in (whole, plain))
     )
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
 
 
 def test_a_graph_without_sums_is_left_alone() -> None:
@@ -112,8 +112,8 @@ def test_a_graph_without_sums_is_left_alone() -> None:
 
 def test_collectives_that_are_not_chosen_yet_are_named() -> None:
     graph = preset_pair("tiny-qwen3").captured.graph
-    passes = [one for one in default_pipeline(2) if one.name != "insert-collectives"]
-    until = [one.name for one in passes].index("fuse-qkv")
+    passes = [current for current in default_pipeline(2) if current.name != "insert-collectives"]
+    until = [current.name for current in passes].index("fuse-qkv")
     _, stages = run_passes(graph, [*passes[:until], SequenceParallel()])
     stats = stages[-1].stats
     assert stats.matches == 0

@@ -63,7 +63,7 @@ def _rounded(right: Any, *, sums: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "wrong", "dtype", "said"),
+    ("function", "wrong", "dtype", "rule"),
     [
         ("_sum_dtype", lambda right: lambda dtype: (), torch.bfloat16, "sum-dtype"),
         ("insert_after", partial(_rounded, sums=False), torch.float32, "rounded-terms"),
@@ -71,7 +71,7 @@ def _rounded(right: Any, *, sums: bool) -> Any:
     ],
 )
 def test_terms_that_are_rounded_before_their_sum_is_complete_are_refused(
-    function: str, wrong: Any, dtype: Any, said: str, monkeypatch: pytest.MonkeyPatch
+    function: str, wrong: Any, dtype: Any, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum is in fp32, over terms as linears return them, and includes the bias."""
     config = biased_llama().eager.config
@@ -81,7 +81,7 @@ def test_terms_that_are_rounded_before_their_sum_is_complete_are_refused(
     with pytest.raises(FailedPassError) as caught:
         run_passes(captured_once(config, dtype=dtype).graph, passes)
     problem = caught.value.problems[0]
-    assert problem.rule == said and problem.node.startswith("l0_"), problem
+    assert problem.rule == rule and problem.node.startswith("l0_"), problem
     assert len(problem.others) == 3, "and the MLP, and both in the other layer"
 
 
@@ -139,9 +139,9 @@ def test_heads_are_whole() -> None:
 
 
 def test_a_plan_must_come_first() -> None:
-    said = refusal(ShardLinears(), attention_graph())
-    assert "The graph has no plan" in said
-    assert "Put plan-sharding before this pass" in said
+    message = refusal(ShardLinears(), attention_graph())
+    assert "The graph has no plan" in message
+    assert "Put plan-sharding before this pass" in message
 
 
 def test_the_bias_of_a_row_parallel_linear_is_added_behind_the_sum() -> None:
@@ -184,8 +184,8 @@ def test_a_bias_that_counted_twice_would_show() -> None:
                 twice, delete_user_cb=lambda user, new=twice: user is not new
             )
     lengths = (1, 4, 2)
-    found = stage_logits(gm, pair, batch(lengths))
-    assert relative_error(found, eager_logits(pair.eager, lengths)) > 100 * TOLERANCE
+    logits = stage_logits(gm, pair, batch(lengths))
+    assert relative_error(logits, eager_logits(pair.eager, lengths)) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("experts", ["tp", "ep"])

@@ -59,26 +59,26 @@ def test_windows_are_kept(window: int) -> None:
     stages = stages_of(pair, decode_pipeline(2, 3, BLOCK))
     after = next(stage for stage in stages if stage.name == "split-attention").graph
     assert {node.args[5] for node in calls(after, PARTIAL_ATTENTION)} == {window}
-    kept = next(stage for stage in stages if stage.name == "cache-kv").graph
+    cached = next(stage for stage in stages if stage.name == "cache-kv").graph
     ids, tables = torch.arange(11) * 37, tables_for((11,))
-    cache = next(node for node in kept.graph.nodes if node.name == CACHE)
+    cache = next(node for node in cached.graph.nodes if node.name == CACHE)
     caches = [
         torch.full([n if isinstance(n, int) else 52 for n in kind.local_shape(rank)], torch.nan)
         for kind in [type_of(cache)]
         if isinstance(kind, ValueType)
         for rank in range(2)
     ]
-    filled = run_step(kept, pair, step_inputs([ids[:-1]], [0], tables), {CACHE: caches}).kept
-    found = run_step(after, pair, step_inputs([ids[-1:]], [10], tables), filled).logits
+    filled = run_step(cached, pair, step_inputs([ids[:-1]], [0], tables), {CACHE: caches}).kept
+    logits = run_step(after, pair, step_inputs([ids[-1:]], [10], tables), filled).logits
     with torch.inference_mode():
         expected = pair.eager(ids[None]).logits[0, -1:]
-    assert relative_error(found, expected) < 1e-5
+    assert relative_error(logits, expected) < 1e-5
 
 
 @pytest.mark.parametrize("spans", [0, -2])
 def test_no_spans_mean_nothing(spans: int) -> None:
-    made = GraphBuilder()
-    gm = made.done(made.linear(made.input("x", "T", 4), "w", 4, 4))
+    builder = GraphBuilder()
+    gm = builder.done(builder.linear(builder.input("x", "T", 4), "w", 4, 4))
     with pytest.raises(UsageError, match=f"spans must be at least 1, got {spans}"):
         SplitAttention(spans).apply(gm)
     assert SplitAttention(3).apply(gm).matches == 0

@@ -77,15 +77,17 @@ def test_rows_of_linear_attention() -> None:
         parts = [part.flatten(0, 1) for part in whole.split(sizes, 1)]
         for places in joined:
             numbers = "_".join(map(str, places))
-            found = after[f"l2_in_proj_{name}_{numbers}_weight"][0]
-            assert torch.equal(found, torch.cat([parts[place] for place in places]))
+            weight = after[f"l2_in_proj_{name}_{numbers}_weight"][0]
+            assert torch.equal(weight, torch.cat([parts[place] for place in places]))
 
 
 def test_the_layers_of_qwen3_next_become_those_of_qwen35() -> None:
     """After the passes that recognise ops, both graphs have the same ops."""
-    both = [step("raise-attention", model).after.graph.graph.nodes for model in (MODEL, NEXT)]
-    ops, others = ([str(n.target) for n in nodes if n.op == "call_function"] for nodes in both)
-    assert sorted(ops) == sorted(others)
+    node_lists = [step("raise-attention", model).after.graph.graph.nodes for model in (MODEL, NEXT)]
+    ops, next_ops = (
+        [str(n.target) for n in nodes if n.op == "call_function"] for nodes in node_lists
+    )
+    assert sorted(ops) == sorted(next_ops)
 
 
 def test_a_gate_in_place_of_its_query_does_not_pass_the_checker() -> None:
@@ -96,8 +98,8 @@ def test_a_gate_in_place_of_its_query_does_not_pass_the_checker() -> None:
         for weight in map(weight_of, calls(gm, LINEAR))
         if isinstance(parameter_of(weight).type.role, HeadParts)
     ]
-    one, other = (parameter_of(weight) for weight in parts)
-    set_parameter(parts[0], replace(one, whole=other.whole, shards=other.shards))
+    first, second = (parameter_of(weight) for weight in parts)
+    set_parameter(parts[0], replace(first, whole=second.whole, shards=second.shards))
     assert "recipe" in {problem.rule for problem in check_graph(gm)}
 
 
@@ -118,68 +120,72 @@ JOINED = "l0_in_proj_qkvz_0_1_2_weight"
 
 
 @pytest.mark.parametrize(
-    ("read_twice", "dim", "said"),
+    ("read_twice", "dim", "reason"),
     [
         (True, -1, "another node reads the whole heads"),
         (False, 1, "it splits no heads"),
     ],
 )
-def test_near_misses(read_twice: bool, dim: int, said: str) -> None:
-    made = GraphBuilder()
-    features = made.linear(made.input("x", "T", 8), "w", 24, 8)
-    heads = made.call(aten.unflatten.int, features, 1, [-1, 6])
+def test_near_misses(read_twice: bool, dim: int, reason: str) -> None:
+    builder = GraphBuilder()
+    features = builder.linear(builder.input("x", "T", 8), "w", 24, 8)
+    heads = builder.call(aten.unflatten.int, features, 1, [-1, 6])
     sizes = [2, 2] if dim == 1 else [3, 3]
-    parts = made.call(aten.split_with_sizes.default, heads, sizes, dim)
-    first, second = (made.part(parts, place) for place in range(2))
-    result = made.call(aten.mul.Tensor, first, second)
+    parts = builder.call(aten.split_with_sizes.default, heads, sizes, dim)
+    first, second = (builder.part(parts, place) for place in range(2))
+    result = builder.call(aten.mul.Tensor, first, second)
     if read_twice:
-        whole = made.call(aten.flatten.using_ints, heads, 1, 2)
-        result = made.call(
-            aten.cat.default, [made.call(aten.flatten.using_ints, result, 1, 2), whole], 1
+        whole = builder.call(aten.flatten.using_ints, heads, 1, 2)
+        result = builder.call(
+            aten.cat.default, [builder.call(aten.flatten.using_ints, result, 1, 2), whole], 1
         )
-    report = SplitHeads().apply(made.done(result))
+    report = SplitHeads().apply(builder.done(result))
     assert report.matches == 0
-    assert said in nearest(report)
+    assert reason in nearest(report)
 
 
 @pytest.mark.parametrize(
-    ("read", "dim", "said"),
+    ("read", "dim", "reason"),
     [
         ("once", 1, None),
         ("twice", 1, "a node other than %cat reads it"),
         ("by the tokens", 0, None),
     ],
 )
-def test_parts_that_are_concatenated(read: str, dim: int, said: str | None) -> None:
+def test_parts_that_are_concatenated(read: str, dim: int, reason: str | None) -> None:
     """They come from one linear, unless another node needs one of them."""
-    made = GraphBuilder()
-    features = made.linear(made.input("x", 4, 8), "w", 24, 8)
-    heads = made.call(aten.unflatten.int, features, 1, [-1, 6])
-    parts = made.call(aten.split_with_sizes.default, heads, [3, 3], -1)
-    merged = [made.call(aten.flatten.using_ints, made.part(parts, n), 1, 2) for n in range(2)]
-    result = made.call(aten.cat.default, merged, dim)
+    builder = GraphBuilder()
+    features = builder.linear(builder.input("x", 4, 8), "w", 24, 8)
+    heads = builder.call(aten.unflatten.int, features, 1, [-1, 6])
+    parts = builder.call(aten.split_with_sizes.default, heads, [3, 3], -1)
+    merged = [builder.call(aten.flatten.using_ints, builder.part(parts, n), 1, 2) for n in range(2)]
+    result = builder.call(aten.cat.default, merged, dim)
     if read == "twice":
-        result = made.call(aten.cat.default, [result, made.call(aten.neg.default, merged[0])], 1)
-    gm = made.done(result)
+        result = builder.call(
+            aten.cat.default, [result, builder.call(aten.neg.default, merged[0])], 1
+        )
+    gm = builder.done(result)
     report = SplitHeads().apply(gm)
     assert report.matches == 1
     assert check_graph(gm) == []
     assert len(calls(gm, LINEAR)) == (1 if read == "once" else 2)
-    assert (said is None and report.nearest is None) or said in str(report.nearest)
+    assert (reason is None and report.nearest is None) or reason in str(report.nearest)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("sliced", [False, True])
 def test_fused_projections_are_linears_of_their_own(bias: bool, sliced: bool) -> None:
     """Phi-3 slices queries, keys and values; its gate and up are the halves of one linear."""
-    made = GraphBuilder()
-    features = made.linear(made.input("x", 4, 8), "w", 24, 8, bias)
+    builder = GraphBuilder()
+    features = builder.linear(builder.input("x", 4, 8), "w", 24, 8, bias)
     if sliced:
-        pair = [made.call(aten.slice.Tensor, features, -1, *ends) for ends in ((0, 12), (12, 24))]
+        pair = [
+            builder.call(aten.slice.Tensor, features, -1, *ends) for ends in ((0, 12), (12, 24))
+        ]
     else:
-        halves = made.call(aten.split_with_sizes.default, features, [12, 12], 1)
-        pair = [made.part(halves, place) for place in range(2)]
-    gm = made.done(made.call(aten.sub.Tensor, *pair))
+        halves = builder.call(aten.split_with_sizes.default, features, [12, 12], 1)
+        pair = [builder.part(halves, place) for place in range(2)]
+    gm = builder.done(builder.call(aten.sub.Tensor, *pair))
     parameters = {"weight": torch.randn(24, 8), "bias": torch.randn(24)}
     x = torch.randn(4, 8)
     whole = x @ parameters["weight"].T + (parameters["bias"] if bias else 0)
@@ -197,28 +203,30 @@ def test_fused_projections_are_linears_of_their_own(bias: bool, sliced: bool) ->
 
 @pytest.mark.parametrize("reader", ["whole", "tokens", "every other feature"])
 def test_linears_that_are_not_fused_stay(reader: str) -> None:
-    made = GraphBuilder()
-    features = made.linear(made.input("x", 4, 8), "w", 24, 8)
-    part = made.call(aten.slice.Tensor, features, 1, 0, 12)
+    builder = GraphBuilder()
+    features = builder.linear(builder.input("x", 4, 8), "w", 24, 8)
+    part = builder.call(aten.slice.Tensor, features, 1, 0, 12)
     other = {
-        "whole": lambda: made.call(aten.neg.default, features),
-        "tokens": lambda: made.call(aten.slice.Tensor, features, 0, 0, 4),
-        "every other feature": lambda: made.call(aten.slice.Tensor, features, 1, 0, 24, 2),
+        "whole": lambda: builder.call(aten.neg.default, features),
+        "tokens": lambda: builder.call(aten.slice.Tensor, features, 0, 0, 4),
+        "every other feature": lambda: builder.call(aten.slice.Tensor, features, 1, 0, 24, 2),
     }[reader]()
-    gm = made.done(made.call(aten.cat.default, [part, other], 1))
+    gm = builder.done(builder.call(aten.cat.default, [part, other], 1))
     assert SplitHeads().apply(gm).matches == 0
     assert len(calls(gm, LINEAR)) == 1
 
 
 def test_transposed_heads_are_split() -> None:
     """GPT-NeoX puts heads before the tokens, then splits each into its query, key and value."""
-    made = GraphBuilder()
-    features = made.linear(made.input("x", 4, 8), "w", 36, 8)
-    heads = made.call(aten.transpose.int, made.call(aten.unflatten.int, features, 1, [-1, 9]), 0, 1)
-    parts = made.call(aten.split_with_sizes.default, heads, [3, 3, 3], -1)
-    query, key, value = (made.part(parts, place) for place in range(3))
-    total = made.call(aten.mul.Tensor, made.call(aten.mul.Tensor, query, key), value)
-    gm = made.done(total)
+    builder = GraphBuilder()
+    features = builder.linear(builder.input("x", 4, 8), "w", 36, 8)
+    heads = builder.call(
+        aten.transpose.int, builder.call(aten.unflatten.int, features, 1, [-1, 9]), 0, 1
+    )
+    parts = builder.call(aten.split_with_sizes.default, heads, [3, 3, 3], -1)
+    query, key, value = (builder.part(parts, place) for place in range(3))
+    total = builder.call(aten.mul.Tensor, builder.call(aten.mul.Tensor, query, key), value)
+    gm = builder.done(total)
     weight, x = torch.randn(36, 8), torch.randn(4, 8)
     expected = (x @ weight.T).view(4, 4, 3, 3).transpose(0, 1).prod(2)
     assert SplitHeads().apply(gm).matches == 1

@@ -33,21 +33,21 @@ def test_every_value_of_every_stage_is_that_of_the_captured_node(name: str, pipe
     expected = {node.name: values[0] for node, values in captured.items()}
     stages = stages_of(pair, PIPELINES[pipeline])
     for stage in stages:
-        found = run(stage.graph, pair, packed)
+        outputs = run(stage.graph, pair, packed)
         compared = set()
         for node in stage.graph.graph.nodes:
             value = captured_value(node) if node.op != "output" else None
             if value is None or not isinstance(type_of(node), ValueType):
                 continue
-            own = whole(node, found)
+            actual = whole(node, outputs)
             target = expected[value]
-            if target.dim() > own.dim():
+            if target.dim() > actual.dim():
                 target = target.squeeze(0)
-            assert own.shape == target.shape, (stage.name, node.name, value)
-            if own.is_floating_point():
-                assert relative_error(own, target) < TOLERANCE, (stage.name, node.name, value)
+            assert actual.shape == target.shape, (stage.name, node.name, value)
+            if actual.is_floating_point():
+                assert relative_error(actual, target) < TOLERANCE, (stage.name, node.name, value)
             else:
-                assert torch.equal(own, target)
+                assert torch.equal(actual, target)
             compared.add(value)
         layers = pair.captured.config.num_hidden_layers
         # interleaved queries and keys have no captured counterpart

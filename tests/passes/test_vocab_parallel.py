@@ -53,7 +53,7 @@ def _untied(stage: str) -> tuple[Stage, Stage]:
     )
     pair = pair_of(config)
     stages = stages_of(pair, default_pipeline(3))
-    place = [each.name for each in stages].index(stage)
+    place = [current.name for current in stages].index(stage)
     packed = batch((3, 1))
     before, after = (stage_logits(s.graph, pair, packed) for s in stages[place - 1 : place + 1])
     assert (before - after).abs().max() < 1e-5 * before.abs().max()
@@ -74,6 +74,6 @@ def test_tied_weights_are_one_parameter_and_untied_ones_two() -> None:
 
 
 def test_a_plan_must_come_first() -> None:
-    said = refusal(VocabParallel(), attention_graph())
-    assert "The graph has no plan" in said
-    assert "Put plan-sharding before this pass" in said
+    message = refusal(VocabParallel(), attention_graph())
+    assert "The graph has no plan" in message
+    assert "Put plan-sharding before this pass" in message

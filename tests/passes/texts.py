@@ -13,11 +13,11 @@ def graph_text(lines: str, result: str) -> str:
 
     Lines that define inputs come first.
     """
-    own = [line.strip() for line in lines.strip().splitlines()]
-    inputs = [f"  {line}" for line in own if " = input" in line]
-    others = [f"  {line}" for line in own if " = input" not in line]
+    stripped = [line.strip() for line in lines.strip().splitlines()]
+    inputs = [f"  {line}" for line in stripped if " = input" in line]
+    body = [f"  {line}" for line in stripped if " = input" not in line]
     head = ["graph by-hand (tp=1)", "model Small", "inputs", *inputs, "outside of the layers"]
-    return "\n".join([*head, *others, "result", f"  return {result}"]) + "\n"
+    return "\n".join([*head, *body, "result", f"  return {result}"]) + "\n"
 
 
 def applied(current: Pass, text: str) -> tuple[Report, str]:
@@ -30,14 +30,14 @@ def applied(current: Pass, text: str) -> tuple[Report, str]:
 
 def assert_rewritten(current: Pass, before: str, after: str) -> None:
     """Assert that a pass rewrites a text once, to the text after it."""
-    report, found = applied(current, before)
-    assert found == after
+    report, rewritten = applied(current, before)
+    assert rewritten == after
     assert report.matches == 1
 
 
 def assert_left_alone(current: Pass, text: str, reason: str) -> None:
     """Assert that a pass does not change a text, and says why not."""
-    report, found = applied(current, text)
-    assert found == text
+    report, rewritten = applied(current, text)
+    assert rewritten == text
     assert report.matches == 0
     assert reason in str(report.nearest)

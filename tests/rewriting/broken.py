@@ -33,13 +33,13 @@ class SkipNorm:
     layer: int = 1
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        found = [n for n in calls(gm, RMS_NORM) if n.name.startswith(f"l{self.layer}_")]
-        for node in found:
+        norms = [n for n in calls(gm, RMS_NORM) if n.name.startswith(f"l{self.layer}_")]
+        for node in norms:
             node.replace_all_uses_with(node.all_input_nodes[0])
             weight = node.all_input_nodes[1]
             gm.graph.erase_node(node)
             gm.graph.erase_node(weight)
-        return Report(matches=len(found))
+        return Report(matches=len(norms))
 
 
 @dataclass(frozen=True)

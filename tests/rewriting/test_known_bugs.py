@@ -75,8 +75,8 @@ def _even_heads(gm: fx.GraphModule) -> None:
     node = _parameter(gm, "q_proj_weight")
     kind = value_type(node).placement
     assert isinstance(kind, Shard) and isinstance(kind.layout, Layout)
-    each = kind.layout.units // kind.layout.ranks
-    parts = tuple(((rank * each, (rank + 1) * each),) for rank in range(kind.layout.ranks))
+    units = kind.layout.units // kind.layout.ranks
+    parts = tuple(((rank * units, (rank + 1) * units),) for rank in range(kind.layout.ranks))
     set_parameter(node, parameter_of(node).sharded(0, replace(kind.layout, parts=parts)))
 
 
@@ -94,13 +94,13 @@ def _kv_head_by_rank(gm: fx.GraphModule) -> None:
 def _fused_rows_as_one_run(gm: fx.GraphModule) -> None:
     """Cut a fused projection of queries, keys and values of linear attention into equal runs."""
     node = _parameter(gm, "in_proj_qkv_weight")
-    own = parameter_of(node)
-    rows, ranks = shape_of(own.whole)[0], len(own.shards)
+    parameter = parameter_of(node)
+    rows, ranks = shape_of(parameter.whole)[0], len(parameter.shards)
     shards = tuple(
-        take(own.whole, 0, rows * rank // ranks, rows * (rank + 1) // ranks)
+        take(parameter.whole, 0, rows * rank // ranks, rows * (rank + 1) // ranks)
         for rank in range(ranks)
     )
-    set_parameter(node, Parameter(own.type, own.whole, shards))
+    set_parameter(node, Parameter(parameter.type, parameter.whole, shards))
 
 
 def _along_the_wrong_dimension(gm: fx.GraphModule) -> None:
@@ -136,9 +136,9 @@ def _keys_for_values(gm: fx.GraphModule) -> None:
 
 def _norm_of_another_layer(gm: fx.GraphModule) -> None:
     first, *_, last = calls(gm, RMS_NORM)
-    own = operand(last, 1)
+    weight = operand(last, 1)
     last.update_arg(1, operand(first, 1))
-    gm.graph.erase_node(own)
+    gm.graph.erase_node(weight)
 
 
 def _same_linear(gm: fx.GraphModule) -> None:
@@ -150,7 +150,7 @@ def _same_linear(gm: fx.GraphModule) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tp", "edit", "said"),
+    ("name", "tp", "edit", "message"),
     [
         ("tiny-qwen3", 2, _heads_of_a_local_view, "whole-heads"),
         ("tiny-qwen3", 4, _even_heads, "no rank holds q_heads unit"),
@@ -165,7 +165,7 @@ def _same_linear(gm: fx.GraphModule) -> None:
     ],
 )
 def test_bugs_are_refused(
-    name: str, tp: int, edit: Callable[[fx.GraphModule], None], said: str
+    name: str, tp: int, edit: Callable[[fx.GraphModule], None], message: str
 ) -> None:
     assert _refusal(name, tp, lambda gm: None) == ""
-    assert said in _refusal(name, tp, edit)
+    assert message in _refusal(name, tp, edit)

@@ -34,10 +34,10 @@ def test_joined_name(names: list[str], joined: str) -> None:
 
 
 def test_fused_linears_give_what_they_gave() -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", 4)
-    linears = [made.linear(x, name, rows, 4, bias=True) for name, rows in (("a", 3), ("b", 5))]
-    gm = made.done(made.call(aten.cat.default, linears, 1))
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 4)
+    linears = [builder.linear(x, name, rows, 4, bias=True) for name, rows in (("a", 3), ("b", 5))]
+    gm = builder.done(builder.call(aten.cat.default, linears, 1))
     weights = {name: torch.randn(p.shape) for name, p in gm.named_parameters()}
     value = torch.randn(6, 4)
     expected = torch.func.functional_call(gm, weights, (value,))
@@ -51,16 +51,16 @@ def test_fused_linears_give_what_they_gave() -> None:
         f"a_b_{kind}": torch.cat([weights[f"a_{kind}"], weights[f"b_{kind}"]])
         for kind in ("weight", "bias")
     }
-    found = torch.func.functional_call(gm, joined, (value,))
-    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+    actual = torch.func.functional_call(gm, joined, (value,))
+    assert torch.allclose(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_concatenation_of_linears_is_one_linear() -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", 4)
-    linears = [made.linear(x, name, rows, 4, bias=True) for name, rows in (("a", 3), ("b", 5))]
-    whole = made.call(aten.cat.default, linears, 1)
-    gm = made.done(made.call(aten.neg.default, whole))
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 4)
+    linears = [builder.linear(x, name, rows, 4, bias=True) for name, rows in (("a", 3), ("b", 5))]
+    whole = builder.call(aten.cat.default, linears, 1)
+    gm = builder.done(builder.call(aten.neg.default, whole))
     weights = {name: torch.randn(p.shape) for name, p in gm.named_parameters()}
     value = torch.randn(6, 4)
     expected = torch.func.functional_call(gm, weights, (value,))
@@ -74,28 +74,28 @@ def test_a_concatenation_of_linears_is_one_linear() -> None:
         f"a_b_{kind}": torch.cat([weights[f"a_{kind}"], weights[f"b_{kind}"]])
         for kind in ("weight", "bias")
     }
-    found = torch.func.functional_call(gm, joined, (value,))
-    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+    actual = torch.func.functional_call(gm, joined, (value,))
+    assert torch.allclose(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "reason"),
     [
         ("one twice", "it has the same linear twice"),
         ("read elsewhere", "a node other than %cat reads it"),
         ("another input", "its input differs from that of %linear"),
     ],
 )
-def test_linears_that_cannot_be_joined(case: str, said: str) -> None:
-    made = GraphBuilder()
-    x, y = (made.input(name, "T", 4) for name in "xy")
-    a = made.linear(x, "a", 3, 4)
-    b = made.linear(y if case == "another input" else x, "b", 3, 4)
-    whole = made.call(aten.cat.default, [a, a if case == "one twice" else b], 1)
-    other = made.call(aten.neg.default, a) if case == "read elsewhere" else x
-    gm = made.done(made.call(aten.cat.default, [whole, other], 1))
+def test_linears_that_cannot_be_joined(case: str, reason: str) -> None:
+    builder = GraphBuilder()
+    x, y = (builder.input(name, "T", 4) for name in "xy")
+    a = builder.linear(x, "a", 3, 4)
+    b = builder.linear(y if case == "another input" else x, "b", 3, 4)
+    whole = builder.call(aten.cat.default, [a, a if case == "one twice" else b], 1)
+    other = builder.call(aten.neg.default, a) if case == "read elsewhere" else x
+    gm = builder.done(builder.call(aten.cat.default, [whole, other], 1))
     before = str(gm.graph)
-    with pytest.raises(MissError, match=said):
+    with pytest.raises(MissError, match=reason):
         join_linears(gm, whole)
     assert str(gm.graph) == before
 

@@ -78,22 +78,22 @@ def _failure(pair: Pair, passes: list[Pass]) -> FailedPassError:
 
 def test_an_invalid_graph_names_the_pass_its_options_and_what_ran_before(pair: Pair) -> None:
     error = _failure(pair, [*SUMMED, DropCollective(which=1)])
-    said = str(error)
+    message = str(error)
     assert isinstance(error, PassError)
-    assert "The pass drop-collective{which=1} left an invalid graph" in said
-    assert "(after canonicalize, split-heads, raise-norm, " in said
-    assert "plan-sharding{tp=2}, shard-linears, kv-heads, vocab-parallel, insert-coll" in said
+    assert "The pass drop-collective{which=1} left an invalid graph" in message
+    assert "(after canonicalize, split-heads, raise-norm, " in message
+    assert "plan-sharding{tp=2}, shard-linears, kv-heads, vocab-parallel, insert-coll" in message
 
 
 def test_an_invalid_graph_shows_the_rule_the_place_and_the_line(pair: Pair) -> None:
     error = _failure(pair, [*SUMMED, DropCollective(which=1)])
-    problem, said = error.problems[0], str(error)
+    problem, message = error.problems[0], str(error)
     assert problem.rule == "partial-nonlinear"
     assert "model.layers.0 modeling_qwen3.py" in problem.source
     assert problem.line.startswith(f"%{problem.node} = aten.add(")
     for part in (problem.rule, problem.source, problem.line, problem.got, problem.expected):
-        assert part in said
-    assert "put the all_reduce before this node" in said.lower()
+        assert part in message
+    assert "put the all_reduce before this node" in message.lower()
     assert problem.others == (), "the other sums have their collectives"
 
 
@@ -127,35 +127,35 @@ def test_a_refusal_says_in_which_pass(pair: Pair) -> None:
 
 
 def test_instruments_are_called_after_every_pass_in_order(pair: Pair) -> None:
-    seen: list[tuple[str, str, int]] = []
+    events: list[tuple[str, str, int]] = []
 
     def instrument(tag: str, name: str, gm: fx.GraphModule, stats: Stats) -> None:
         assert stats.nodes_after == len(gm.graph.nodes)
         assert check_graph(gm) == []
-        seen.append((tag, name, stats.matches))
+        events.append((tag, name, stats.matches))
 
     _, stages = run_passes(
         pair.captured.graph,
         default_pipeline(2),
-        [lambda *told: instrument("first", *told), lambda *told: instrument("second", *told)],
+        [lambda *event: instrument("first", *event), lambda *event: instrument("second", *event)],
     )
-    assert [(tag, name) for tag, name, _ in seen] == [
+    assert [(tag, name) for tag, name, _ in events] == [
         (tag, name) for name in STANDARD for tag in ("first", "second")
     ]
-    assert [matches for tag, _, matches in seen if tag == "first"] == [
+    assert [matches for tag, _, matches in events if tag == "first"] == [
         stage.stats.matches for stage in stages
     ]
 
 
 def test_an_instrument_is_not_called_for_a_pass_that_failed(pair: Pair) -> None:
-    seen: list[str] = []
+    names: list[str] = []
     with pytest.raises(ZeroDivisionError):
         run_passes(
             pair.captured.graph,
             [*until(default_pipeline(2), "canonicalize"), Explode()],
-            [lambda name, *_: seen.append(name)],
+            [lambda name, *_: names.append(name)],
         )
-    assert seen == ["capture", "canonicalize"]
+    assert names == ["capture", "canonicalize"]
 
 
 def test_the_captured_graph_is_left_as_it_was(pair: Pair) -> None:

@@ -80,9 +80,9 @@ class ResidualTwice(FuseAddNorm):
     def apply(self, gm: fx.GraphModule) -> Report:
         report = super().apply(gm)
         for node in calls(gm, ADD_RMS_NORM)[:-1]:
-            (kept,) = (user for user in node.users if user.args[1] == 1)
-            total = insert_after(kept, aten.add.Tensor, kept, node.args[1])
-            kept.replace_all_uses_with(
+            (item,) = (user for user in node.users if user.args[1] == 1)
+            total = insert_after(item, aten.add.Tensor, item, node.args[1])
+            item.replace_all_uses_with(
                 total, delete_user_cb=lambda user, new=total: user is not new
             )
         return report
@@ -206,7 +206,7 @@ def test_the_message_says_what_is_wrong(mistake: type[Pass]) -> None:
 
     replaced, node, got, expected, *wholes = _MISTAKES[mistake]
     passes = for_ranks(parse_pipeline("standard"), 2)
-    wrong = [mistake() if own.name == replaced else own for own in passes]
+    wrong = [mistake() if current.name == replaced else current for current in passes]
     captured = captured_once(AutoConfig.for_model(**preset("tiny-qwen3")), dtype=torch.float32)
     with pytest.raises(FailedPassError) as caught:
         run_passes(captured.graph, wrong)

@@ -33,7 +33,7 @@ def passes(text: str) -> list[Pass]:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("own,canonicalize", "own must run after canonicalize"),
         ("own,raise-norm,canonicalize", "own must run after canonicalize and raise-norm"),
@@ -41,8 +41,8 @@ def passes(text: str) -> list[Pass]:
         ("fuse-add-norm,own,canonicalize", "own must run after canonicalize and before fuse-add"),
     ],
 )
-def test_another_order_than_declared_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=f"^{said}.*Found {text}"):
+def test_another_order_than_declared_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}.*Found {text}"):
         run_passes(captured_once("preset:tiny-qwen3").graph, passes(text))
 
 
@@ -54,10 +54,10 @@ class Misspelt(Own):
     after: ClassVar[tuple[str, ...]] = ("canonicalise",)
 
 
-@pytest.mark.parametrize("given", [[Misspelt()], [*default_pipeline(2), Misspelt()]])
-def test_a_place_after_no_pass_is_refused(given: list[Pass]) -> None:
+@pytest.mark.parametrize("pipeline", [[Misspelt()], [*default_pipeline(2), Misspelt()]])
+def test_a_place_after_no_pass_is_refused(pipeline: list[Pass]) -> None:
     with pytest.raises(UsageError, match=r"after 'canonicalise', which is no pass.*canonicalize"):
-        passes_for(given, 2)
+        passes_for(pipeline, 2)
 
 
 @pytest.mark.parametrize(

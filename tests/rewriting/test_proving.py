@@ -89,41 +89,43 @@ def test_every_pass_is_proved(name: str) -> None:
         assert not {stage.name: why for stage in stages if (why := stage.stats.unproved)}
 
 
-def _swapped_gate_and_up(node: fx.Node, found: Any) -> fx.Node:
-    return insert(node, SWIGLU, found["up"], found["gate"])
+def _swapped_gate_and_up(node: fx.Node, bindings: Any) -> fx.Node:
+    return insert(node, SWIGLU, bindings["up"], bindings["gate"])
 
 
-def _other_eps(given: Any) -> Callable[..., Any]:
-    def operands(node: fx.Node, found: Any) -> Any:
-        x, weight, eps = given(node, found)
+def _other_eps(right: Any) -> Callable[..., Any]:
+    def operands(node: fx.Node, bindings: Any) -> Any:
+        x, weight, eps = right(node, bindings)
         return x, weight, eps * 10
 
     return operands
 
 
-def _without_rotation(node: fx.Node, op: Any, x: fx.Node, found: Any, *options: bool) -> fx.Node:
+def _without_rotation(node: fx.Node, op: Any, x: fx.Node, bindings: Any, *options: bool) -> fx.Node:
     return x
 
 
-def _other_tables(given: Any) -> Callable[..., Any]:
-    def rotation(node: fx.Node, op: Any, x: fx.Node, found: Any, *options: bool) -> Any:
-        return given(node, op, x, {**found, "cos": found["sin"], "sin": found["cos"]}, *options)
+def _other_tables(right: Any) -> Callable[..., Any]:
+    def rotation(node: fx.Node, op: Any, x: fx.Node, bindings: Any, *options: bool) -> Any:
+        return right(
+            node, op, x, {**bindings, "cos": bindings["sin"], "sin": bindings["cos"]}, *options
+        )
 
     return rotation
 
 
-def _next_part(given: Any) -> Callable[..., Any]:
+def _next_part(right: Any) -> Callable[..., Any]:
     """Read the parts of keys and values, which are alike, in the other order."""
 
     def item(like: fx.Node, source: fx.Node, index: int, name: str) -> Any:
-        return given(like, source, {1: 2, 2: 1}.get(index, index), name)
+        return right(like, source, {1: 2, 2: 1}.get(index, index), name)
 
     return item
 
 
-def _twice_the_first(given: Any) -> Callable[..., Any]:
+def _twice_the_first(right: Any) -> Callable[..., Any]:
     def terms(added: fx.Node, kind: Any) -> Any:
-        x, residual = given(added, kind)
+        x, residual = right(added, kind)
         return (x, x) if x.meta["type"] == residual.meta["type"] else (residual, x)
 
     return terms
@@ -132,9 +134,11 @@ def _twice_the_first(given: Any) -> Callable[..., Any]:
 def _with(name: str, value: Any) -> Callable[[Any], Callable[..., Any]]:
     """Change an argument of the op that a pass inserts."""
 
-    def wrong(given: Any) -> Callable[..., Any]:
-        def bound(like: fx.Node, target: Any, found: Any) -> Any:
-            return given(like, target, {**found, name: value} if name in found else found)
+    def wrong(right: Any) -> Callable[..., Any]:
+        def bound(like: fx.Node, target: Any, arguments: Any) -> Any:
+            return right(
+                like, target, {**arguments, name: value} if name in arguments else arguments
+            )
 
         return bound
 
@@ -171,11 +175,11 @@ _MISTAKES = {
 
 @pytest.mark.parametrize("mistake", _MISTAKES)
 def test_mistakes_in_passes_are_refused(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = _MISTAKES[mistake]
-    right = getattr(made.module, made.function)
-    monkeypatch.setattr(made.module, made.function, made.wrong(right))
+    case = _MISTAKES[mistake]
+    right = getattr(case.module, case.function)
+    monkeypatch.setattr(case.module, case.function, case.wrong(right))
     with pytest.raises(FailedPassError) as caught:
-        run_passes(_captured("tiny-qwen3"), for_ranks(parse_pipeline(made.pipeline), 2))
+        run_passes(_captured("tiny-qwen3"), for_ranks(parse_pipeline(case.pipeline), 2))
     (problem,) = caught.value.problems
     assert problem.rule == "values"
     assert problem.expected.endswith(", as before the pass")

@@ -67,10 +67,10 @@ def test_wrong_numbers_are_reduced_to_the_layer_that_is_wrong(graph: fx.GraphMod
 
 
 def test_progress_is_reported(graph: fx.GraphModule) -> None:
-    seen: list[tuple[int, int]] = []
-    reducer = Reducer(error_of_passes([DropGates()]), follow=lambda *found: seen.append(found))
+    progress: list[tuple[int, int]] = []
+    reducer = Reducer(error_of_passes([DropGates()]), follow=lambda *pair: progress.append(pair))
     smaller = reducer.reduce(graph)
-    nodes, tries = zip(*seen, strict=True)
+    nodes, tries = zip(*progress, strict=True)
     assert list(nodes) == sorted(nodes, reverse=True)
     assert nodes[-1] == len(smaller.graph.nodes)
     assert tries[-1] <= reducer.tries

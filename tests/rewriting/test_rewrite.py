@@ -32,15 +32,15 @@ def _names(gm: fx.GraphModule) -> list[str]:
 
 
 def _negations(count: int) -> fx.GraphModule:
-    made = GraphBuilder()
-    node = made.input("x", "T", 4)
+    builder = GraphBuilder()
+    node = builder.input("x", "T", 4)
     for _ in range(count):
-        node = made.call(NEG, node)
-    return made.done(node)
+        node = builder.call(NEG, node)
+    return builder.done(node)
 
 
-def _silu(node: fx.Node, found: Bindings) -> fx.Node:
-    return insert(node, aten.silu.default, found["x"])
+def _silu(node: fx.Node, bindings: Bindings) -> fx.Node:
+    return insert(node, aten.silu.default, bindings["x"])
 
 
 def test_rewrite_replaces_every_match_and_drops_what_is_dead() -> None:
@@ -52,7 +52,7 @@ def test_rewrite_replaces_every_match_and_drops_what_is_dead() -> None:
 
 
 def test_a_replacement_that_refuses_leaves_the_graph() -> None:
-    def refuse(node: fx.Node, found: Bindings) -> fx.Node:
+    def refuse(node: fx.Node, bindings: Bindings) -> fx.Node:
         raise MissError(node, "not this one", 99)
 
     gm = _negations(2)
@@ -96,11 +96,11 @@ def test_replace_spares_the_new_node() -> None:
 
 
 def test_inputs_outlive_their_readers_and_parameters_do_not() -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", 4)
-    made.linear(x, "unused", 4, 4)
-    made.input("unread", "S")
-    gm = made.done(made.call(NEG, x))
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 4)
+    builder.linear(x, "unused", 4, 4)
+    builder.input("unread", "S")
+    gm = builder.done(builder.call(NEG, x))
     drop_dead(gm.graph)
     drop_unused_parameters(gm)
     assert _names(gm) == ["aten.neg"]

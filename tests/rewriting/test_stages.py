@@ -75,8 +75,8 @@ def test_changing_a_stage_changes_no_other(pair: Pair) -> None:
         node.meta.clear()
     info_of(changed).plan = None
     info_of(changed).tp = 99
-    others = [text for place, text in enumerate(before) if place != 10]
-    assert [stage.text() for place, stage in enumerate(stages) if place != 10] == others
+    unchanged = [text for place, text in enumerate(before) if place != 10]
+    assert [stage.text() for place, stage in enumerate(stages) if place != 10] == unchanged
     assert format_graph(gm) == result
     assert info_of(gm).tp == 2
     again = run_passes(pair.captured.graph, default_pipeline(2))[1]
@@ -113,9 +113,9 @@ def test_an_unsharded_stage_runs_as_plain_torch(model: str, tp: int, name: str) 
     gm = _bound(stages[-1].graph, pair)
     inputs = rank_inputs(gm, packed.inputs())[0]
     with torch.inference_mode():
-        found = gm(*(inputs[node.name] for node in gm.graph.nodes if node.op == "placeholder"))
-    if isinstance(found, tuple | list):  # after greedy-head the tokens too
-        found, tokens = found
-        assert torch.equal(tokens, found.argmax(-1))
-    assert torch.equal(found, expected)
-    assert relative_error(found, eager_logits(pair.eager, (3, 1, 4))) < TOLERANCE
+        logits = gm(*(inputs[node.name] for node in gm.graph.nodes if node.op == "placeholder"))
+    if isinstance(logits, tuple | list):  # after greedy-head the tokens too
+        logits, tokens = logits
+        assert torch.equal(tokens, logits.argmax(-1))
+    assert torch.equal(logits, expected)
+    assert relative_error(logits, eager_logits(pair.eager, (3, 1, 4))) < TOLERANCE

@@ -73,55 +73,55 @@ def test_head_ops_go_back_through_norm_and_rotation() -> None:
     assert chain == ["tpc.rope.default", "tpc.rms_norm.default", "aten.unflatten.int"]
 
 
-def _attention(made: GraphBuilder, q: fx.Node) -> fx.Node:
-    x = made.input("z", "T", 16)
-    k, v = (made.heads(made.linear(x, name, 32, 16), 8) for name in "kv")
-    return made.attention(q, k, v)
+def _attention(builder: GraphBuilder, q: fx.Node) -> fx.Node:
+    x = builder.input("z", "T", 16)
+    k, v = (builder.heads(builder.linear(x, name, 32, 16), 8) for name in "kv")
+    return builder.attention(q, k, v)
 
 
 def test_heads_from_a_norm_over_the_whole_width_are_refused() -> None:
     """Norms over the full width, as in OLMo 2, are refused: heads would need all features."""
-    made = GraphBuilder()
-    x = made.input("x", "T", 16)
-    features = made.linear(x, "q", 32, 16)
-    normed = made.call(RMS_NORM, features, made.parameter("scale", 32), 1e-6)
-    mixed = _attention(made, made.heads(normed, 8))
-    merged = made.call(aten.flatten.using_ints, mixed, 1, 2)
-    gm = made.done(made.linear(merged, "o", 16, 32))
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 16)
+    features = builder.linear(x, "q", 32, 16)
+    normed = builder.call(RMS_NORM, features, builder.parameter("scale", 32), 1e-6)
+    mixed = _attention(builder, builder.heads(normed, 8))
+    merged = builder.call(aten.flatten.using_ints, mixed, 1, 2)
+    gm = builder.done(builder.linear(merged, "o", 16, 32))
     with pytest.raises(ShardingError, match="the projection of its heads is not a") as refused:
         attention_blocks(gm.graph)
     assert "tpc.rms_norm(%linear, %scale, eps=1e-06)" in str(refused.value)
 
 
 def test_attention_read_twice_is_refused() -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", 16)
-    mixed = _attention(made, made.heads(made.linear(x, "q", 32, 16), 8))
-    merged = made.call(aten.flatten.using_ints, mixed, 1, 2)
-    out = made.linear(merged, "o", 16, 32)
-    other = made.linear(merged, "p", 16, 32)
-    gm = made.done(made.call(aten.add.Tensor, out, other))
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 16)
+    mixed = _attention(builder, builder.heads(builder.linear(x, "q", 32, 16), 8))
+    merged = builder.call(aten.flatten.using_ints, mixed, 1, 2)
+    out = builder.linear(merged, "o", 16, 32)
+    other = builder.linear(merged, "p", 16, 32)
+    gm = builder.done(builder.call(aten.add.Tensor, out, other))
     with pytest.raises(ShardingError, match="its result must go to exactly one linear") as refused:
         attention_blocks(gm.graph)
     assert f"aten.linear %{out.name}, aten.linear %{other.name}" in str(refused.value)
 
 
 def test_attention_without_output_projection_is_refused() -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", 16)
-    mixed = _attention(made, made.heads(made.linear(x, "q", 32, 16), 8))
-    gm = made.done(made.call(aten.neg.default, mixed))
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 16)
+    mixed = _attention(builder, builder.heads(builder.linear(x, "q", 32, 16), 8))
+    gm = builder.done(builder.call(aten.neg.default, mixed))
     with pytest.raises(ShardingError, match=r"must go to exactly one linear.*aten\.neg %neg"):
         attention_blocks(gm.graph)
 
 
 @pytest.mark.parametrize("computed", [(True, False), (False, True)])
 def test_gate_or_up_from_no_linear_is_refused(computed: tuple[bool, bool]) -> None:
-    made = GraphBuilder()
-    x = made.input("x", "T", 16)
-    linears = [made.linear(x, name, 16, 16) for name in ("gate", "up")]
+    builder = GraphBuilder()
+    x = builder.input("x", "T", 16)
+    linears = [builder.linear(x, name, 16, 16) for name in ("gate", "up")]
     operands = [linear if whole else x for linear, whole in zip(linears, computed, strict=True)]
-    gm = made.done(made.linear(made.call(SWIGLU, *operands), "down", 16, 16))
+    gm = builder.done(builder.linear(builder.call(SWIGLU, *operands), "down", 16, 16))
     with pytest.raises(ShardingError, match="a projection must be a separate linear"):
         mlp_blocks(gm.graph)
 
@@ -129,26 +129,26 @@ def test_gate_or_up_from_no_linear_is_refused(computed: tuple[bool, bool]) -> No
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize("gated", [True, False])
 def test_an_mlp_with_another_activation_has_the_same_parts(name: str, gated: bool) -> None:
-    (found,) = mlp_blocks(mlp_of(KNOWN[name][0], gated=gated).graph)
-    linears = {"gate": found.gate, "up": found.up, "down": found.down}
+    (block,) = mlp_blocks(mlp_of(KNOWN[name][0], gated=gated).graph)
+    linears = {"gate": block.gate, "up": block.up, "down": block.down}
     names = {part: linear and weight_of(linear).name for part, linear in linears.items()}
     gate = "gate_weight" if gated else None
     assert names == {"gate": gate, "up": "up_weight", "down": "down_weight"}
-    assert found.down.args[0] is found.activated
+    assert block.down.args[0] is block.activated
 
 
 def test_two_embeddings_are_refused() -> None:
-    made = GraphBuilder()
-    ids = made.input("ids", "T", dtype=torch.int64)
-    rows = [made.call(EMBEDDING, made.parameter(name, 9, 4), ids) for name in "ab"]
-    gm = made.done(made.call(aten.add.Tensor, *rows))
+    builder = GraphBuilder()
+    ids = builder.input("ids", "T", dtype=torch.int64)
+    rows = [builder.call(EMBEDDING, builder.parameter(name, 9, 4), ids) for name in "ab"]
+    gm = builder.done(builder.call(aten.add.Tensor, *rows))
     with pytest.raises(ShardingError, match="The graph has 2 embeddings"):
         embedding_of(gm.graph)
 
 
 def test_logits_from_no_linear_are_refused() -> None:
-    made = GraphBuilder()
-    gm = made.done(made.call(aten.neg.default, made.input("x", "T", 4)))
+    builder = GraphBuilder()
+    gm = builder.done(builder.call(aten.neg.default, builder.input("x", "T", 4)))
     with pytest.raises(ShardingError, match="The logits do not come from a linear"):
         head_of(gm.graph)
 
@@ -156,9 +156,9 @@ def test_logits_from_no_linear_are_refused() -> None:
 def test_a_gated_delta_net_has_its_own_parts() -> None:
     for stage in ("raise-swiglu", "shard-linears"):
         gm = step(stage, "tiny-qwen3.5").after.graph
-        found = delta_blocks(gm.graph)
-        assert len(found) == 3
-        for layer, block in enumerate(found):
+        blocks = delta_blocks(gm.graph)
+        assert len(blocks) == 3
+        for layer, block in enumerate(blocks):
             linears = (block.inputs, block.gate, block.a, block.beta, block.output)
             names = [weight_of(linear).name.removesuffix("_weight") for linear in linears]
             parts = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
@@ -171,9 +171,9 @@ def _net(**changes: Any) -> fx.GraphModule:
     gm = clone(step("raise-swiglu", "tiny-qwen3.5").after.graph)
     rule = next(node for node in gm.graph.nodes if node.target is GATED_DELTA_RULE)
     for name, other in changes.items():
-        given = arguments_of(rule)
+        bound = arguments_of(rule)
         place = SPECS[GATED_DELTA_RULE].argument_names.index(name)
-        rule.update_arg(place, given[other] if other in given else other(gm, given[name]))
+        rule.update_arg(place, bound[other] if other in bound else other(gm, bound[name]))
     return gm
 
 
@@ -192,8 +192,8 @@ NETS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", NETS)
 def test_a_gated_delta_net_of_other_parts_is_refused(name: str) -> None:
-    changes, said = NETS[name]
-    with pytest.raises(ShardingError, match=said) as refused:
+    changes, message = NETS[name]
+    with pytest.raises(ShardingError, match=message) as refused:
         delta_blocks(_net(**changes).graph)
     assert "%l0_delta_rule" in str(refused.value)
 

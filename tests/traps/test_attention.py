@@ -69,8 +69,8 @@ def test_1_a_mask_of_ones_times_minus_infinity(monkeypatch: pytest.MonkeyPatch) 
 
     module = importlib.import_module("tpcompile.ir.ops.attention")
     monkeypatch.setattr(module, "causal_mask", additive)
-    for found in logits_of(run(gm, pair, batch(LENGTHS, 1013))):
-        assert relative_error(found, eager_logits(pair.eager, LENGTHS)) == float("inf")
+    for logits in logits_of(run(gm, pair, batch(LENGTHS, 1013))):
+        assert relative_error(logits, eager_logits(pair.eager, LENGTHS)) == float("inf")
 
 
 @pytest.mark.parametrize("projection", ["q_proj", "k_proj", "v_proj"])
@@ -307,8 +307,8 @@ def test_9_tables_computed_in_bf16() -> None:
     positions = torch.arange(300)
     like = torch.empty(0, dtype=torch.bfloat16)
     expected = eager(like, positions[None])
-    found = pair.captured.rotary.fresh()(positions, 16, torch.bfloat16)
-    for ours, theirs in zip(found, expected, strict=True):
+    tables = pair.captured.rotary.fresh()(positions, 16, torch.bfloat16)
+    for ours, theirs in zip(tables, expected, strict=True):
         assert torch.equal(ours, theirs[0])
     narrow = positions[:, None].bfloat16() * eager.inv_freq.bfloat16()
     early = torch.cat([narrow, narrow], -1).cos()

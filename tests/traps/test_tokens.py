@@ -180,7 +180,7 @@ def test_17_inference_mode_in_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         return any(tensor.is_inference() for tensor in tensors)
 
     assert not marked()
-    inside = torch.inference_mode()(lambda *given: RMS_NORM(*given))
+    inside = torch.inference_mode()(lambda *inputs: RMS_NORM(*inputs))
     monkeypatch.setitem(SPECS, RMS_NORM, dataclasses.replace(SPECS[RMS_NORM], target=inside))
     assert marked()
 
@@ -193,9 +193,9 @@ def _positions_with_padding(ids: torch.Tensor, mask: torch.Tensor) -> Packed:
 
 def _attention_over_padding(ids: torch.Tensor, mask: torch.Tensor) -> Packed:
     """Pack padding as visible tokens, with correct positions."""
-    seen = pack(ids, torch.ones_like(mask), (mask.cumsum(1) - 1).clamp(min=0))
+    packed = pack(ids, torch.ones_like(mask), (mask.cumsum(1) - 1).clamp(min=0))
     real = mask.bool().flatten().nonzero().flatten()
-    return dataclasses.replace(seen, logit_rows=real)
+    return dataclasses.replace(packed, logit_rows=real)
 
 
 @pytest.mark.parametrize("mistake", [_positions_with_padding, _attention_over_padding])
@@ -203,14 +203,14 @@ def test_18_left_padding(mistake: Callable[..., Packed]) -> None:
     pair = preset_pair("tiny-qwen3")
     gm = lowered(pair, 2)
     ids, mask = padded(LENGTHS, 1013)
-    found = stage_logits(gm, pair, pack(ids, mask))
+    logits = stage_logits(gm, pair, pack(ids, mask))
     alone = [
         stage_logits(gm, pair, pack(row[real.bool()][None]))
         for row, real in zip(ids, mask, strict=True)
     ]
-    assert relative_error(found, torch.cat(alone)) < TOLERANCE, "padding changes nothing"
+    assert relative_error(logits, torch.cat(alone)) < TOLERANCE, "padding changes nothing"
     expected = eager_logits(pair.eager, LENGTHS)
-    assert relative_error(found, expected) < TOLERANCE
+    assert relative_error(logits, expected) < TOLERANCE
     assert relative_error(stage_logits(gm, pair, mistake(ids, mask)), expected) > VISIBLE
 
 
@@ -240,9 +240,9 @@ def _loaded(name: str, read: RandomWeights, dtype: torch.dtype) -> Any:
     """Load Hugging Face's model with its default attention; it keeps the new configuration."""
     model: Any = AutoModelForCausalLM
     config = AutoConfig.for_model(**preset(name))
-    made = model.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
-    load_into(made, read)
-    return made
+    loaded = model.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    load_into(loaded, read)
+    return loaded
 
 
 @lru_cache
@@ -260,9 +260,9 @@ NOISE = 1.001
 """The allowance for bf16 sums in another order, which round a few values differently."""
 
 
-def mean_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def mean_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the root mean square error, which no single rounding dominates."""
-    return float((found.float() - expected).square().mean().sqrt())
+    return float((actual.float() - expected).square().mean().sqrt())
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4, 6])
@@ -271,9 +271,9 @@ def test_20_bf16_is_no_further_from_fp32_than_hugging_face_s(name: str, tp: int)
     case = in_bf16(name)
     gm = lowered(case.pair, tp)
     assert rules_broken(gm) == set()
-    found = stage_logits(gm, case.pair, pack(case.ids))
-    assert found.dtype == torch.bfloat16
-    assert mean_error(found, case.exact) <= NOISE * mean_error(case.theirs, case.exact)
+    logits = stage_logits(gm, case.pair, pack(case.ids))
+    assert logits.dtype == torch.bfloat16
+    assert mean_error(logits, case.exact) <= NOISE * mean_error(case.theirs, case.exact)
 
 
 def test_20_a_norm_computed_in_bf16_is_further(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,5 +284,5 @@ def test_20_a_norm_computed_in_bf16_is_further(monkeypatch: pytest.MonkeyPatch) 
         return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
     monkeypatch.setitem(SPECS, RMS_NORM, dataclasses.replace(SPECS[RMS_NORM], target=narrow))
-    found = stage_logits(gm, case.pair, pack(case.ids))
-    assert mean_error(found, case.exact) > NOISE * mean_error(case.theirs, case.exact)
+    logits = stage_logits(gm, case.pair, pack(case.ids))
+    assert mean_error(logits, case.exact) > NOISE * mean_error(case.theirs, case.exact)

@@ -58,7 +58,7 @@ def test_a_rank_without_columns_never_wins() -> None:
     """A rank without columns loses even against minus infinity, since its id is the maximum."""
     full = torch.tensor([[-INFINITY, -INFINITY], [-3.0, -2.0]])
     pairs = [local_argmax(full[:, :0], 0), local_argmax(full, 4), local_argmax(full[:, :0], 6)]
-    values, ids = (torch.stack(each) for each in zip(*pairs, strict=True))
+    values, ids = (torch.stack(side) for side in zip(*pairs, strict=True))
     assert ids.dtype == torch.long and values.dtype == full.dtype
     assert best_of(values, ids).tolist() == [4, 5]
 
@@ -67,7 +67,7 @@ def test_a_padded_column_never_wins_a_tie() -> None:
     """A padded column loses ties, since its id is larger than any real one."""
     logits = torch.full((1, 8), -INFINITY)
     pairs = [local_argmax(logits[:, start : start + 4], start) for start in (4, 0)]
-    assert best_of(*(torch.stack(each) for each in zip(*pairs, strict=True))).tolist() == [0]
+    assert best_of(*(torch.stack(side) for side in zip(*pairs, strict=True))).tolist() == [0]
 
 
 def test_ids_count_the_columns_of_other_ranks() -> None:
@@ -79,10 +79,10 @@ def test_ids_count_the_columns_of_other_ranks() -> None:
 
 def test_every_rank_has_a_copy_of_its_own() -> None:
     split = random(3, 4).sharded(1, Layout("vocab", 4, 1, even_runs(4, 2)))
-    found = SPECS[ARGMAX].across
-    assert found is not None
-    one, other = found(deal(split, 2), split.kind, ValueType((3,), torch.long))
-    assert one.data_ptr() != other.data_ptr()
+    across = SPECS[ARGMAX].across
+    assert across is not None
+    first, second = across(deal(split, 2), split.kind, ValueType((3,), torch.long))
+    assert first.data_ptr() != second.data_ptr()
 
 
 def test_at_most_64_bytes_a_rank_and_row_cross() -> None:
@@ -92,9 +92,9 @@ def test_at_most_64_bytes_a_rank_and_row_cross() -> None:
     assert PAIR_BYTES <= 64
     for ranks in (2, 4, 7):
         split = kind.sharded(1, Layout("vocab", 151_936, 1, even_runs(151_936, ranks)))
-        found = cost(result, [split], 0)
-        assert found.wire_bytes == ranks * PAIR_BYTES
-        assert found.memory_bytes == 2 * split.placement.layout.extent(0)  # type: ignore[union-attr]
+        split_cost = cost(result, [split], 0)
+        assert split_cost.wire_bytes == ranks * PAIR_BYTES
+        assert split_cost.memory_bytes == 2 * split.placement.layout.extent(0)  # type: ignore[union-attr]
     assert cost(result, [kind], 0).wire_bytes == 0
 
 

@@ -62,11 +62,11 @@ def test_the_reference_is_the_loop(data: st.DataObject) -> None:
     starts = torch.tensor([0, *lengths]).cumsum(0)
     q = random(sum(lengths), heads, 4).whole
     k, v = (random(sum(lengths), shared, 4, seed=seed).whole for seed in (1, 2))
-    found = ATTENTION(q, k, v, starts, 0.5, window, 0, mapped)
+    output = ATTENTION(q, k, v, starts, 0.5, window, 0, mapped)
     read = mapped if mapped is not None else [head // group for head in range(heads)]
     expected = by_hand(q, k, v, starts.tolist(), 0.5, window, read)
-    assert bool(torch.isfinite(found).all())
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert bool(torch.isfinite(output).all())
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 9])
@@ -76,8 +76,8 @@ def test_the_last_tokens_of_a_sequence(new: int, window: int | None) -> None:
     q, k, v = random(7, 4, 4).whole, random(7, 2, 4, seed=1).whole, random(7, 2, 4, seed=2).whole
     for kv_heads in (None, [0, 1, 1, 1]):
         whole = by_hand(q, k, v, [0, 7], 0.5, window, kv_heads or [0, 0, 1, 1])
-        found = attend(q[-new:], k, v, 0.5, window, kv_heads)
-        torch.testing.assert_close(found, whole[-new:], rtol=1e-5, atol=1e-5)
+        output = attend(q[-new:], k, v, 0.5, window, kv_heads)
+        torch.testing.assert_close(output, whole[-new:], rtol=1e-5, atol=1e-5)
 
 
 def test_large_scores_stay_finite() -> None:
@@ -199,7 +199,7 @@ def test_refuses_what_is_split_elsewhere_than_by_head() -> None:
     refused("whole-heads", ATTENTION, Q.sharded(2, width), K, V, *REST)
     refused("whole-heads", ATTENTION, Q, K.sharded(2, width), V.sharded(2, width), *REST)
     tokens = [random(4, heads, 4, symbols=["T"]) for heads in (6, 2, 2)]
-    split = [given.sharded(0, TokenLayout(2)) for given in tokens]
+    split = [value.sharded(0, TokenLayout(2)) for value in tokens]
     refused("whole-heads", ATTENTION, split[0], *tokens[1:], *REST)
     refused("whole-heads", ATTENTION, tokens[0], *split[1:], *REST)
 
@@ -211,7 +211,7 @@ def test_refuses_shapes_that_do_not_fit() -> None:
 
 
 def test_refuses_dtypes_that_differ() -> None:
-    half = (operand(given.whole.bfloat16()) for given in (K, V))
+    half = (operand(value.whole.bfloat16()) for value in (K, V))
     refused("attention", ATTENTION, Q, *half, *REST)
     starts = operand(STARTS.whole.float(), ["S"])
     refused("attention", ATTENTION, Q, K, V, starts, 0.5, None, 0)
@@ -242,6 +242,6 @@ def test_heads_counted_in_pairs_are_sound_or_refused() -> None:
     right = Layout("kv_heads", 2, 1, (((0, 1),), ((0, 2),), ((1, 2),)))
     lacking = Layout("kv_heads", 2, 1, (((0, 1),), ((0, 1),), ((0, 2),)))
     for layout in (right, lacking):
-        given = (Q.sharded(1, queries), K.sharded(1, layout), V.sharded(1, layout), *REST)
-        if refusal(ATTENTION, *given) is None:
-            run(ATTENTION, *given, ranks=3).assert_sound()
+        operands = (Q.sharded(1, queries), K.sharded(1, layout), V.sharded(1, layout), *REST)
+        if refusal(ATTENTION, *operands) is None:
+            run(ATTENTION, *operands, ranks=3).assert_sound()

@@ -105,20 +105,20 @@ def test_shared_parts_gather_by_their_type(data: st.DataObject, ranks: int) -> N
 def test_sums_are_trees(ranks: int) -> None:
     """Sums add neighbours first: for powers of two, they are the sum of the sums of both halves."""
     values = list(random(ranks, 5).whole)
-    found = tree_sum(values)
-    torch.testing.assert_close(found, torch.stack(values).sum(0))
+    total = tree_sum(values)
+    torch.testing.assert_close(total, torch.stack(values).sum(0))
     if ranks in (2, 4, 8):
         half = ranks // 2
-        assert torch.equal(found, tree_sum(values[:half]) + tree_sum(values[half:]))
+        assert torch.equal(total, tree_sum(values[:half]) + tree_sum(values[half:]))
 
 
 def test_collectives_leave_their_operands_alone() -> None:
     """Each rank receives its own tensor, even on one rank."""
     value = random(3, 2).whole
     for target in COLLECTIVES:
-        given = (value, *((0,) if target is ALL_GATHER else (1,) * (target is REDUCE_SCATTER)))
-        found = target(*given)
-        assert torch.equal(found, value) and found.data_ptr() != value.data_ptr()
+        arguments = (value, *((0,) if target is ALL_GATHER else (1,) * (target is REDUCE_SCATTER)))
+        output = target(*arguments)
+        assert torch.equal(output, value) and output.data_ptr() != value.data_ptr()
 
 
 def test_refuses_to_sum_what_is_no_sum() -> None:

@@ -77,8 +77,8 @@ def test_all_that_follows_from_a_body(declare: Declare) -> None:
     kinds = [table.sharded(0, rows).kind, ids.kind]
     local = SPECS[target].localize
     assert local is not None
-    found = [local(None, r, weight=kinds[0], ids=kinds[1], scale=3.0, start=0) for r in (0, 1)]
-    assert found == [{"start": 0}, {"start": 5}]
+    arguments = [local(None, r, weight=kinds[0], ids=kinds[1], scale=3.0, start=0) for r in (0, 1)]
+    assert arguments == [{"start": 0}, {"start": 5}]
     assert SPECS[target].cost(outcome.kind, kinds, 0) == SPECS[VOCAB_EMBEDDING].cost(
         outcome.kind, kinds, 0
     )
@@ -130,10 +130,10 @@ def test_each_call_applies_the_rule_of_its_op(monkeypatch: pytest.MonkeyPatch) -
     def refusing(**_: object) -> None:
         raise RuleError("never", "a linear", "none")
 
-    given = (random(3, 4), random(6, 4), None, random(3, 6))
-    assert refusal(LINEAR_RESIDUAL, *given) is None
+    operands = (random(3, 4), random(6, 4), None, random(3, 6))
+    assert refusal(LINEAR_RESIDUAL, *operands) is None
     monkeypatch.setitem(SPECS, LINEAR, replace(SPECS[LINEAR], rule=refusing))
-    assert refusal(LINEAR_RESIDUAL, *given) == "never"
+    assert refusal(LINEAR_RESIDUAL, *operands) == "never"
 
 
 def test_the_cost_is_that_of_products_and_operands() -> None:
@@ -172,8 +172,8 @@ def test_an_optional_operand_may_be_absent() -> None:
 
 
 def test_what_is_known_is_computed() -> None:
-    def larger(one: int, other: int) -> int:
-        return max(one, other)
+    def larger(first: int, second: int) -> int:
+        return max(first, second)
 
     assert known(larger, 2, 3) == 3
     assert known(larger, UNKNOWN, 3) is UNKNOWN

@@ -46,23 +46,23 @@ def operands(
     values = drawn(tokens, v_heads, 8)
     decay = -0.3 * torch.rand((tokens, v_heads), generator=generator)
     beta = drawn(tokens, v_heads).sigmoid()
-    return [*(each.to(dtype) for each in (*heads, values)), decay, beta.to(dtype)]
+    return [*(tensor.to(dtype) for tensor in (*heads, values)), decay, beta.to(dtype)]
 
 
-def theirs(function: Any, given: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def theirs(function: Any, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the results and the state of a function of Hugging Face."""
-    q, k, v, decay, beta = (each[None] for each in given)
+    q, k, v, decay, beta = (tensor[None] for tensor in inputs)
     out, state = function(
         q, k, v, g=decay, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True
     )
     return out[0], state[0]
 
 
-def ours(given: list[torch.Tensor], *cuts: int) -> tuple[torch.Tensor, torch.Tensor]:
+def ours(inputs: list[torch.Tensor], *cuts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return our results and the state, of tokens that come in pieces."""
-    state = new_state(given[1], given[2])
-    bounds = pairwise((0, *cuts, len(given[0])))
-    out = [delta_rule(*(each[a:b] for each in given), state) for a, b in bounds]
+    state = new_state(inputs[1], inputs[2])
+    bounds = pairwise((0, *cuts, len(inputs[0])))
+    out = [delta_rule(*(tensor[a:b] for tensor in inputs), state) for a, b in bounds]
     return torch.cat(out), state
 
 
@@ -72,23 +72,23 @@ def ours(given: list[torch.Tensor], *cuts: int) -> tuple[torch.Tensor, torch.Ten
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("heads", [(2, 4), (3, 3), (1, 5)], ids=str)
 def test_it_is_the_chunked_and_the_recurrent_form(tokens: int, heads: tuple[int, int]) -> None:
-    given = operands(tokens, *heads)
-    found = ours(given)
+    inputs = operands(tokens, *heads)
+    outputs = ours(inputs)
     for function in (torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule):
-        for one, other in zip(found, theirs(function, given), strict=True):
-            assert relative_error(one, other) < TOLERANCE
+        for actual, expected in zip(outputs, theirs(function, inputs), strict=True):
+            assert relative_error(actual, expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_in_16_bits_it_is_computed_in_32(tokens: int) -> None:
     """Results are those of the wider operands, rounded once; the state is never rounded."""
-    given = operands(tokens, dtype=torch.bfloat16)
-    found, state = ours(given)
-    wide, wide_state = ours([each.float() for each in given])
+    inputs = operands(tokens, dtype=torch.bfloat16)
+    output, state = ours(inputs)
+    wide, wide_state = ours([tensor.float() for tensor in inputs])
     assert state.dtype == torch.float32 and torch.equal(state, wide_state)
-    assert found.dtype == torch.bfloat16 and torch.equal(found, wide.bfloat16())
-    expected = theirs(torch_chunk_gated_delta_rule, given)
-    assert relative_error(found.float(), expected[0].float()) < 2**-7
+    assert output.dtype == torch.bfloat16 and torch.equal(output, wide.bfloat16())
+    expected = theirs(torch_chunk_gated_delta_rule, inputs)
+    assert relative_error(output.float(), expected[0].float()) < 2**-7
     assert relative_error(state, expected[1]) < TOLERANCE
 
 
@@ -96,32 +96,32 @@ def test_in_16_bits_it_is_computed_in_32(tokens: int) -> None:
 @pytest.mark.parametrize("cuts", [(64,), (128,), (64, 128), (192,)], ids=str)
 def test_cuts_at_chunks_keep_the_bits(cuts: tuple[int, ...], dtype: torch.dtype) -> None:
     assert CHUNK == 64
-    given = operands(201, dtype=dtype)
-    for one, other in zip(ours(given, *cuts), ours(given), strict=True):
-        assert torch.equal(one, other)
+    inputs = operands(201, dtype=dtype)
+    for actual, expected in zip(ours(inputs, *cuts), ours(inputs), strict=True):
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("cuts", [(1,), (37,), (63, 64), (100,)], ids=str)
 def test_cuts_elsewhere_change_bits_within_the_tolerance(cuts: tuple[int, ...]) -> None:
-    given = operands(201)
-    found, whole = ours(given, *cuts), ours(given)
-    assert not torch.equal(found[0], whole[0])
-    for one, other in zip(found, whole, strict=True):
-        assert relative_error(one, other) < TOLERANCE
+    inputs = operands(201)
+    pieces, whole = ours(inputs, *cuts), ours(inputs)
+    assert not torch.equal(pieces[0], whole[0])
+    for actual, expected in zip(pieces, whole, strict=True):
+        assert relative_error(actual, expected) < TOLERANCE
 
 
 def test_step_by_step_is_the_prompt() -> None:
-    given = operands(130)
-    for one, other in zip(ours(given, *range(1, 130)), ours(given), strict=True):
-        assert relative_error(one, other) < TOLERANCE
-    recurrent = theirs(torch_recurrent_gated_delta_rule, given)
-    for one, other in zip(ours(given, *range(1, 130)), recurrent, strict=True):
-        assert relative_error(one, other) < TOLERANCE
+    inputs = operands(130)
+    for actual, expected in zip(ours(inputs, *range(1, 130)), ours(inputs), strict=True):
+        assert relative_error(actual, expected) < TOLERANCE
+    recurrent = theirs(torch_recurrent_gated_delta_rule, inputs)
+    for actual, expected in zip(ours(inputs, *range(1, 130)), recurrent, strict=True):
+        assert relative_error(actual, expected) < TOLERANCE
 
 
-def exact(given: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def exact(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the results and the state of the recurrence in fp64."""
-    q, k, v, decay, beta = (each.double() for each in given)
+    q, k, v, decay, beta = (tensor.double() for tensor in inputs)
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     heads = v.shape[1] // k.shape[1]
     q, k = q.repeat_interleave(heads, 1) * q.shape[-1] ** -0.5, k.repeat_interleave(heads, 1)
@@ -139,26 +139,26 @@ def exact(given: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_error_is_not_above_hugging_face_s(scale: float, tokens: int) -> None:
     """A decay to almost nothing within a chunk neither overflows nor gives NaN."""
     q, k, v, decay, beta = operands(tokens, 3, 3)
-    given = [q, k, v, scale * decay, beta]
-    found, chunked = ours(given), theirs(torch_chunk_gated_delta_rule, given)
-    for one, other, right in zip(found, chunked, exact(given), strict=True):
-        bound = max(1.5 * relative_error(other.double(), right), TOLERANCE / 2)
-        assert relative_error(one.double(), right) < bound
+    inputs = [q, k, v, scale * decay, beta]
+    outputs, chunked = ours(inputs), theirs(torch_chunk_gated_delta_rule, inputs)
+    for actual, reference, right in zip(outputs, chunked, exact(inputs), strict=True):
+        bound = max(1.5 * relative_error(reference.double(), right), TOLERANCE / 2)
+        assert relative_error(actual.double(), right) < bound
 
 
 @DTYPES
 def test_sequences_do_not_read_each_other(dtype: torch.dtype) -> None:
-    given = operands(150, dtype=dtype)
+    inputs = operands(150, dtype=dtype)
     starts = torch.tensor([0, 1, 1, 70, 150])
-    found = GATED_DELTA_RULE(*given, starts, 0)
-    alone = [ours([each[a:b] for each in given])[0] for a, b in pairwise(starts.tolist()) if b > a]
-    assert torch.equal(found, torch.cat(alone))
+    output = GATED_DELTA_RULE(*inputs, starts, 0)
+    alone = [ours([item[a:b] for item in inputs])[0] for a, b in pairwise(starts.tolist()) if b > a]
+    assert torch.equal(output, torch.cat(alone))
 
 
 def test_no_tokens() -> None:
-    given = operands(0)
-    assert GATED_DELTA_RULE(*given, torch.tensor([0, 0]), 0).shape == (0, 4, 8)
-    assert GATED_DELTA_RULE(*given, torch.tensor([0]), 0).shape == (0, 4, 8)
+    inputs = operands(0)
+    assert GATED_DELTA_RULE(*inputs, torch.tensor([0, 0]), 0).shape == (0, 4, 8)
+    assert GATED_DELTA_RULE(*inputs, torch.tensor([0]), 0).shape == (0, 4, 8)
 
 
 def test_a_map_of_key_heads() -> None:
@@ -166,9 +166,9 @@ def test_a_map_of_key_heads() -> None:
     q, k, v, decay, beta = operands(70, 3, 4)
     starts = torch.tensor([0, 70])
     chosen = [2, 0, 0, 1]
-    found = GATED_DELTA_RULE(q, k, v, decay, beta, starts, 0, chosen)
+    output = GATED_DELTA_RULE(q, k, v, decay, beta, starts, 0, chosen)
     expected = GATED_DELTA_RULE(q[:, chosen], k[:, chosen], v, decay, beta, starts, 0)
-    assert torch.equal(found, expected)
+    assert torch.equal(output, expected)
 
 
 # The convolution.
@@ -185,24 +185,24 @@ def test_the_convolution(tokens: int, taps: int, with_bias: bool, dtype: torch.d
         random(6, 1, taps, seed=1).whole.to(dtype),
     )
     bias = random(6, seed=2).whole.to(dtype) if with_bias else None
-    found = CAUSAL_CONV(x, weight, bias, torch.tensor([0, tokens]), 0)
+    output = CAUSAL_CONV(x, weight, bias, torch.tensor([0, tokens]), 0)
     expected = causal_conv1d_fn(x.t()[None], weight.squeeze(1), bias, activation="silu")[0].t()
     near = 1e-6 if dtype == torch.float32 else 2**-6
-    assert found.dtype == dtype and relative_error(found.float(), expected.float()) < near
-    wide = [None if each is None else each.float() for each in (x, weight, bias)]
+    assert output.dtype == dtype and relative_error(output.float(), expected.float()) < near
+    wide = [None if tensor is None else tensor.float() for tensor in (x, weight, bias)]
     exact = CAUSAL_CONV(*wide, torch.tensor([0, tokens]), 0)
-    assert torch.equal(found, exact.to(dtype))
+    assert torch.equal(output, exact.to(dtype))
 
 
 def test_the_convolution_does_not_read_another_sequence() -> None:
     x, weight = random(9, 6).whole, random(6, 1, 4, seed=1).whole
     starts = torch.tensor([0, 1, 3, 3, 9])
-    found = CAUSAL_CONV(x, weight, None, starts, 0)
+    output = CAUSAL_CONV(x, weight, None, starts, 0)
     alone = [
         CAUSAL_CONV(x[a:b], weight, None, torch.tensor([0, b - a]), 0)
         for a, b in pairwise(starts.tolist())
     ]
-    assert torch.equal(found, torch.cat(alone))
+    assert torch.equal(output, torch.cat(alone))
     assert CAUSAL_CONV(x[:0], weight, None, torch.tensor([0, 0]), 0).shape == (0, 6)
 
 
@@ -210,9 +210,9 @@ def test_the_convolution_does_not_read_another_sequence() -> None:
 def test_the_decay_is_in_fp32(dtype: torch.dtype) -> None:
     a, rate, bias = (random(5, 4).whole, random(4, seed=1).whole, random(4, seed=2).whole)
     a, bias = a.to(dtype), bias.to(dtype)
-    found = DELTA_DECAY(a, rate, bias)
+    output = DELTA_DECAY(a, rate, bias)
     expected = -rate.float().exp() * torch.nn.functional.softplus(a.float() + bias)
-    assert found.dtype == torch.float32 and torch.equal(found, expected)
+    assert output.dtype == torch.float32 and torch.equal(output, expected)
 
 
 # On ranks.
@@ -226,12 +226,12 @@ def sharded(
 ) -> dict[str, Operand]:
     """Return operands of 6 value heads and 3 key heads, with these layouts."""
     names = ("q", "k", "v", "decay", "beta")
-    found = {n: operand(t) for n, t in zip(names, operands(5, 3, 6), strict=True)}
-    for name, each in found.items():
+    by_name = {n: operand(t) for n, t in zip(names, operands(5, 3, 6), strict=True)}
+    for name, value in by_name.items():
         layout = keys if name in "qk" else values
         if layout is not None:
-            found[name] = each.sharded(1, layout)
-    return found
+            by_name[name] = value.sharded(1, layout)
+    return by_name
 
 
 def refused_rule(rule: str, **changes: Any) -> str:
@@ -253,10 +253,10 @@ def test_value_heads_on_ranks(data: st.DataObject, ranks: int, shared: int, grou
     parts = [sorted({head // group for head in values.held(rank)} | more) for rank in range(ranks)]
     keys = Layout("keys", shared, 1, tuple(tuple((h, h + 1) for h in held) for held in parts))
     names = ("q", "k", "v", "decay", "beta")
-    made = dict(zip(names, map(operand, operands(5, shared, units)), strict=True))
-    for name, each in made.items():
-        made[name] = each.sharded(1, keys if name in "qk" else values)
-    run(GATED_DELTA_RULE, *made.values(), STARTS, 0, ranks=ranks).assert_sound(exact=True)
+    by_name = dict(zip(names, map(operand, operands(5, shared, units)), strict=True))
+    for name, value in by_name.items():
+        by_name[name] = value.sharded(1, keys if name in "qk" else values)
+    run(GATED_DELTA_RULE, *by_name.values(), STARTS, 0, ranks=ranks).assert_sound(exact=True)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4, 5, 6])
@@ -264,10 +264,10 @@ def test_value_heads_on_ranks(data: st.DataObject, ranks: int, shared: int, grou
 def test_the_plan_of_any_tp_is_sound(values: int, keys: int, tp: int) -> None:
     heads = plan_heads(values, keys, tp, LINEAR_HEADS)
     names = ("q", "k", "v", "decay", "beta")
-    made = dict(zip(names, map(operand, operands(5, keys, values)), strict=True))
-    for name, each in made.items():
-        made[name] = each.sharded(1, heads.keys if name in "qk" else heads.queries)
-    run(GATED_DELTA_RULE, *made.values(), STARTS, 0, ranks=tp).assert_sound(exact=True)
+    by_name = dict(zip(names, map(operand, operands(5, keys, values)), strict=True))
+    for name, value in by_name.items():
+        by_name[name] = value.sharded(1, heads.keys if name in "qk" else heads.queries)
+    run(GATED_DELTA_RULE, *by_name.values(), STARTS, 0, ranks=tp).assert_sound(exact=True)
 
 
 def test_all_key_heads_on_every_rank() -> None:
@@ -278,8 +278,8 @@ def test_all_key_heads_on_every_rank() -> None:
 
 def test_refuses_the_key_heads_of_another_rank() -> None:
     turned = Layout("linear_k_heads", 3, 1, (((1, 3),), ((0, 2),)))
-    said = refused_rule("linear-k-heads", **{n: sharded(keys=turned)[n] for n in "qk"})
-    assert "also key head 0, which value head 0 reads" in said
+    message = refused_rule("linear-k-heads", **{n: sharded(keys=turned)[n] for n in "qk"})
+    assert "also key head 0, which value head 0 reads" in message
     alone = sharded(values=None)
     refused_rule("linear-k-heads", **{n: alone[n] for n in ("v", "decay", "beta")})
 
@@ -288,8 +288,8 @@ def test_refuses_the_key_heads_of_another_rank() -> None:
 def test_refuses_the_gates_of_other_heads(gate: str) -> None:
     turned = Layout("linear_v_heads", 6, 1, tuple(reversed(HEADS.queries.parts)))
     for wrong in (sharded(values=turned)[gate], sharded(values=None)[gate]):
-        said = refused_rule("delta-rule", **{gate: wrong})
-        assert "the gates of a rank's own value heads" in said
+        message = refused_rule("delta-rule", **{gate: wrong})
+        assert "the gates of a rank's own value heads" in message
     refused_rule("delta-rule", **{gate: random(5, 3)})
 
 
@@ -303,12 +303,12 @@ def test_refuses_a_decay_in_16_bits() -> None:
 
 
 def test_refuses_operands_that_do_not_fit() -> None:
-    given = sharded()
-    said = refused_rule("delta-rule", q=operand(given["q"].whole.bfloat16()))
-    assert "q and k of the same type and layout" in said
+    values = sharded()
+    message = refused_rule("delta-rule", q=operand(values["q"].whole.bfloat16()))
+    assert "q and k of the same type and layout" in message
     assert "q and k of the same" in refused_rule("delta-rule", k=sharded(keys=None)["k"])
     assert "the same tokens and dtype" in refused_rule("delta-rule", v=random(4, 6, 8))
-    narrow = operand(given["v"].whole.bfloat16()).sharded(1, HEADS.queries)
+    narrow = operand(values["v"].whole.bfloat16()).sharded(1, HEADS.queries)
     assert "the same tokens and dtype" in refused_rule("delta-rule", v=narrow)
     pairs = {n: random(5, 4, 16) for n in "qk"}
     assert "share the key heads evenly" in refused_rule("delta-rule", **pairs)
@@ -345,8 +345,8 @@ def test_refuses_taps_of_other_channels() -> None:
         runs,
         FusedLayout((HEADS.queries, HEADS.keys.with_grain(4), HEADS.keys.with_grain(4))),
     ):
-        said = refused("causal-conv", CAUSAL_CONV, x, WEIGHT.sharded(0, wrong), None, STARTS, 0)
-        assert "a rank's own channels" in str(said)
+        error = refused("causal-conv", CAUSAL_CONV, x, WEIGHT.sharded(0, wrong), None, STARTS, 0)
+        assert "a rank's own channels" in str(error)
         refused("causal-conv", CAUSAL_CONV, x, weight, BIAS.sharded(0, wrong), STARTS, 0)
     refused("causal-conv", CAUSAL_CONV, x, WEIGHT, None, STARTS, 0)
     refused("causal-conv", CAUSAL_CONV, X, weight, None, STARTS, 0)
@@ -367,24 +367,27 @@ def test_refuses_other_convolutions() -> None:
 
 def test_the_decay_of_a_rank_s_own_heads() -> None:
     a, rate, bias = random(5, 6), random(6, seed=1), random(6, seed=2)
-    own = [a.sharded(1, HEADS.queries), *(each.sharded(0, HEADS.queries) for each in (rate, bias))]
-    run(DELTA_DECAY, *own, ranks=2).assert_sound()
+    shards = [
+        a.sharded(1, HEADS.queries),
+        *(vector.sharded(0, HEADS.queries) for vector in (rate, bias)),
+    ]
+    run(DELTA_DECAY, *shards, ranks=2).assert_sound()
     turned = Layout("linear_v_heads", 6, 1, tuple(reversed(HEADS.queries.parts)))
     for wrong in (rate, rate.sharded(0, turned)):
-        refused("same-layout", DELTA_DECAY, own[0], wrong, own[2])
-        refused("same-layout", DELTA_DECAY, own[0], own[1], wrong)
-    refused("delta-decay", DELTA_DECAY, own[0], random(3), bias)
+        refused("same-layout", DELTA_DECAY, shards[0], wrong, shards[2])
+        refused("same-layout", DELTA_DECAY, shards[0], shards[1], wrong)
+    refused("delta-decay", DELTA_DECAY, shards[0], random(3), bias)
     for place in range(3):
-        sums = [each.partial() if i == place else each for i, each in enumerate((a, rate, bias))]
+        sums = [value.partial() if i == place else value for i, value in enumerate((a, rate, bias))]
         refused("partial-nonlinear", DELTA_DECAY, *sums)
 
 
 def test_the_cost_counts_the_state_once_in_and_out() -> None:
-    kinds = [each.kind for each in sharded().values()]
+    kinds = [value.kind for value in sharded().values()]
     result = SPECS[GATED_DELTA_RULE].rule(*kinds, STARTS.kind, 0)
     assert isinstance(result, ValueType)
     streamed = SPECS[CAUSAL_CONV].cost(result, kinds, 0)
-    found = SPECS[GATED_DELTA_RULE].cost(result, kinds, 0)
+    cost = SPECS[GATED_DELTA_RULE].cost(result, kinds, 0)
     state = 5 * 3 * 8 * 16  # the value heads of a rank, for each of 5 tokens
-    assert found.memory_bytes - streamed.memory_bytes == 8 * state
-    assert found.flops == 7 * state
+    assert cost.memory_bytes - streamed.memory_bytes == 8 * state
+    assert cost.flops == 7 * state

@@ -63,8 +63,8 @@ RIGHT = Layout("ffn", 6, 1, (((0, 2),), ((2, 6),)))
 
 
 def positive(*shape: int) -> Operand:
-    given = random(*shape)
-    return Operand(given.whole.abs() + 0.5, given.kind)
+    signed = random(*shape)
+    return Operand(signed.whole.abs() + 0.5, signed.kind)
 
 
 @pytest.mark.parametrize("op", UNARY, ids=str)
@@ -109,20 +109,20 @@ def test_operands_spread_over_each_other(op: Any, data: st.DataObject, ranks: in
     layout = data.draw(layouts(ranks, overlapping=True))
     shape = (layout.size, 2, layout.size)
     dim = data.draw(st.integers(0, 2))
-    given = []
+    operands = []
     for seed in range(2):
-        kept = [data.draw(st.booleans()) for _ in shape]
-        own = [extent if keep else 1 for extent, keep in zip(shape, kept, strict=True)]
-        drop = data.draw(st.integers(0, 2)) if not any(kept[:2]) else 0
-        x = random(*own[drop:], seed=seed)
+        mask = [data.draw(st.booleans()) for _ in shape]
+        extents = [extent if keep else 1 for extent, keep in zip(shape, mask, strict=True)]
+        drop = data.draw(st.integers(0, 2)) if not any(mask[:2]) else 0
+        x = random(*extents[drop:], seed=seed)
         place = dim - drop
         if place >= 0 and x.kind.shape[place] == layout.size and data.draw(st.booleans()):
             x = x.sharded(place, layout)
-        given.append(x)
-    rule = refusal(op, *given)
+        operands.append(x)
+    rule = refusal(op, *operands)
     assert rule in (None, "same-layout")
     if rule is None:
-        run(op, *given, ranks=ranks).assert_sound(exact=True)
+        run(op, *operands, ranks=ranks).assert_sound(exact=True)
 
 
 @EXAMPLES
@@ -137,7 +137,7 @@ def test_tokens_on_ranks_stay_there(ranks: int, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "others"),
+    ("op", "operands"),
     [
         (aten.neg.default, ()),
         (aten.mul.Tensor, (2.0,)),
@@ -147,9 +147,9 @@ def test_tokens_on_ranks_stay_there(ranks: int, tokens: int) -> None:
     ],
     ids=str,
 )
-def test_terms_of_a_sum_pass_through_what_is_linear(op: Any, others: Any) -> None:
+def test_terms_of_a_sum_pass_through_what_is_linear(op: Any, operands: Any) -> None:
     x = whole_numbers(3, 4).partial()
-    arguments = [whole_numbers(3, 4, seed=1).partial()] if others is None else others
+    arguments = [whole_numbers(3, 4, seed=1).partial()] if operands is None else operands
     outcome = run(op, x, *arguments, ranks=3)
     assert isinstance(outcome.kind, ValueType)
     assert outcome.kind.placement == PARTIAL
@@ -157,7 +157,7 @@ def test_terms_of_a_sum_pass_through_what_is_linear(op: Any, others: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("op", "others"),
+    ("op", "operands"),
     [
         (aten.silu.default, ()),
         (aten.gelu.default, ()),
@@ -176,8 +176,8 @@ def test_terms_of_a_sum_pass_through_what_is_linear(op: Any, others: Any) -> Non
     ],
     ids=str,
 )
-def test_refuses_a_sum_not_taken(op: Any, others: tuple[Any, ...]) -> None:
-    error = refused("partial-nonlinear", op, random(3, 6).partial(), *others)
+def test_refuses_a_sum_not_taken(op: Any, operands: tuple[Any, ...]) -> None:
+    error = refused("partial-nonlinear", op, random(3, 6).partial(), *operands)
     assert "all_reduce" in error.hint
 
 
@@ -200,17 +200,17 @@ def test_a_factor_of_each_term_of_a_sum() -> None:
     """Ranks multiply their terms by the same value, for example by a gate per token."""
     terms, gate = random(3, 6).partial(), random(3, 1)
     for operands in ((terms, gate), (gate, terms)):
-        found = run(aten.mul.Tensor, *operands, ranks=3)
-        assert found.kind.placement == PARTIAL
-        found.assert_sound()
+        outcome = run(aten.mul.Tensor, *operands, ranks=3)
+        assert outcome.kind.placement == PARTIAL
+        outcome.assert_sound()
 
 
 def test_a_sum_divided_by_what_every_rank_has() -> None:
     """A quotient of a sum is a sum of quotients; a quotient by a sum is not."""
     terms, divisor = random(3, 6).partial(), positive(3, 1)
-    found = run(aten.div.Tensor, terms, divisor, ranks=3)
-    assert found.kind.placement == PARTIAL
-    found.assert_sound()
+    outcome = run(aten.div.Tensor, terms, divisor, ranks=3)
+    assert outcome.kind.placement == PARTIAL
+    outcome.assert_sound()
     refused("partial-nonlinear", aten.div.Tensor, divisor, terms)
     refused("floating", aten.div.Tensor, operand(torch.arange(3)), 2)
 
@@ -218,14 +218,14 @@ def test_a_sum_divided_by_what_every_rank_has() -> None:
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor, SWIGLU], ids=str)
 def test_refuses_layouts_that_differ(op: Any) -> None:
     x = random(6, 6)
-    for one, other in (
+    for first, second in (
         (x.sharded(1, LEFT), x.sharded(1, RIGHT)),
         (x.sharded(1, LEFT), x.sharded(1, Layout("heads", 6, 1, LEFT.parts))),
         (x.sharded(1, LEFT), x.sharded(0, LEFT)),
         (x.sharded(1, LEFT), x),
         (x, x.sharded(1, LEFT)),
     ):
-        refused("same-layout", op, one, other)
+        refused("same-layout", op, first, second)
 
 
 def test_refuses_shapes_that_do_not_fit() -> None:
@@ -238,9 +238,9 @@ def test_refuses_shapes_that_do_not_fit() -> None:
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_either_gelu_is_torch_s(approximate: str) -> None:
     x = random(5, 6)
-    found = run(aten.gelu.default, x.sharded(1, LEFT), ranks=2, approximate=approximate)
-    found.assert_sound()
-    assert torch.equal(found.expected, functional.gelu(x.whole, approximate=approximate))
+    outcome = run(aten.gelu.default, x.sharded(1, LEFT), ranks=2, approximate=approximate)
+    outcome.assert_sound()
+    assert torch.equal(outcome.expected, functional.gelu(x.whole, approximate=approximate))
 
 
 def test_refuses_another_gelu() -> None:
@@ -259,10 +259,10 @@ def test_refuses_a_scaled_sum() -> None:
 @EXAMPLES
 @given(FLOATS, FLOATS, st.booleans())
 def test_two_dtypes_become_what_torch_makes_of_them(
-    one: torch.dtype, other: torch.dtype, scalar: bool
+    first: torch.dtype, second: torch.dtype, scalar: bool
 ) -> None:
-    x = operand(torch.ones(3, dtype=one))
-    y = operand(torch.ones((), dtype=other) if scalar else torch.ones(3, dtype=other))
+    x = operand(torch.ones(3, dtype=first))
+    y = operand(torch.ones((), dtype=second) if scalar else torch.ones(3, dtype=second))
     for op in (aten.add.Tensor, aten.mul.Tensor):
         sound_or_refused(op, x, y)
 
@@ -283,8 +283,8 @@ def test_an_output_gate() -> None:
     """The gate of another head, of another shape or dtype, or summed later is refused."""
     x, gate = random(3, 6), random(3, 6, seed=1)
     for dtype in (torch.float32, torch.bfloat16):
-        one, other = x.whole.to(dtype), gate.whole.to(dtype)
-        assert torch.equal(SIGMOID_GATE(one, other), one * torch.sigmoid(other))
+        values, gates = x.whole.to(dtype), gate.whole.to(dtype)
+        assert torch.equal(SIGMOID_GATE(values, gates), values * torch.sigmoid(gates))
     refused("sigmoid-gate", SIGMOID_GATE, x.sharded(1, LEFT), gate.sharded(1, RIGHT))
     refused("sigmoid-gate", SIGMOID_GATE, x.sharded(1, LEFT), gate)
     refused("sigmoid-gate", SIGMOID_GATE, x, random(3, 1))

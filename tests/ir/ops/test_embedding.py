@@ -56,8 +56,8 @@ def test_a_row_that_is_not_finite_stays_with_its_own_tokens() -> None:
     """Infinity in a row does not reach tokens of other rows: zero times infinity is NaN."""
     table = TABLE.whole.clone()
     table[0] = float("inf")
-    found = VOCAB_EMBEDDING(table[:5], torch.tensor([7, 2]), 0)
-    assert torch.equal(found, torch.stack([torch.zeros(4), table[2]]))
+    rows = VOCAB_EMBEDDING(table[:5], torch.tensor([7, 2]), 0)
+    assert torch.equal(rows, torch.stack([torch.zeros(4), table[2]]))
 
 
 def test_refuses_ids_of_the_whole_vocabulary_into_a_part() -> None:

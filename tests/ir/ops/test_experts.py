@@ -57,14 +57,14 @@ def test_scores_have_the_bits_of_hugging_face(dtype: torch.dtype, normalized: bo
     with torch.no_grad():
         router.weight.copy_(random(COUNT, HIDDEN).whole)
         logits, scores, ids = router(random(200, HIDDEN, seed=1).whole.to(dtype))
-    found = TOP_EXPERTS(logits, CHOSEN, normalized)
+    ours = TOP_EXPERTS(logits, CHOSEN, normalized)
     untied = (logits.sort(-1).values.diff() > 0).all(-1)
     assert untied.sum() > 100
-    assert torch.equal(found[0][untied], scores[untied])
-    assert torch.equal(found[1][untied], ids[untied])
+    assert torch.equal(ours[0][untied], scores[untied])
+    assert torch.equal(ours[1][untied], ids[untied])
     if normalized and dtype == torch.bfloat16:
         early = TOP_EXPERTS(logits, CHOSEN, False)[0]
-        assert not torch.equal(early / early.sum(-1, keepdim=True), found[0])
+        assert not torch.equal(early / early.sum(-1, keepdim=True), ours[0])
 
 
 def test_ties_go_to_the_lowest_number() -> None:
@@ -93,16 +93,16 @@ def test_ops_of_routers_take_whole_values_and_their_last_dimension() -> None:
     values = random(TOKENS, COUNT, symbols=["T"])
     run(aten.softmax.int, values, -1, torch.float32, ranks=2).assert_sound()
     run(aten.sum.dim_IntList, values, [-1], True, ranks=2).assert_sound()
-    for target, rest in (
+    for target, arguments in (
         (aten.softmax.int, (0,)),
         (aten.topk.default, (2, 0)),
         (aten.sum.dim_IntList, ([0], True)),
         (aten.sum.dim_IntList, ([-1], False)),
         (aten.div_.Tensor, (random(COUNT),)),
     ):
-        refused("router", target, values, *rest)
-    for target, rest in ((aten.softmax.int, (-1,)), (aten.topk.default, (2,))):
-        refused("router", target, values.partial(), *rest)
+        refused("router", target, values, *arguments)
+    for target, arguments in ((aten.softmax.int, (-1,)), (aten.topk.default, (2,))):
+        refused("router", target, values.partial(), *arguments)
 
 
 # The experts.
@@ -111,19 +111,19 @@ def test_ops_of_routers_take_whole_values_and_their_last_dimension() -> None:
 @pytest.mark.parametrize("chosen", [1, 3, COUNT])
 def test_numbers_are_those_of_hugging_face_s_loop(chosen: int) -> None:
     theirs: Any = Qwen3MoeExperts(config())
-    x, _, _, gate_up, down = (one.whole for one in operands(40))
+    x, _, _, gate_up, down = (value.whole for value in operands(40))
     scores, ids = TOP_EXPERTS(random(40, COUNT).whole, chosen, True)
     with torch.no_grad():
         theirs.gate_up_proj.copy_(gate_up)
         theirs.down_proj.copy_(down)
         expected = theirs(x, ids, scores)
-        found = EXPERTS(x, scores, ids, gate_up, down)
-        assert relative_error(found, expected) < 1e-6
-        narrow = [one.bfloat16() for one in (x, scores, gate_up, down)]
+        output = EXPERTS(x, scores, ids, gate_up, down)
+        assert relative_error(output, expected) < 1e-6
+        narrow = [value.bfloat16() for value in (x, scores, gate_up, down)]
         ours = EXPERTS(narrow[0], narrow[1], ids, *narrow[2:]).float()
         their = theirs.bfloat16()(narrow[0], ids, narrow[1]).float()
         exact = EXPERTS(
-            *(one.float() for one in narrow[:2]), ids, *map(torch.Tensor.float, narrow[2:])
+            *(value.float() for value in narrow[:2]), ids, *map(torch.Tensor.float, narrow[2:])
         )
         assert (ours - exact).abs().mean() <= 1.1 * (their - exact).abs().mean()
 
@@ -132,12 +132,12 @@ def test_numbers_are_those_of_hugging_face_s_loop(chosen: int) -> None:
 def test_ranks_have_parts_of_experts_or_whole_ones(layout: Layout) -> None:
     x, scores, ids, gate_up, down = operands()
     if layout is SPLIT:
-        both = gate_up.sharded(1, FusedLayout((SPLIT, SPLIT))), down.sharded(2, SPLIT)
+        weights = gate_up.sharded(1, FusedLayout((SPLIT, SPLIT))), down.sharded(2, SPLIT)
     else:
-        both = gate_up.sharded(0, WHOLE), down.sharded(0, WHOLE)
-    found = run(EXPERTS, x, scores, ids, *both, ranks=2)
-    assert found.kind.placement == PARTIAL  # type: ignore[union-attr]
-    found.assert_sound()
+        weights = gate_up.sharded(0, WHOLE), down.sharded(0, WHOLE)
+    outcome = run(EXPERTS, x, scores, ids, *weights, ranks=2)
+    assert outcome.kind.placement == PARTIAL  # type: ignore[union-attr]
+    outcome.assert_sound()
     whole = run(EXPERTS, *operands(), ranks=2)
     assert whole.kind.placement == REPLICATE  # type: ignore[union-attr]
     whole.assert_sound()
@@ -173,7 +173,7 @@ def test_other_operands_are_refused() -> None:
     columns = Layout("x", HIDDEN, 1, even_runs(HIDDEN, 2))
     fewer = random(TOKENS, CHOSEN - 1, symbols=["T"])
     single = operand(gate_up.whole.bfloat16())
-    for given in (
+    for arguments in (
         (x.partial(), scores, ids, gate_up, down),
         (x.sharded(1, columns), scores, ids, gate_up, down),
         (x, scores.partial(), ids, gate_up, down),
@@ -184,12 +184,12 @@ def test_other_operands_are_refused() -> None:
         (x, scores, ids, single, down),
         (x, scores, ids, gate_up, down, 1),
     ):
-        refused("experts", EXPERTS, *given)
+        refused("experts", EXPERTS, *arguments)
 
 
 def test_the_cost_is_that_of_the_chosen_experts() -> None:
     """A token of six experts chooses three, so half of the bytes of a rank are expected."""
-    kinds = [one.kind for one in operands()]
+    kinds = [value.kind for value in operands()]
     spec = SPECS[EXPERTS]
     cost = spec.cost(kinds[0], kinds, 0)
     weights = COUNT * 3 * FEATURES * HIDDEN

@@ -52,36 +52,36 @@ def weights(name: str, tp: int) -> list[RoundingWeight]:
     """Return each rank's columns of a weight, as emitted modules make them."""
     stored, edges = Format.parsed(name), edges_of(tp)
     parts = made_parts(stored, ROWS, COLUMNS)
-    found = []
+    rank_weights = []
     for start, stop in pairwise(edges):
         held = held_parts(stored, parts, start, stop)
-        one = decoded(name, list(held.values()), (start, stop), torch.float32)
-        assert isinstance(one, RoundingWeight)
-        found.append(one)
-    return found
+        weight = decoded(name, list(held.values()), (start, stop), torch.float32)
+        assert isinstance(weight, RoundingWeight)
+        rank_weights.append(weight)
+    return rank_weights
 
 
 def error(name: str, tp: int) -> float:
     """Return the error of the sum over ranks, computed by modules."""
     x, edges, stored = inputs(), edges_of(tp), Format.parsed(name)
-    found = torch.zeros(TOKENS, ROWS)
+    total = torch.zeros(TOKENS, ROWS)
     for (start, stop), weight in zip(pairwise(edges), weights(name, tp), strict=True):
-        found += linear(x[:, start:stop], weight)
+        total += linear(x[:, start:stop], weight)
     wanted = formula(x, stored, made_parts(stored, ROWS, COLUMNS), edges[:-1])
-    return relative_error(found, wanted)
+    return relative_error(total, wanted)
 
 
 def program_error(name: str, tp: int) -> float:
     """Return the error of the sum over ranks and leaves, computed by the reference machine."""
     x, stored, leaves = inputs(), Format.parsed(name), leaves_of(tp)
     parts, edges, cuts = made_parts(stored, ROWS, COLUMNS), edges_of(tp), list[int]()
-    found = torch.zeros(TOKENS, ROWS)
+    total = torch.zeros(TOKENS, ROWS)
     for start, stop in pairwise(edges):
         weight = Weight(stored, held_parts(stored, parts, start, stop), (start, stop))
-        found += products(x[:, start:stop], weight, Range(0, ROWS), leaves=leaves)
+        total += products(x[:, start:stop], weight, Range(0, ROWS), leaves=leaves)
         widths = [last - first for ((first, last),) in even_runs(stop - start, leaves)]
         cuts += [start + before for before in accumulate(widths[:-1], initial=0)]
-    return relative_error(found, formula(x, stored, parts, cuts))
+    return relative_error(total, formula(x, stored, parts, cuts))
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3])
@@ -101,8 +101,8 @@ def neighbours(x: torch.Tensor, stored: Format, first: int = 0) -> torch.Tensor:
     """The mistake of the scale of the block before, which is that of ones for the first."""
     runs = rounded(x, stored, first).split(stored.block, -1)
     sizes = [run.abs().amax(-1, keepdim=True) for run in (torch.ones(1, 1), *runs)]
-    found = [run * sizes[n] / sizes[n + 1] for n, run in enumerate(runs)]
-    return torch.cat(found, -1)
+    scaled = [run * sizes[n] / sizes[n + 1] for n, run in enumerate(runs)]
+    return torch.cat(scaled, -1)
 
 
 def own_columns(x: torch.Tensor, stored: Format, first: int = 0) -> torch.Tensor:
@@ -128,9 +128,9 @@ def test_other_blocks_are_seen(
 def test_forgotten_offsets_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = Format.decoded
 
-    def without(stored: Format, parts: dict[str, torch.Tensor], *others: object) -> torch.Tensor:
+    def without(stored: Format, parts: dict[str, torch.Tensor], *options: object) -> torch.Tensor:
         forgotten = {**parts, "_zero_point": torch.zeros_like(parts["_zero_point"])}
-        return right(stored, forgotten, *others)  # type: ignore[arg-type]
+        return right(stored, forgotten, *options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Format, "decoded", without)
     assert error(name, 2) > 100 * EXACT
@@ -166,9 +166,9 @@ def test_narrow_inputs_are_rounded_once(dtype: torch.dtype) -> None:
     """Weights stay exact, and the result is rounded after the bias."""
     (weight,) = weights("int8:row:f32:a8", 1)
     x, bias = inputs().to(dtype), torch.linspace(-1, 1, ROWS).to(dtype)
-    found, exact = linear(x, weight, bias), linear(x.float(), weight, bias.float())
-    assert found.dtype == dtype
-    assert torch.equal(found, exact.to(dtype))
+    output, exact = linear(x, weight, bias), linear(x.float(), weight, bias.float())
+    assert output.dtype == dtype
+    assert torch.equal(output, exact.to(dtype))
 
 
 def test_ops_take_such_weights() -> None:
@@ -203,8 +203,8 @@ def test_leaves_round_the_same_blocks_on_any_number_of_ranks(tp: int) -> None:
     whole = Weight(stored, held_parts(stored, parts, 0, COLUMNS), (0, COLUMNS))
     level, edges = [], [start for ((start, _),) in even_runs(COLUMNS, tp)] + [COLUMNS]
     for start, stop in pairwise(edges):
-        own = Weight(stored, held_parts(stored, parts, start, stop), (start, stop))
-        level.append(products(x[:, start:stop], own, rows, leaves=8 // tp))
+        shard = Weight(stored, held_parts(stored, parts, start, stop), (start, stop))
+        level.append(products(x[:, start:stop], shard, rows, leaves=8 // tp))
         columns = Range(start, stop)
         split = products(x[:, start:stop], whole, rows, columns, 8 // tp)
         assert torch.equal(split, level[-1])

@@ -155,7 +155,7 @@ def test_means_are_those_of_torch(data: st.DataObject) -> None:
     x = random(2, 3, 4)
     dims = data.draw(
         st.sets(st.integers(-3, 2), min_size=1, max_size=2).filter(
-            lambda found: len({d % 3 for d in found}) == len(found)
+            lambda drawn: len({d % 3 for d in drawn}) == len(drawn)
         )
     )
     run(MEAN, x, sorted(dims), True, ranks=2).assert_sound()

@@ -66,10 +66,10 @@ class Kept:
         starts = torch.tensor([0, *new]).cumsum(0)
         lengths = torch.tensor([len(history[K]) for history in self.histories])
         places = (starts, torch.tensor(slots, dtype=torch.long), torch.tensor(padded), lengths)
-        found: torch.Tensor = PAGED_ATTENTION(
+        output: torch.Tensor = PAGED_ATTENTION(
             *packed, self.cache, *places, SCALE, self.window, LAYER, self.block, self.kv_heads
         )
-        return found
+        return output
 
     def expected(self, new: Sequence[int]) -> torch.Tensor:
         """Return the expected attention rows of the new tokens, from the whole histories."""
@@ -97,7 +97,7 @@ def test_any_history_in_any_blocks(data: st.DataObject) -> None:
     shared, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     heads = shared * group
     mapped = st.lists(st.integers(0, shared - 1), min_size=heads, max_size=heads)
-    kept = Kept(
+    model = Kept(
         block=data.draw(st.integers(1, 4)),
         blocks=data.draw(st.permutations(range(60))),
         heads=heads,
@@ -108,8 +108,8 @@ def test_any_history_in_any_blocks(data: st.DataObject) -> None:
     sequences = data.draw(st.integers(1, 3))
     new = st.lists(st.integers(0, 5), min_size=sequences, max_size=sequences).filter(any)
     for counts in data.draw(st.lists(new, min_size=1, max_size=4)):
-        found = kept.step(counts)
-        torch.testing.assert_close(found, kept.expected(counts), rtol=1e-5, atol=1e-5)
+        output = model.step(counts)
+        torch.testing.assert_close(output, model.expected(counts), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("blocks", [[2, 3, 4], [3, 1, 2], [0, 2, 1]], ids=str)
@@ -118,61 +118,61 @@ def test_any_history_in_any_blocks(data: st.DataObject) -> None:
 def test_blocks_behind_each_other_and_scattered(
     blocks: list[int], window: int | None, new: int
 ) -> None:
-    kept = Kept(4, list(blocks), heads=4, shared=2, window=window)
-    kept.step([7])
-    torch.testing.assert_close(kept.step([new]), kept.expected([new]), rtol=1e-5, atol=1e-5)
+    model = Kept(4, list(blocks), heads=4, shared=2, window=window)
+    model.step([7])
+    torch.testing.assert_close(model.step([new]), model.expected([new]), rtol=1e-5, atol=1e-5)
 
 
 def test_only_the_new_tokens_are_kept_and_only_in_their_layer() -> None:
     """Traps 7 and 14: unrepeated KV heads of the new tokens are written, in their layer only."""
-    kept = Kept(4, [1, 0, 2], heads=6, shared=2)
-    kept.step([5])
-    before = kept.cache.clone()
-    kept.step([2])
+    model = Kept(4, [1, 0, 2], heads=6, shared=2)
+    model.step([5])
+    before = model.cache.clone()
+    model.step([2])
     for layer in (0, 2):
-        assert bool(kept.cache[layer].isnan().all())
+        assert bool(model.cache[layer].isnan().all())
     slots = [4, 5, 6, 7, 0, 1, 2]
-    assert torch.equal(kept.cache[LAYER, 0, slots], kept.histories[0][K])
-    assert torch.equal(kept.cache[LAYER, 1, slots], kept.histories[0][V])
-    others = [slot for slot in range(12) if slot not in slots]
-    assert bool(kept.cache[LAYER, :, others].isnan().all())
-    assert torch.equal(kept.cache[LAYER, :, slots[:5]], before[LAYER, :, slots[:5]])
+    assert torch.equal(model.cache[LAYER, 0, slots], model.histories[0][K])
+    assert torch.equal(model.cache[LAYER, 1, slots], model.histories[0][V])
+    other_slots = [slot for slot in range(12) if slot not in slots]
+    assert bool(model.cache[LAYER, :, other_slots].isnan().all())
+    assert torch.equal(model.cache[LAYER, :, slots[:5]], before[LAYER, :, slots[:5]])
 
 
 def test_a_new_token_sees_itself_first_in_its_block() -> None:
     """Trap 13: a token that opens a block is written before it is read."""
-    kept = Kept(4, [2, 0], heads=2, shared=2)
-    kept.step([4])
-    found = kept.step([1])
-    assert bool(torch.isfinite(found).all())
-    torch.testing.assert_close(found, kept.expected([1]), rtol=1e-5, atol=1e-5)
+    model = Kept(4, [2, 0], heads=2, shared=2)
+    model.step([4])
+    output = model.step([1])
+    assert bool(torch.isfinite(output).all())
+    torch.testing.assert_close(output, model.expected([1]), rtol=1e-5, atol=1e-5)
 
 
 def test_large_scores_stay_finite() -> None:
     """Trap 12: the maximum is subtracted before the exponential."""
-    kept = Kept(2, [4, 1, 3, 0], heads=2, shared=1)
-    kept.step([5])
-    kept.cache.mul_(1e4)
+    model = Kept(2, [4, 1, 3, 0], heads=2, shared=1)
+    model.step([5])
+    model.cache.mul_(1e4)
     for new in (1, 2):
-        assert bool(torch.isfinite(kept.step([new])).all())
+        assert bool(torch.isfinite(model.step([new])).all())
 
 
-def _reads(monkeypatch: pytest.MonkeyPatch, kept: Kept) -> list[bool]:
+def _reads(monkeypatch: pytest.MonkeyPatch, model: Kept) -> list[bool]:
     """Return a list that records whether keys and values are views of the cache."""
     import importlib
 
     module = importlib.import_module("tpcompile.ir.ops.paged_attention")
-    seen: list[bool] = []
+    views: list[bool] = []
     attend = module.attend
 
-    def watched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> torch.Tensor:
-        own = kept.cache.untyped_storage().data_ptr()
-        seen.extend(side.untyped_storage().data_ptr() == own for side in (k, v))
-        result: torch.Tensor = attend(q, k, v, *rest)
+    def watched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> torch.Tensor:
+        storage = model.cache.untyped_storage().data_ptr()
+        views.extend(side.untyped_storage().data_ptr() == storage for side in (k, v))
+        result: torch.Tensor = attend(q, k, v, *options)
         return result
 
     monkeypatch.setattr(module, "attend", watched)
-    return seen
+    return views
 
 
 @pytest.mark.parametrize(("blocks", "window", "in_place"), [
@@ -185,18 +185,18 @@ def test_blocks_in_a_row_are_read_in_place(
     blocks: list[int], window: int | None, in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Contiguous blocks are read in place; with a window, only blocks within it matter."""
-    kept = Kept(4, list(blocks), heads=2, shared=1, window=window)
-    kept.step([9])
-    seen = _reads(monkeypatch, kept)
-    kept.step([1])
-    assert seen == [in_place, in_place]
+    model = Kept(4, list(blocks), heads=2, shared=1, window=window)
+    model.step([9])
+    views = _reads(monkeypatch, model)
+    model.step([1])
+    assert views == [in_place, in_place]
 
 
 def test_a_prefill_reads_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept(4, [3, 1, 0], heads=2, shared=1)
-    seen = _reads(monkeypatch, kept)
-    kept.step([6, 3])
-    assert seen == [False] * 4
+    model = Kept(4, [3, 1, 0], heads=2, shared=1)
+    views = _reads(monkeypatch, model)
+    model.step([6, 3])
+    assert views == [False] * 4
 
 
 Q6, K2, V2 = SIX = (
@@ -251,7 +251,7 @@ def test_whole_heads_stay_whole() -> None:
 
 
 def test_its_cost_is_that_of_a_token_of_context() -> None:
-    kinds = [given.kind for given in (*SIX, CACHE)]
+    kinds = [value.kind for value in (*SIX, CACHE)]
     cost = SPECS[PAGED_ATTENTION].cost(Q6.kind, kinds, 0)
     assert cost.wire_bytes == 0
     assert cost == SPECS[ATTENTION].cost(Q6.kind, kinds[:3], 0)
@@ -298,10 +298,10 @@ def test_refuses_a_block_without_tokens() -> None:
 
 @pytest.mark.parametrize("place", [1, 2, 3])
 def test_refuses_places_that_a_rank_does_not_know(place: int) -> None:
-    own, *_ = PLACES[place].kind.shape
-    assert isinstance(own, int)
-    if own % 2 == 0:
-        split = PLACES[place].sharded(0, Layout("tokens", own, 1, even_runs(own, 2)))
+    extent, *_ = PLACES[place].kind.shape
+    assert isinstance(extent, int)
+    if extent % 2 == 0:
+        split = PLACES[place].sharded(0, Layout("tokens", extent, 1, even_runs(extent, 2)))
         _refused_place(place, split, "on every rank")
     _refused_place(place, operand(PLACES[place].whole.int()), "i64")
 
@@ -325,9 +325,9 @@ def test_refuses_what_attention_refuses() -> None:
     refused("whole-heads", PAGED_ATTENTION, tokens, *keys, CACHE, *PLACES, *REST)
     refused("partial-nonlinear", PAGED_ATTENTION, Q6.partial(), K2, V2, CACHE, *PLACES, *REST)
     refused("kv-alike", PAGED_ATTENTION, Q6, K2, V2.partial(), CACHE, *PLACES, *REST)
-    kept = (*SIX, CACHE, *PLACES)
-    refused("attention", PAGED_ATTENTION, *kept, SCALE, 0, LAYER, 2)
-    refused("kv-map", PAGED_ATTENTION, *kept, *REST, [0, 0, 0, 1, 1, 1])
+    operands = (*SIX, CACHE, *PLACES)
+    refused("attention", PAGED_ATTENTION, *operands, SCALE, 0, LAYER, 2)
+    refused("kv-map", PAGED_ATTENTION, *operands, *REST, [0, 0, 0, 1, 1, 1])
 
 
 def test_refuses_heads_with_a_batch_in_front() -> None:
@@ -337,7 +337,7 @@ def test_refuses_heads_with_a_batch_in_front() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({3: torch.tensor([0, 3])}, "its 1 new tokens, got a length of 0"),
         ({2: torch.tensor([[1, 2], [0, -1]])}, r"got blocks \[1, 2\] of 2 tokens"),
@@ -348,15 +348,15 @@ def test_refuses_heads_with_a_batch_in_front() -> None:
     ],
     ids=["too short", "too few blocks", "padding", "padding first", "outside", "none"],
 )
-def test_places_that_cannot_be_are_errors(changed: dict[int, torch.Tensor], said: str) -> None:
+def test_places_that_cannot_be_are_errors(changed: dict[int, torch.Tensor], message: str) -> None:
     """Invalid tables and lengths are errors; slicing would silently read other memory."""
-    places = [changed.get(place, given.whole) for place, given in enumerate(PLACES)]
-    with pytest.raises(ValueError, match=said):
+    places = [changed.get(place, value.whole) for place, value in enumerate(PLACES)]
+    with pytest.raises(ValueError, match=message):
         PAGED_ATTENTION(*(side.whole for side in SIX), CACHE.whole.clone(), *places, *REST)
 
 
 def test_sequences_of_a_call_are_as_many_as_its_tables() -> None:
-    starts, slots, tables, lengths = (given.whole for given in PLACES)
+    starts, slots, tables, lengths = (value.whole for value in PLACES)
     assert len(list(pairwise(starts.tolist()))) == len(tables) == len(lengths)
     places = (starts, slots, tables[:1], lengths)
     with pytest.raises(ValueError, match="argument"):

@@ -42,23 +42,23 @@ def rows(width: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_are_torch_s_in_fp64(name: str, dtype: torch.dtype) -> None:
-    own, torch_s = FUNCTIONS[name]
+    function, torch_s = FUNCTIONS[name]
     x = torch.cat([rows(64, dtype).flatten(), EDGES.to(dtype)])
-    found = own(x)
-    assert found.dtype == dtype
+    values = function(x)
+    assert values.dtype == dtype
     eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(found.double(), torch_s(x.double()), rtol=4 * eps, atol=eps)
+    torch.testing.assert_close(values.double(), torch_s(x.double()), rtol=4 * eps, atol=eps)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_bits_do_not_depend_on_the_place(name: str, dtype: torch.dtype, threads: int) -> None:
     """Torch's silu, sigmoid and softplus differ here in fp32."""
-    own, _ = FUNCTIONS[name]
+    function, _ = FUNCTIONS[name]
     for width in (8, 13, 59, 328, 1000):
-        whole = own(rows(width, dtype))
+        whole = function(rows(width, dtype))
         for first, end in ((0, 1), (3, 4), (0, 17), (5, 131), (1, 150)):
-            part = own(rows(width, dtype)[first:end].clone())
+            part = function(rows(width, dtype)[first:end].clone())
             assert torch.equal(part, whole[first:end])
-    pair = own(rows(26, dtype)[:, :13])  # rows that are not adjacent
-    assert torch.equal(pair, own(rows(26, dtype))[:, :13])
+    pair = function(rows(26, dtype)[:, :13])  # rows that are not adjacent
+    assert torch.equal(pair, function(rows(26, dtype))[:, :13])

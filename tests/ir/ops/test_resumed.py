@@ -38,7 +38,7 @@ class Kept:
     def step(self, new: Sequence[int]) -> list[torch.Tensor]:
         """Append new tokens to each sequence; return the results of both ops."""
         while len(self.histories) < len(new):
-            self.histories.append([each[:0] for each in self._draw(1)])
+            self.histories.append([tensor[:0] for tensor in self._draw(1)])
             self.held.append(self.free.pop(0))
         fresh = [self._draw(count) for count in new]
         for row, values in enumerate(fresh):
@@ -50,13 +50,13 @@ class Kept:
         lengths = torch.tensor([len(history[0]) for history in self.histories])
         starts = torch.tensor([0, *new]).cumsum(0)
         resumed = (starts, lengths, torch.tensor(self.held), torch.tensor(write), LAYER)
-        found = [
+        outputs = [
             RESUMED_CONV(x, WEIGHT, BIAS, self.tails, *resumed),
             RESUMED_DELTA_RULE(*packed, self.states, *resumed),
         ]
         self.free += [old for count, old in pairs if count]
         self.held = write
-        return found
+        return outputs
 
     def expected(self, new: Sequence[int]) -> list[torch.Tensor]:
         """Return the rows of the new tokens, from the whole histories."""
@@ -76,29 +76,29 @@ class Kept:
 @given(st.data())
 def test_any_history(data: st.DataObject) -> None:
     """A step may mix prompts, single tokens, chunks and idle sequences, in any states amid NaN."""
-    kept = Kept(data.draw(st.permutations(range(1, COUNT))))
+    model = Kept(data.draw(st.permutations(range(1, COUNT))))
     sequences = data.draw(st.integers(1, 3))
     counts = st.sampled_from((0, 1, 2, 3, 5, 64, 70))
     new = st.lists(counts, min_size=sequences, max_size=sequences).filter(any)
     for step in data.draw(st.lists(new, min_size=1, max_size=4)):
-        for found, expected in zip(kept.step(step), kept.expected(step), strict=True):
-            assert relative_error(found, expected) < TOLERANCE
+        for output, expected in zip(model.step(step), model.expected(step), strict=True):
+            assert relative_error(output, expected) < TOLERANCE
 
 
 def test_pieces_of_whole_chunks_have_the_same_bits() -> None:
-    kept = Kept(range(1, COUNT))
-    parts = [kept.step([count]) for count in (64, 128, 9)]
-    for found, expected in zip(zip(*parts, strict=True), kept.expected([201]), strict=True):
-        assert torch.equal(torch.cat(found), expected)
+    model = Kept(range(1, COUNT))
+    parts = [model.step([count]) for count in (64, 128, 9)]
+    for pieces, expected in zip(zip(*parts, strict=True), model.expected([201]), strict=True):
+        assert torch.equal(torch.cat(pieces), expected)
 
 
 def test_the_state_that_is_read_keeps_its_bits() -> None:
     """Only the written state changes, and only in its layer: states can be shared."""
-    kept = Kept([7, 8, 3, 5, 2])
-    kept.step([5, 2])
-    before = kept.tails.clone(), kept.states.clone()
-    kept.step([1, 0])
-    for old, new in zip(before, (kept.tails, kept.states), strict=True):
+    model = Kept([7, 8, 3, 5, 2])
+    model.step([5, 2])
+    before = model.tails.clone(), model.states.clone()
+    model.step([1, 0])
+    for old, new in zip(before, (model.tails, model.states), strict=True):
         changed = [
             (layer, state)
             for layer in range(LAYERS)
@@ -111,40 +111,42 @@ def test_the_state_that_is_read_keeps_its_bits() -> None:
 
 def test_a_state_may_be_written_in_place_or_continued_twice() -> None:
     for write in ([4, 6], [4, 2]):
-        kept = Kept([7, 2])
-        kept.step([70])
-        x, *packed = kept._draw(2)
+        model = Kept([7, 2])
+        model.step([70])
+        x, *packed = model._draw(2)
         starts, lengths = torch.tensor([0, 1, 2]), torch.tensor([71, 71])
         resumed = (starts, lengths, torch.tensor([2, 2]), torch.tensor(write), LAYER)
-        found = [
-            RESUMED_CONV(x, WEIGHT, BIAS, kept.tails.clone(), *resumed),
-            RESUMED_DELTA_RULE(*packed, kept.states.clone(), *resumed),
+        outputs = [
+            RESUMED_CONV(x, WEIGHT, BIAS, model.tails.clone(), *resumed),
+            RESUMED_DELTA_RULE(*packed, model.states.clone(), *resumed),
         ]
-        histories = [torch.cat(pair) for pair in zip(kept.histories[0], (x, *packed), strict=True)]
+        histories = [torch.cat(pair) for pair in zip(model.histories[0], (x, *packed), strict=True)]
         for row in range(2):
-            own = [each[[*range(70), 70 + row]] for each in histories]
-            expected = GATED_DELTA_RULE(*own[1:], torch.tensor([0, 71]), 0)[70:]
-            assert relative_error(found[1][row : row + 1], expected) < TOLERANCE
-            expected = CAUSAL_CONV(own[0], WEIGHT, BIAS, torch.tensor([0, 71]), 0)[70:]
-            assert torch.equal(found[0][row : row + 1], expected)
+            inputs = [history[[*range(70), 70 + row]] for history in histories]
+            expected = GATED_DELTA_RULE(*inputs[1:], torch.tensor([0, 71]), 0)[70:]
+            assert relative_error(outputs[1][row : row + 1], expected) < TOLERANCE
+            expected = CAUSAL_CONV(inputs[0], WEIGHT, BIAS, torch.tensor([0, 71]), 0)[70:]
+            assert torch.equal(outputs[0][row : row + 1], expected)
 
 
 def test_a_new_sequence_reads_no_state() -> None:
     """The first step starts from zero, though a state's old content is NaN."""
-    kept = Kept([7, 1])
-    found, expected = kept.step([3]), kept.expected([3])
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    model = Kept([7, 1])
+    outputs, expected = model.step([3]), model.expected([3])
+    assert all(
+        torch.equal(output, wanted) for output, wanted in zip(outputs, expected, strict=True)
+    )
     again = Kept([7, 1])
-    assert all(len(each) == 0 for each in again.step([0]))
+    assert all(len(output) == 0 for output in again.step([0]))
     assert bool(again.states.isnan().all()) and bool(again.tails.isnan().all())
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4])
 def test_fewer_tokens_than_taps_leave_zeros_in_the_tail(tokens: int) -> None:
-    kept = Kept([7, 1])
-    kept.step([tokens])
-    tail = kept.tails[LAYER, 1]
-    x = kept.histories[0][0]
+    model = Kept([7, 1])
+    model.step([tokens])
+    tail = model.tails[LAYER, 1]
+    x = model.histories[0][0]
     assert torch.equal(tail, torch.cat([x.new_zeros(3, CHANNELS), x])[-3:])
 
 
@@ -174,11 +176,11 @@ def conv_operands(**changes: Any) -> dict[str, Any]:
 
 def delta_operands(**changes: Any) -> dict[str, Any]:
     names = ("q", "k", "v", "decay", "beta")
-    found: dict[str, Any] = dict(zip(names, map(operand, operands(5, 3, 6)), strict=True))
+    by_name: dict[str, Any] = dict(zip(names, map(operand, operands(5, 3, 6)), strict=True))
     for name in names:
-        found[name] = found[name].sharded(1, HEADS.keys if name in "qk" else HEADS.queries)
+        by_name[name] = by_name[name].sharded(1, HEADS.keys if name in "qk" else HEADS.queries)
     states = random(2, 4, 6, 16, 8, seed=2).sharded(STATE_HEADS, HEADS.queries)
-    return {**found, "states": states.in_role(StatesOf()), **RESUMED, **changes}
+    return {**by_name, "states": states.in_role(StatesOf()), **RESUMED, **changes}
 
 
 def test_states_on_ranks() -> None:

@@ -48,16 +48,16 @@ def test_interleaved_bits_are_those_of_halves_in_another_order(width: int, dtype
     """Interleaving is a permutation that preserves bits, even if both halves of a table differ."""
     x = random(5, 3, width).whole.to(dtype)
     cos, sin = (random(5, width, seed=seed).whole.to(dtype) for seed in (2, 3))
-    found = ROPE(interleave(x), cos, sin, True)
-    assert torch.equal(found, interleave(ROPE(x, cos, sin)))
-    assert torch.equal(split_halves(found), ROPE(x, cos, sin))
-    assert width == 2 or not torch.equal(found, ROPE(interleave(x), cos, sin))
+    output = ROPE(interleave(x), cos, sin, True)
+    assert torch.equal(output, interleave(ROPE(x, cos, sin)))
+    assert torch.equal(split_halves(output), ROPE(x, cos, sin))
+    assert width == 2 or not torch.equal(output, ROPE(interleave(x), cos, sin))
 
 
 def test_interleaved_pairs_are_neighbours_and_pair_i_reads_column_i() -> None:
     """Pairs are neighbours, rotated like complex numbers by the angles of Hugging Face's tables."""
     x, angles = random(5, 3, 8).whole, random(5, 4, seed=1).whole
-    cos, sin = (torch.cat((each, each), -1) for each in (angles.cos(), angles.sin()))
+    cos, sin = (torch.cat((half, half), -1) for half in (angles.cos(), angles.sin()))
     pairs = torch.view_as_complex(x.unflatten(-1, (4, 2)).contiguous())
     turned = pairs * torch.complex(angles.cos(), angles.sin())[:, None]
     expected = torch.view_as_real(turned).flatten(-2)
@@ -72,9 +72,9 @@ def test_narrower_tables_rotate_the_first_elements(width: int, rotated: int, dty
     heads = (x.transpose(0, 1)[None] for x in (q, k))
     theirs = partial_rotary_pos_emb(*heads, cos[None], sin[None])
     for ours, expected in zip((q, k), theirs, strict=True):
-        found = ROPE(ours, cos, sin)
-        assert torch.equal(found, expected[0].transpose(0, 1))
-        assert torch.equal(found[..., rotated:], ours[..., rotated:])
+        output = ROPE(ours, cos, sin)
+        assert torch.equal(output, expected[0].transpose(0, 1))
+        assert torch.equal(output[..., rotated:], ours[..., rotated:])
 
 
 @EXAMPLES
@@ -166,8 +166,8 @@ def test_wide_tables_give_what_torch_gives() -> None:
 @pytest.mark.parametrize("target", [TABLES, ROTARY], ids=str)
 def test_tables_have_the_tokens_the_width_and_the_dtype(target: Any) -> None:
     positions = ValueType(("T",), torch.int64)
-    found = SPECS[target].rule(positions, 16, torch.bfloat16)
-    assert found == (ValueType(("T", 16), torch.bfloat16),) * 2
+    kinds = SPECS[target].rule(positions, 16, torch.bfloat16)
+    assert kinds == (ValueType(("T", 16), torch.bfloat16),) * 2
 
 
 def test_refuses_tables_of_some_tokens() -> None:
@@ -199,9 +199,9 @@ def test_the_bits_of_rotated_pairs_are_hugging_face_s(name: str, dtype: Any) -> 
     heads = (x.transpose(0, 1)[None] for x in (q, k))
     theirs = module.apply_rotary_pos_emb(*heads, cos[None], sin[None])
     for ours, expected in zip((q, k), theirs, strict=True):
-        found = ROPE_PAIRS(ours, cos, sin, halves, wide)
-        assert torch.equal(found, expected[0].transpose(0, 1))
-        assert not torch.equal(found, ROPE(ours, cos, sin))
+        output = ROPE_PAIRS(ours, cos, sin, halves, wide)
+        assert torch.equal(output, expected[0].transpose(0, 1))
+        assert not torch.equal(output, ROPE(ours, cos, sin))
 
 
 @EXAMPLES

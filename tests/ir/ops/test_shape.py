@@ -79,8 +79,8 @@ def test_moves_that_the_rules_take_are_torch_s(data: st.DataObject, ranks: int) 
             assert isinstance(x.kind.placement, Shard) and x.kind.placement.dim == dim % 3
 
 
-def _is_whole(given: Operand) -> bool:
-    return not isinstance(given.kind.placement, Shard)
+def _is_whole(value: Operand) -> bool:
+    return not isinstance(value.kind.placement, Shard)
 
 
 @EXAMPLES
@@ -253,8 +253,8 @@ def test_refuses_to_split_elsewhere_than_where_it_was_fused() -> None:
     x = random(3, 20).sharded(1, FUSED)
     for sizes in ([8, 12], [16, 4], [12, 4, 4]):
         refused("split-segments", SPLIT, x, sizes, 1)
-    one = random(3, 12).sharded(1, HEADS)
-    refused("split-segments", SPLIT, one, [4, 8], 1)
+    single = random(3, 12).sharded(1, HEADS)
+    refused("split-segments", SPLIT, single, [4, 8], 1)
     refused("partial-nonlinear", SPLIT, random(3, 20).partial(), [12, 8], 1)
 
 

@@ -249,12 +249,12 @@ def test_the_rule_s_shape_and_dtype_are_the_op_s(target: Any) -> None:
 @pytest.mark.parametrize("target", SAMPLES, ids=lambda target: SPECS[target].name)
 def test_the_fake_has_the_shape_and_dtype_of_the_reference(target: Any) -> None:
     arguments = tensors(SAMPLES[target])
-    found = target(*arguments)
+    output = target(*arguments)
     with FakeTensorMode() as mode:
         faked = [_fake(mode, argument) for argument in arguments]
         fake = target(*faked)
-    several = isinstance(found, list | tuple)
-    for real, imagined in zip(*((found, fake) if several else ([found], [fake])), strict=True):
+    several = isinstance(output, list | tuple)
+    for real, imagined in zip(*((output, fake) if several else ([output], [fake])), strict=True):
         assert (real.shape, real.dtype) == (imagined.shape, imagined.dtype)
 
 
@@ -274,9 +274,9 @@ def test_torch_finds_our_ops_well_made(target: Any) -> None:
 @pytest.mark.parametrize("target", CUSTOM, ids=lambda target: SPECS[target].name)
 def test_the_reference_is_what_runs(target: Any) -> None:
     arguments = tensors(SAMPLES[target])
-    found, expected = target(*arguments), SPECS[target].reference(*arguments)
-    for one, other in zip(*map(_listed, (found, expected)), strict=True):
-        assert torch.equal(one, other)
+    actual, expected = target(*arguments), SPECS[target].reference(*arguments)
+    for first, second in zip(*map(_listed, (actual, expected)), strict=True):
+        assert torch.equal(first, second)
 
 
 def _listed(value: Any) -> Any:
@@ -285,17 +285,17 @@ def _listed(value: Any) -> Any:
 
 @pytest.mark.parametrize("target", COMPUTED, ids=lambda target: SPECS[target].name)
 def test_every_op_has_a_cost(target: Any) -> None:
-    given = SAMPLES[target]
-    flat = [item for argument in given for item in _listed(argument)]
+    arguments = SAMPLES[target]
+    flat = [item for argument in arguments for item in _listed(argument)]
     operands = [item.kind for item in flat if hasattr(item, "kind")]
-    found: Any = infer(target, *given)
-    cost = SPECS[target].cost(found, operands, 0)
+    kind: Any = infer(target, *arguments)
+    cost = SPECS[target].cost(kind, operands, 0)
     assert isinstance(cost, Cost)
     assert min(cost.flops, cost.memory_bytes, cost.wire_bytes) >= 0
 
 
 def test_costs_count_a_rank_s_part() -> None:
-    kinds = [given.kind for given in (X, random(8, 6))]
+    kinds = [value.kind for value in (X, random(8, 6))]
     result = ValueType((4, 8), torch.float32)
     cost = SPECS[LINEAR].cost(result, kinds, 0)
     assert cost.flops == 2 * 8 * 6

@@ -23,11 +23,11 @@ class Damage:
         """Return one of the texts with one line changed."""
         choice, place = self._random.choice, self._random.randrange
         lines = list(choice(self._texts))
-        at = place(len(lines))
-        line, words = lines[at], _WORDS.findall(lines[at])
+        index = place(len(lines))
+        line, words = lines[index], _WORDS.findall(lines[index])
         cut, word = place(len(line)), place(len(words))
         other = place(len(words))
-        numbers = [i for i, each in enumerate(words) if each.isdigit()] or [word]
+        numbers = [i for i, token in enumerate(words) if token.isdigit()] or [word]
         swapped = list(words)
         swapped[word], swapped[other] = words[other], words[word]
         changed = [
@@ -41,7 +41,7 @@ class Damage:
             [_with(words, choice(numbers), choice(_NUMBERS))],
             ["".join(swapped)],
         ]
-        return "\n".join([*lines[:at], *choice(changed), *lines[at + 1 :]]) + "\n"
+        return "\n".join([*lines[:index], *choice(changed), *lines[index + 1 :]]) + "\n"
 
 
 def _with(words: list[str], place: int, word: str) -> str:

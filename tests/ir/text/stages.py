@@ -20,15 +20,15 @@ def visit_stages(
 
     A stage that several pipelines share is visited once.
     """
-    seen: set[str] = set()
+    texts: set[str] = set()
 
     def once(name: str, gm: fx.GraphModule, stats: object) -> None:
         text = format_graph(gm)
-        if text not in seen:
-            seen.add(text)
+        if text not in texts:
+            texts.add(text)
             look(text, gm)
 
     for tp in ranks:
         for pipeline in PIPELINES:
             run_passes(graph, for_ranks(parse_pipeline(pipeline), tp), [once])
-    return len(seen)
+    return len(texts)

@@ -20,7 +20,7 @@ from tpcompile.ir.text.folding import MOST_NAMES, folded, unfolded
 )
 def test_both_ways(names: list[str], text: list[str]) -> None:
     assert folded(names) == text
-    assert sorted(name for one in text for name in unfolded(one)) == sorted(names)
+    assert sorted(name for pattern in text for name in unfolded(pattern)) == sorted(names)
 
 
 @pytest.mark.parametrize("numbers", ["", "a", "1..", "01", "1...2", "-1", "1,,2", " 1"])

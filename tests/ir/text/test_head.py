@@ -26,16 +26,16 @@ FFN, WIDE, VOCAB = (
 def info() -> GraphInfo:
     heads = {f"l{layer}_attention": HeadPlan(HEADS, KEYS) for layer in range(3)}
     plan = Plan(2, heads, {"l0_mlp": FFN, "l1_mlp": FFN, "l2_mlp": WIDE}, VOCAB)
-    found = GraphInfo('a "small"\ngraph', 2, outputs=(), plan=plan, model="Qwen3\tForCausalLM")
-    found.rotary = RotarySource("transformers.x.Rotary", json.dumps({"a": "<é>", "b": [1]}))
-    found.biases = frozenset(
+    graph_info = GraphInfo('a "small"\ngraph', 2, outputs=(), plan=plan, model="Qwen3\tForCausalLM")
+    graph_info.rotary = RotarySource("transformers.x.Rotary", json.dumps({"a": "<é>", "b": [1]}))
+    graph_info.biases = frozenset(
         {
             *((f"l.{layer}.q.bias", f"l.{layer}.q.weight") for layer in range(12)),
             ("odd", "l.0.q.weight"),
             ("a b.bias", "a b.weight"),
         }
     )
-    return found
+    return graph_info
 
 
 def written(of: GraphInfo) -> list[str]:
@@ -50,10 +50,10 @@ def test_both_ways() -> None:
     lines = written(info())
     assert all(line.isprintable() for line in lines)
     assert "  l.{0..11}.q.bias" in lines and "  odd of l.0.q.weight" in lines
-    found = parsed([*lines, "%x = input"])
-    assert found.info == info() and found.count == len(lines)
-    assert written(found.info) == lines
-    assert list(found.layouts) == ["q_heads", "kv_heads", "ffn", "ffn#2", "vocab"]
+    header = parsed([*lines, "%x = input"])
+    assert header.info == info() and header.count == len(lines)
+    assert written(header.info) == lines
+    assert list(header.layouts) == ["q_heads", "kv_heads", "ffn", "ffn#2", "vocab"]
 
 
 def test_a_graph_without_a_plan() -> None:
@@ -83,7 +83,7 @@ def test_a_graph_without_a_plan() -> None:
 )
 def test_wrong_headers_are_refused(line: str, instead: str, message: str) -> None:
     lines = written(info())
-    place = max(number for number, own in enumerate(lines) if own.startswith(line))
+    place = max(number for number, candidate in enumerate(lines) if candidate.startswith(line))
     lines[place] = instead
     with pytest.raises(UsageError, match=message) as error:
         parsed(lines)

@@ -24,9 +24,9 @@ def values() -> dict[str, fx.Node]:
 
 def parsed(text: str) -> Any:
     line = Scanner(5, text)
-    found = OperandParser(values()).any(line)
+    operand = OperandParser(values()).any(line)
     line.expect_end()
-    return found
+    return operand
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def parsed(text: str) -> Any:
 )  # fmt: skip
 def test_both_ways(operand: object, text: str) -> None:
     assert written_operand(operand) == text
-    found = parsed(text)
-    assert found == operand and type(found) is type(operand)
-    assert math.copysign(1, found) == -1 if text == "-0.0" else True
+    actual = parsed(text)
+    assert actual == operand and type(actual) is type(operand)
+    assert math.copysign(1, actual) == -1 if text == "-0.0" else True
 
 
 def test_a_number_that_is_none() -> None:

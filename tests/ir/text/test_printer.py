@@ -29,7 +29,11 @@ def small_graph() -> fx.GraphModule:
     """Return a graph of uneven fused rows, a reduce-scatter over tokens, a norm and a gather."""
     gm = fx.GraphModule(nn.Module(), fx.Graph())
     graph, file = gm.graph, "/somewhere/modeling_small.py"
-    at = [Origin("embed", file, 7), Origin("layers.0.attn", file, 12, 0), Origin("norm", file, 30)]
+    origins = [
+        Origin("embed", file, 7),
+        Origin("layers.0.attn", file, 12, 0),
+        Origin("norm", file, 30),
+    ]
 
     def parameter(name: str, whole: Parameter, where: Origin) -> fx.Node:
         return new_parameter(graph, name, whole, where, gm)
@@ -41,20 +45,20 @@ def small_graph() -> fx.GraphModule:
 
     x = graph.placeholder("x")
     x.meta["type"] = HIDDEN
-    cast = call(at[0], aten.to.dtype, x, torch.bfloat16)
-    wide = call(at[0], aten.to.dtype, cast, torch.float32)
+    cast = call(origins[0], aten.to.dtype, x, torch.bfloat16)
+    wide = call(origins[0], aten.to.dtype, cast, torch.float32)
     fused = Concat((Tensor("q.weight", (12, 8)), Tensor("k.weight", (4, 8))), 0)
     rows = Parameter.replicated(fused, torch.float32, 2).sharded(0, FusedLayout((HEADS, KEYS)))
-    both = call(at[1], LINEAR, wide, parameter("qk", rows, at[1]))
-    split = call(at[1], aten.split_with_sizes.default, both, [12, 4], 1)
+    projected = call(origins[1], LINEAR, wide, parameter("qk", rows, origins[1]))
+    split = call(origins[1], aten.split_with_sizes.default, projected, [12, 4], 1)
     query = graph.call_function(operator.getitem, (split, 0))
-    query.meta["origin"] = at[1]
+    query.meta["origin"] = origins[1]
     columns = Parameter.replicated(Tensor("o.weight", (8, 12)), torch.float32, 2)
-    out = call(at[1], LINEAR, query, parameter("o", columns.sharded(1, HEADS), at[1]))
-    scattered = call(at[1], REDUCE_SCATTER, out, 2)
+    out = call(origins[1], LINEAR, query, parameter("o", columns.sharded(1, HEADS), origins[1]))
+    scattered = call(origins[1], REDUCE_SCATTER, out, 2)
     scale = Parameter.replicated(Tensor("norm.weight", (8,)), torch.float32, 2)
-    normed = call(at[2], RMS_NORM, scattered, parameter("scale", scale, at[2]), 1e-6)
-    whole = call(at[2], ALL_GATHER, normed, 0)
+    normed = call(origins[2], RMS_NORM, scattered, parameter("scale", scale, origins[2]), 1e-6)
+    whole = call(origins[2], ALL_GATHER, normed, 0)
     graph.output(whole)
     gm.meta["tpcompile"] = GraphInfo("small", 2, (HIDDEN,))
     verify_graph(gm)

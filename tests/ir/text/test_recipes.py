@@ -15,9 +15,9 @@ SHAPE = (4, 8)
 
 def parsed(text: str) -> Recipe:
     line = Scanner(3, text)
-    found = RecipeParser(line, SHAPE).recipe()
+    recipe = RecipeParser(line, SHAPE).recipe()
     line.expect_end()
-    return found
+    return recipe
 
 
 @pytest.mark.parametrize(

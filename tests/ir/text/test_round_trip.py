@@ -35,7 +35,10 @@ OFFICIAL = [name for name in PRESETS if name not in TINY]
 def test_every_stage_of_a_tiny_model(model: str, tps: tuple[int, ...]) -> None:
     """The text of each stage gives a valid graph, with the same text and the same numbers."""
     pair = preset_pair(model)
-    steps = {one: batch((1, 1) if one else (3, 1), TINY_VOCABULARY).inputs() for one in (0, 1)}
+    steps = {
+        one_token: batch((1, 1) if one_token else (3, 1), TINY_VOCABULARY).inputs()
+        for one_token in (0, 1)
+    }
 
     def numbers(gm: fx.GraphModule, one_token: bool) -> list[torch.Tensor]:
         weights = materialise(gm, pair.read)
@@ -47,9 +50,9 @@ def test_every_stage_of_a_tiny_model(model: str, tps: tuple[int, ...]) -> None:
         parsed = parse_graph(text)
         assert format_graph(parsed) == text
         one_token = any(node.target in DECODE_OPS for node in gm.graph.nodes)
-        found, expected = numbers(parsed, one_token), numbers(gm, one_token)
-        assert all(map(torch.equal, found, expected))
-        assert len(found) == len(expected)
+        actual, expected = numbers(parsed, one_token), numbers(gm, one_token)
+        assert all(map(torch.equal, actual, expected))
+        assert len(actual) == len(expected)
 
     assert visit_stages(pair.captured.graph, tps, look) > 50
 
@@ -97,11 +100,11 @@ def test_hostile_origins(module: str, file: str, on_two_ranks: fx.GraphModule) -
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     """Return the texts of all stages of the tiny models on one and on three ranks."""
-    found: list[str] = []
+    stage_texts: list[str] = []
     for model in TINY:
         graph = captured_once(f"preset:{model}").graph
-        visit_stages(graph, (1, 3), lambda text, gm: found.append(text))
-    return found
+        visit_stages(graph, (1, 3), lambda text, gm: stage_texts.append(text))
+    return stage_texts
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -169,6 +172,6 @@ def test_a_mistake_is_found_in_text_too(kind: Kind, mutated: list[Graph]) -> Non
         except UsageError:
             assert problems, mutant.name
             continue
-        found = {(p.node, p.rule) for p in text_problems(read)}
-        assert {p for p in problems if p[1] != "recipe"} <= found, mutant.name
-        assert problems or not found, mutant.name
+        reported = {(p.node, p.rule) for p in text_problems(read)}
+        assert {p for p in problems if p[1] != "recipe"} <= reported, mutant.name
+        assert problems or not reported, mutant.name

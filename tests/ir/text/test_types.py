@@ -22,9 +22,9 @@ BF16 = torch.bfloat16
 
 def parsed(text: str) -> AnyType:
     line = Scanner(5, text)
-    found = TypeParser(LAYOUTS, 2).any(line)
+    kind = TypeParser(LAYOUTS, 2).any(line)
     line.expect_end()
-    return found
+    return kind
 
 
 @pytest.mark.parametrize(

@@ -54,18 +54,18 @@ class Numbers:
         shape = [self.extent(extent) for extent in value.shape]
         axes = [extent for extent in shape if extent != 1]
         grid = self._known.setdefault(("grid", *axes), _grid(axes))
-        found = self._term(value.body, grid)
-        return found.broadcast_to(axes).reshape(shape).to(value.dtype)
+        elements = self._term(value.body, grid)
+        return elements.broadcast_to(axes).reshape(shape).to(value.dtype)
 
     def extent(self, extent: int | str) -> int:
         return extent if isinstance(extent, int) and extent else self.tokens
 
     def _term(self, term: Term, grid: Grid) -> torch.Tensor:
-        own = tuple(sorted((name, id(grid[name])) for name in term.free))
-        if (term, own) not in self._known:
-            self._known[term, own] = self._element(term, grid)
-        found: torch.Tensor = self._known[term, own]
-        return found
+        grid_key = tuple(sorted((name, id(grid[name])) for name in term.free))
+        if (term, grid_key) not in self._known:
+            self._known[term, grid_key] = self._element(term, grid)
+        elements: torch.Tensor = self._known[term, grid_key]
+        return elements
 
     def _element(self, term: Term, grid: Grid) -> torch.Tensor:
         match term.kind:
@@ -138,41 +138,41 @@ class Numbers:
             axes = max((places.dim() for places in inner.values()), default=1)
             inner[BOUND, 0] = torch.arange(extent).reshape([1] * (axes - 1) + [extent])
             self._known[key] = inner
-        found: Grid = self._known[key]
-        return found
+        inner_grid: Grid = self._known[key]
+        return inner_grid
 
     def _piece(self, place: torch.Tensor, start: int, extent: int) -> torch.Tensor:
         """Return places within a piece; those outside it are not used."""
         key = ("piece", id(place), start, extent)
         if key not in self._known:
             self._known[key] = (place - start).clamp(0, extent - 1)
-        found: torch.Tensor = self._known[key]
-        return found
+        places: torch.Tensor = self._known[key]
+        return places
 
     def _cases(self, term: Term, grid: Grid) -> torch.Tensor:
         name, extents = term.head
         place, start = grid[name], 0
-        found: torch.Tensor | None = None
+        merged: torch.Tensor | None = None
         for extent, piece in zip(extents, term.args, strict=True):
             inside = (place >= start) & (place < start + extent)
-            own = self._term(piece, {**grid, name: self._piece(place, start, extent)})
-            found = own if found is None else torch.where(inside, own, found)
+            values = self._term(piece, {**grid, name: self._piece(place, start, extent)})
+            merged = values if merged is None else torch.where(inside, values, merged)
             start += extent
-        assert found is not None
-        return found
+        assert merged is not None
+        return merged
 
     def _picked(self, term: Term, grid: Grid) -> torch.Tensor:
         """Return elements of pieces, each of which binds the place within it."""
         place, start = self._index(term.indices[0], grid), 0
-        found: torch.Tensor | None = None
+        merged: torch.Tensor | None = None
         for extent, piece in zip(term.head, term.args, strict=True):
-            inner = {(k, n + 1 if k == BOUND else n): each for (k, n), each in grid.items()}
+            inner = {(k, n + 1 if k == BOUND else n): places for (k, n), places in grid.items()}
             inner[BOUND, 0] = self._piece(place, start, extent)
-            own = self._term(piece, inner)
-            found = own if found is None else torch.where(place >= start, own, found)
+            values = self._term(piece, inner)
+            merged = values if merged is None else torch.where(place >= start, values, merged)
             start += extent
-        assert found is not None
-        return found
+        assert merged is not None
+        return merged
 
     def _source(self, source: Term, item: int) -> torch.Tensor:
         if source.kind == "tensor":
@@ -185,10 +185,11 @@ class Numbers:
         return results[item] if isinstance(results, tuple) else results
 
     def _called(self, call: Term) -> Any:
-        name, *given = call.head
+        name, *arguments = call.head
         left = list(call.args)
         bound = {
-            key: self._whole(left.pop(0)) if said == "value" else said[1] for key, said in given
+            key: self._whole(left.pop(0)) if argument == "value" else argument[1]
+            for key, argument in arguments
         }
         return self.calls[name](**bound)
 

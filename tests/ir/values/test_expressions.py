@@ -74,9 +74,9 @@ def test_expressions_are_what_the_graph_computes(name: str) -> None:
     expressions = Expressions()
     (before,) = expressions.of(pair.captured.graph).outputs
     with torch.inference_mode():
-        found = _numbers(pair, packed).of(before)
-    assert found.shape == expected.shape
-    assert relative_error(found, expected) <= 1e-5
+        actual = _numbers(pair, packed).of(before)
+    assert actual.shape == expected.shape
+    assert relative_error(actual, expected) <= 1e-5
     graph, _ = run_passes(pair.captured.graph, for_ranks(parse_pipeline(_UNCACHED), 2))
     declared = frozenset({BIAS_AFTER_SUM})
     logits, tokens = expressions.of(graph, declared).outputs
@@ -98,8 +98,8 @@ def _weights(gm: fx.GraphModule, end: str) -> list[fx.Node]:
 
 
 def _exchange(first: fx.Node, second: fx.Node) -> None:
-    one, other = parameter_of(first), parameter_of(second)
-    first.meta["parameter"], second.meta["parameter"] = other, one
+    first_parameter, second_parameter = parameter_of(first), parameter_of(second)
+    first.meta["parameter"], second.meta["parameter"] = second_parameter, first_parameter
 
 
 def _weight_of_another_layer(gm: fx.GraphModule) -> None:
@@ -162,12 +162,12 @@ def test_a_graph_that_is_read_again_is_read_where_it_has_changed(
 
 
 def test_calls_with_arguments_of_other_names_differ() -> None:
-    made = GraphBuilder()
-    heads = made.heads(made.input("x", "T", 16), 8)
-    cos, sin = made.tables(8)
-    right = made.call(ROPE, heads, cos=cos, sin=sin)
-    wrong = made.call(ROPE, heads, sin=cos, cos=sin)
-    gm = made.done(made.call(torch.ops.aten.sub.Tensor, right, wrong))
+    builder = GraphBuilder()
+    heads = builder.heads(builder.input("x", "T", 16), 8)
+    cos, sin = builder.tables(8)
+    right = builder.call(ROPE, heads, cos=cos, sin=sin)
+    wrong = builder.call(ROPE, heads, sin=cos, cos=sin)
+    gm = builder.done(builder.call(torch.ops.aten.sub.Tensor, right, wrong))
     values = Expressions().of(gm).nodes
     assert values[right].body is not values[wrong].body
 

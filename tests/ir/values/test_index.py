@@ -26,5 +26,5 @@ def test_a_view_and_its_inverse_cancel() -> None:
     flat = plus(times(ROW, 8), COLUMN)
     assert divided(flat, 8) == (ROW, COLUMN)
     whole = variable(COORDINATE, 2, 48)
-    run, rest = divided(whole, 16)
-    assert plus(times(run, 16), rest) == whole
+    run, remainder = divided(whole, 16)
+    assert plus(times(run, 16), remainder) == whole

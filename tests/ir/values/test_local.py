@@ -62,11 +62,11 @@ def test_an_op_without_a_rule_is_a_call_of_its_operands(
     graph: fx.GraphModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SPECS, SWIGLU, replace(SPECS[SWIGLU], value=None))
-    made = fx.Graph()
-    gate, up = (made.placeholder(name) for name in ("gate", "up"))
+    new_graph = fx.Graph()
+    gate, up = (new_graph.placeholder(name) for name in ("gate", "up"))
     kind = next(n for n in graph.graph.nodes if n.name == "l1_norm_gate_up_swiglu").meta["type"]
     for node in (gate, up):
         node.meta["type"] = kind
-    call = made.call_function(SWIGLU, (gate, up))
+    call = new_graph.call_function(SWIGLU, (gate, up))
     call.meta["type"] = kind
     assert LocalExpressions().of(call) == ["swiglu(%gate[i, j], %up[i, j])[i, j]"]

@@ -26,7 +26,7 @@ def _values() -> tuple[Expressions, dict[str, Value]]:
     expressions = Expressions()
     nodes = expressions.of(gm).nodes
     calls = {node: value for node, value in nodes.items() if node.op == "call_function"}
-    return expressions, {n.name: own for n, own in calls.items() if isinstance(own, Value)}
+    return expressions, {n.name: value for n, value in calls.items() if isinstance(value, Value)}
 
 
 def _names(*names: str) -> Names:
@@ -52,8 +52,8 @@ def test_views_of_a_value_have_its_name(layer: int) -> None:
 def test_another_value_does_not_have_the_name() -> None:
     _, values = _values()
     for name, other in (("k", "v"), ("q_normed", "k_normed"), ("gate_proj", "up_proj")):
-        own = shown(values[f"l0_{name}"].body, naming=_names(f"l0_{other}"))
-        assert f"%l0_{other}[" not in own
+        text = shown(values[f"l0_{name}"].body, naming=_names(f"l0_{other}"))
+        assert f"%l0_{other}[" not in text
     for name in ("k", "gate_proj"):
         assert f"%l0_{name}[" not in shown(values[f"l1_{name}"].body, 1, _names(f"l0_{name}"))
 
@@ -96,14 +96,14 @@ def test_a_difference_ends_at_values_with_names() -> None:
 def test_operands_are_shown_in_an_order_of_their_own() -> None:
     expressions, values = _values()
     terms = expressions.terms
-    one, other = (values[f"l0_{name}"].body for name in ("gate_proj", "up_proj"))
-    for operands in ((one, other), (other, one)):
+    gate, up = (values[f"l0_{name}"].body for name in ("gate_proj", "up_proj"))
+    for operands in ((gate, up), (up, gate)):
         text = shown(terms.element("sub", operands, torch.float32), 1)
         total = shown(terms.element("add", operands, torch.float32), 1)
         assert text == "… - …" and total == "… + …"
     naming = _names("l0_gate_proj", "l0_up_proj")
     texts = {
         shown(terms.element("mul", operands, torch.float32), naming=naming)
-        for operands in ((one, other), (other, one))
+        for operands in ((gate, up), (up, gate))
     }
     assert texts == {"%l0_gate_proj[i, j] · %l0_up_proj[i, j]"}

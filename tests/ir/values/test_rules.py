@@ -90,8 +90,8 @@ _INTEGERS = {
 
 def _tensors() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    made = {name: torch.rand(shape, generator=generator) for name, shape in _SHAPES.items()}
-    return made | {name: torch.tensor(numbers) for name, numbers in _INTEGERS.items()}
+    tensors = {name: torch.rand(shape, generator=generator) for name, shape in _SHAPES.items()}
+    return tensors | {name: torch.tensor(numbers) for name, numbers in _INTEGERS.items()}
 
 
 def _op(target: Any, *args: Any) -> Sample:
@@ -99,7 +99,7 @@ def _op(target: Any, *args: Any) -> Sample:
 
     def operand(t: Any, arg: Any) -> Any:
         if isinstance(arg, list):
-            return [operand(t, each) for each in arg]
+            return [operand(t, item) for item in arg]
         return getattr(t, arg[1:]) if isinstance(arg, str) and arg[0] == "%" else arg
 
     return lambda call, t: call(target, *(operand(t, arg) for arg in args))
@@ -319,8 +319,8 @@ def test_a_norm_of_a_rounded_sum() -> None:
 
 
 def _check(numbers: Any, expected: Any) -> None:
-    for one, other in zip(_results(numbers), _results(expected), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    for actual, wanted in zip(_results(numbers), _results(expected), strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-6)
 
 
 def _compute(called: list[Any]) -> Call:
@@ -351,14 +351,14 @@ def _numbers(sample: Sample, rewrites: frozenset[Rewrite]) -> Any:
 
     operands = {name: value(name, tensor) for name, tensor in tensors.items()}
     scope = Scope(terms, lambda *call: expressions._interpret(scope, *call), rewrites, operands)
-    made = sample(
+    outputs = sample(
         lambda target, *args: scope.interpret(target, tuple(map(_fixed, args))),
         SimpleNamespace(**operands),
     )
     calls = {SPECS[target].name: _in_layer(target) for target in _CALLED}
     calls |= {"tpc.experts": SPECS[tpc.experts.default].reference, "tpc.rotary": _rotary}
     numbers = Numbers(tensors.__getitem__, tensors, calls, 4)
-    results = [numbers.of(each) if isinstance(each, Value) else each for each in _results(made)]
+    results = [numbers.of(item) if isinstance(item, Value) else item for item in _results(outputs)]
     return tuple(results)
 
 
@@ -370,5 +370,5 @@ def _in_layer(target: Any) -> Call:
     return lambda **bound: SPECS[target].reference(**bound, layer=0)
 
 
-def _results(made: Any) -> tuple[Any, ...]:
-    return tuple(made) if isinstance(made, tuple | list) else (made,)
+def _results(outputs: Any) -> tuple[Any, ...]:
+    return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)

@@ -43,17 +43,17 @@ class Decode:
         free = order.tolist()
         held = [[free.pop() for _ in range(count)] for count in counts]
         widest = max(counts) + 1
-        self.tables = torch.tensor([[*own, *[-1] * (widest - len(own))] for own in held])
+        self.tables = torch.tensor([[*table, *[-1] * (widest - len(table))] for table in held])
         shape = (LAYERS, 2, len(order) * self.block, self.shared, WIDTH)
         self.cache = torch.full(shape, torch.nan)
         self.histories = [
             random(length, 2, self.shared, WIDTH, seed=seed).whole
             for seed, length in enumerate(self.lengths)
         ]
-        for own, history in zip(held, self.histories, strict=True):
-            for token, kept in enumerate(history):
-                slot = own[token // self.block] * self.block + token % self.block
-                self.cache[LAYER, :, slot] = kept
+        for blocks, history in zip(held, self.histories, strict=True):
+            for token, entry in enumerate(history):
+                slot = blocks[token // self.block] * self.block + token % self.block
+                self.cache[LAYER, :, slot] = entry
         self.q = random(len(self.lengths), self.heads, WIDTH, seed=99).whole * self.factor
 
     @property
@@ -62,16 +62,16 @@ class Decode:
         return self.cache, self.tables, lengths, SCALE, self.window, LAYER, self.block
 
     def whole(self) -> torch.Tensor:
-        found: torch.Tensor = CACHED_ATTENTION(self.q, *self.places, self.kv_heads)
-        return found
+        output: torch.Tensor = CACHED_ATTENTION(self.q, *self.places, self.kv_heads)
+        return output
 
     def partial(self, spans: int) -> tuple[torch.Tensor, torch.Tensor]:
         values, lse = PARTIAL_ATTENTION(self.q, *self.places, spans, self.kv_heads)
         return values, lse
 
     def split(self, spans: int) -> torch.Tensor:
-        found: torch.Tensor = ATTENTION_REDUCE(*self.partial(spans), torch.float32)
-        return found
+        output: torch.Tensor = ATTENTION_REDUCE(*self.partial(spans), torch.float32)
+        return output
 
     def scores(self, row: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each head's scores for a range of tokens, and the values, in fp64."""
@@ -95,7 +95,7 @@ def test_any_history_in_any_spans(data: st.DataObject) -> None:
     shared, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     heads = shared * group
     mapped = st.lists(st.integers(0, shared - 1), min_size=heads, max_size=heads)
-    made = Decode(
+    decode = Decode(
         lengths=data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=3)),
         block=data.draw(st.integers(1, 4)),
         heads=heads,
@@ -103,9 +103,9 @@ def test_any_history_in_any_spans(data: st.DataObject) -> None:
         window=data.draw(st.none() | st.integers(1, 8)),
         kv_heads=data.draw(st.none() | mapped),
     )
-    torch.testing.assert_close(made.whole(), made.expected(), rtol=1e-5, atol=1e-5)
-    found = made.split(data.draw(st.integers(1, 7)))
-    torch.testing.assert_close(found, made.expected(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(decode.whole(), decode.expected(), rtol=1e-5, atol=1e-5)
+    output = decode.split(data.draw(st.integers(1, 7)))
+    torch.testing.assert_close(output, decode.expected(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("block", [1, 4])
@@ -114,58 +114,58 @@ def test_any_history_in_any_spans(data: st.DataObject) -> None:
 def test_spans_are_whole_blocks_and_the_last_has_the_new_token(
     length: int, spans: int, block: int
 ) -> None:
-    found = [span_of(length, block, span, spans, None) for span in range(spans)]
-    assert found[0][0] == 0
-    assert all(one[1] == other[0] for one, other in pairwise(found))
-    assert all(first % block == 0 for first, _ in found)
-    first, last = found[-1]
+    bounds = [span_of(length, block, span, spans, None) for span in range(spans)]
+    assert bounds[0][0] == 0
+    assert all(before[1] == after[0] for before, after in pairwise(bounds))
+    assert all(first % block == 0 for first, _ in bounds)
+    first, last = bounds[-1]
     assert first < last == length
-    counts = [-(-last // block) - first // block for first, last in found]
+    counts = [-(-last // block) - first // block for first, last in bounds]
     assert max(counts) - min(counts) <= 1
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 100])
 @pytest.mark.parametrize("spans", SPANS)
 def test_spans_of_a_window_cover_it_once(spans: int, window: int) -> None:
-    found = [range(*span_of(11, 4, span, spans, window)) for span in range(spans)]
-    seen = [token for span in found for token in span]
-    assert seen == list(range(max(0, 11 - window), 11))
-    assert 10 in found[-1]
+    ranges = [range(*span_of(11, 4, span, spans, window)) for span in range(spans)]
+    tokens = [token for span in ranges for token in span]
+    assert tokens == list(range(max(0, 11 - window), 11))
+    assert 10 in ranges[-1]
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e4])
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_span_tells_its_values_and_its_log_sum_exp(window: int | None, factor: float) -> None:
     """Trap 12: log-sum-exps are natural, and finite for scores in the thousands."""
-    made = Decode([1, 6, 11], block=2, window=window, factor=factor)
-    values, lse = made.partial(3)
+    decode = Decode([1, 6, 11], block=2, window=window, factor=factor)
+    values, lse = decode.partial(3)
     assert (values.shape, lse.shape) == ((3, 4, 3, WIDTH), (3, 4, 3))
     assert values.dtype == lse.dtype == torch.float32
-    for row, length in enumerate(made.lengths):
+    for row, length in enumerate(decode.lengths):
         for span in range(3):
             first, last = span_of(length, 2, span, 3, window)
             if first == last:
                 assert bool((lse[row, :, span] == -torch.inf).all())
                 assert not values[row, :, span].any()
                 continue
-            scores, v = made.scores(row, first, last)
+            scores, v = decode.scores(row, first, last)
             mixed = torch.einsum("ht,thw->hw", scores.softmax(-1), v).float()
             torch.testing.assert_close(values[row, :, span], mixed, rtol=1e-4, atol=1e-4)
             wanted = scores.logsumexp(-1).float()
             torch.testing.assert_close(lse[row, :, span], wanted, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(made.split(3), made.expected(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(decode.split(3), decode.expected(), rtol=1e-4, atol=1e-4)
 
 
 def test_only_the_last_span_owns_the_new_token() -> None:
     """Trap 13: only the last span reads the new token, so only it waits for the new keys."""
-    made = Decode([1, 4, 5, 9], block=4)
-    before = made.partial(3)
-    for row, length in enumerate(made.lengths):
-        last = int(made.tables[row, (length - 1) // 4]) * 4 + (length - 1) % 4
-        made.cache[LAYER, :, last] += 1
-    for one, other in zip(before, made.partial(3), strict=True):
-        assert torch.equal(one[:, :, :2], other[:, :, :2])
-        assert not bool((one[:, :, 2] == other[:, :, 2]).flatten(1).all(1).any())
+    decode = Decode([1, 4, 5, 9], block=4)
+    before = decode.partial(3)
+    for row, length in enumerate(decode.lengths):
+        last = int(decode.tables[row, (length - 1) // 4]) * 4 + (length - 1) % 4
+        decode.cache[LAYER, :, last] += 1
+    for old, new in zip(before, decode.partial(3), strict=True):
+        assert torch.equal(old[:, :, :2], new[:, :, :2])
+        assert not bool((old[:, :, 2] == new[:, :, 2]).flatten(1).all(1).any())
 
 
 def spans_of(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,7 +180,7 @@ def test_what_is_merged_may_be_merged_on(count: int, cut: int) -> None:
     lse[0, 0] = -torch.inf
     weights = lse.softmax(-1)
     expected = torch.einsum("rs,rsw->rw", weights, values)
-    parts = [merge_spans(values[:, at], lse[:, at]) for at in (slice(cut), slice(cut, None))]
+    parts = [merge_spans(values[:, part], lse[:, part]) for part in (slice(cut), slice(cut, None))]
     mixed, total = merge_spans(*(torch.stack(side, 1) for side in zip(*parts, strict=True)))
     torch.testing.assert_close(mixed, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(total, lse.logsumexp(-1), rtol=1e-5, atol=1e-5)
@@ -199,8 +199,8 @@ def test_neighbours_merge_first() -> None:
         return merge_spans(*(torch.stack(side, 1) for side in zip(*sides, strict=True)))
 
     by_hand = merged(merged(merged(0, 1), merged(2, 3)), 4)
-    for one, other in zip(merge_spans(values, lse), by_hand, strict=True):
-        assert torch.equal(one, other)
+    for actual, expected in zip(merge_spans(values, lse), by_hand, strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_an_empty_span_changes_no_bit() -> None:
@@ -222,35 +222,35 @@ def test_a_token_that_sees_nothing_is_refused() -> None:
 
 def test_the_result_has_memory_and_dtype_of_its_own() -> None:
     values, lse = random(2, 3, 1, WIDTH).whole, random(2, 3, 1).whole
-    found = ATTENTION_REDUCE(values, lse, torch.float32)
-    assert found.untyped_storage().data_ptr() != values.untyped_storage().data_ptr()
-    assert torch.equal(found, values[:, :, 0])
+    output = ATTENTION_REDUCE(values, lse, torch.float32)
+    assert output.untyped_storage().data_ptr() != values.untyped_storage().data_ptr()
+    assert torch.equal(output, values[:, :, 0])
     assert ATTENTION_REDUCE(values, lse, torch.bfloat16).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("target", [CACHED_ATTENTION, PARTIAL_ATTENTION], ids=str)
 def test_steps_of_other_than_one_token_each_are_refused(target: Any) -> None:
-    made = Decode([5, 3], block=2)
-    rest = (SCALE, None, LAYER, 2, *([2] if target is PARTIAL_ATTENTION else []))
+    decode = Decode([5, 3], block=2)
+    options = (SCALE, None, LAYER, 2, *([2] if target is PARTIAL_ATTENTION else []))
     two = torch.tensor([5, 3])
     with pytest.raises(ValueError, match="3 new tokens for 2 sequences"):
-        target(random(3, 4, WIDTH).whole, made.cache, made.tables, two, *rest)
+        target(random(3, 4, WIDTH).whole, decode.cache, decode.tables, two, *options)
     with pytest.raises(ValueError, match="2 new tokens for 1 sequences"):
-        target(made.q, made.cache, made.tables, two[:1], *rest)
+        target(decode.q, decode.cache, decode.tables, two[:1], *options)
     with pytest.raises(ValueError, match="a length of at least 1, got 0"):
-        target(made.q, made.cache, made.tables, torch.tensor([5, 0]), *rest)
+        target(decode.q, decode.cache, decode.tables, torch.tensor([5, 0]), *options)
 
 
 @pytest.mark.parametrize("wrong", [-1, 400], ids=str)
 @pytest.mark.parametrize("target", [CACHED_ATTENTION, PARTIAL_ATTENTION], ids=str)
 def test_blocks_that_are_not_there_are_refused(target: Any, wrong: int) -> None:
-    made = Decode([5], block=2)
-    rest = (SCALE, None, LAYER, 2, *([2] if target is PARTIAL_ATTENTION else []))
+    decode = Decode([5], block=2)
+    options = (SCALE, None, LAYER, 2, *([2] if target is PARTIAL_ATTENTION else []))
     with pytest.raises(ValueError, match=r"must contain tokens \d to 5 and be in the cache"):
-        target(made.q, made.cache, made.tables[:, :2], torch.tensor([5]), *rest)
-    made.tables[0, 2] = wrong
+        target(decode.q, decode.cache, decode.tables[:, :2], torch.tensor([5]), *options)
+    decode.tables[0, 2] = wrong
     with pytest.raises(ValueError, match=r"must contain tokens \d to 5 and be in the cache"):
-        target(made.q, made.cache, made.tables, torch.tensor([5]), *rest)
+        target(decode.q, decode.cache, decode.tables, torch.tensor([5]), *options)
 
 
 # Across ranks.
@@ -345,9 +345,9 @@ REFUSALS: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refuses(name: str) -> None:
-    rule, given = REFUSALS[name]
-    refused(rule, CACHED_ATTENTION, *given)
-    refused(rule, PARTIAL_ATTENTION, *given, 2)
+    rule, operands = REFUSALS[name]
+    refused(rule, CACHED_ATTENTION, *operands)
+    refused(rule, PARTIAL_ATTENTION, *operands, 2)
 
 
 def test_refuses_no_span() -> None:

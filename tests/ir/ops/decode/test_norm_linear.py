@@ -22,8 +22,8 @@ def test_the_same_bits_as_norm_and_linear(bias: Operand | None) -> None:
     weight = random(7, HIDDEN, seed=2)
     added = None if bias is None else bias.whole
     normed = RMS_NORM(X.whole, NORM.whole, EPS)
-    found = NORM_LINEAR(X.whole, NORM.whole, EPS, weight.whole, added)
-    assert torch.equal(found, LINEAR(normed, weight.whole, added))
+    output = NORM_LINEAR(X.whole, NORM.whole, EPS, weight.whole, added)
+    assert torch.equal(output, LINEAR(normed, weight.whole, added))
     outcome = run(NORM_LINEAR, X, NORM, EPS, weight, bias, ranks=2)
     assert isinstance(outcome.kind, ValueType) and outcome.kind.placement == REPLICATE
     outcome.assert_sound(exact=True)
@@ -35,9 +35,9 @@ def test_the_same_bits_as_gate_and_up(ffn: int, bias: bool) -> None:
     """Trap 21: no column is lost, whatever the width."""
     weight, added = random(2 * ffn, HIDDEN, seed=2).whole, random(2 * ffn, seed=3).whole
     rows = LINEAR(RMS_NORM(X.whole, NORM.whole, EPS), weight, added if bias else None)
-    found = NORM_GATE_UP_SWIGLU(X.whole, NORM.whole, EPS, weight, added if bias else None)
-    assert torch.equal(found, SWIGLU(rows[:, :ffn], rows[:, ffn:]))
-    assert found.shape == (3, ffn)
+    output = NORM_GATE_UP_SWIGLU(X.whole, NORM.whole, EPS, weight, added if bias else None)
+    assert torch.equal(output, SWIGLU(rows[:, :ffn], rows[:, ffn:]))
+    assert output.shape == (3, ffn)
 
 
 @pytest.mark.parametrize("tp", [2, 3, 4, 7])
@@ -88,8 +88,8 @@ REFUSALS: dict[str, tuple[str, tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", REFUSALS)
 @pytest.mark.parametrize("target", [NORM_LINEAR, NORM_GATE_UP_SWIGLU], ids=str)
 def test_refuses(target: Any, name: str) -> None:
-    rule, given = REFUSALS[name]
-    refused(rule, target, *given)
+    rule, operands = REFUSALS[name]
+    refused(rule, target, *operands)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def given(heads: Sequence[int] = (4, 2, 2), **changes: Any) -> dict[str, Any]:
     """Return operands by name, including a bias and per-head norms."""
     rows = sum(heads) * WIDTH
     cache = torch.full((LAYERS, 2, SLOTS, heads[1], WIDTH), torch.nan)
-    found = {
+    operands = {
         "x": random(TOKENS, HIDDEN),
         "norm": random(HIDDEN, seed=1),
         "eps": EPS,
@@ -53,27 +53,27 @@ def given(heads: Sequence[int] = (4, 2, 2), **changes: Any) -> dict[str, Any]:
         "interleaved": False,
         "zero_centered": False,
     }
-    return {**found, **changes}
+    return {**operands, **changes}
 
 
 def called(values: dict[str, Any]) -> torch.Tensor:
     plain = [getattr(value, "whole", value) for value in values.values()]
-    found: torch.Tensor = NORM_QKV_ROPE_APPEND(*plain)
-    return found
+    queries: torch.Tensor = NORM_QKV_ROPE_APPEND(*plain)
+    return queries
 
 
 def by_hand(values: dict[str, Any]) -> list[torch.Tensor]:
     """Compute queries, keys and values op by op."""
-    own = {name: getattr(value, "whole", value) for name, value in values.items()}
-    centred = own["zero_centered"]
-    normed = RMS_NORM(own["x"], own["norm"], own["eps"], centred)
-    rows = LINEAR(normed, own["weight"], own["bias"])
-    sizes = [count * WIDTH for count in own["heads"]]
+    tensors = {name: getattr(value, "whole", value) for name, value in values.items()}
+    centred = tensors["zero_centered"]
+    normed = RMS_NORM(tensors["x"], tensors["norm"], tensors["eps"], centred)
+    rows = LINEAR(normed, tensors["weight"], tensors["bias"])
+    sizes = [count * WIDTH for count in tensors["heads"]]
     sides = [side.unflatten(-1, (-1, WIDTH)) for side in torch.split(rows, sizes, -1)]
     for place, name in enumerate(("q_norm", "k_norm")):
-        if own[name] is not None:
-            sides[place] = RMS_NORM(sides[place], own[name], own["head_eps"], centred)
-        sides[place] = ROPE(sides[place], own["cos"], own["sin"], own["interleaved"])
+        if tensors[name] is not None:
+            sides[place] = RMS_NORM(sides[place], tensors[name], tensors["head_eps"], centred)
+        sides[place] = ROPE(sides[place], tensors["cos"], tensors["sin"], tensors["interleaved"])
     return sides
 
 
@@ -93,8 +93,8 @@ def test_the_same_bits_as_op_by_op(
     slots = PLACES.whole
     assert torch.equal(cache[LAYER, 0, slots], k)
     assert torch.equal(cache[LAYER, 1, slots], v)
-    others = [slot for slot in range(SLOTS) if slot not in slots.tolist()]
-    assert bool(cache[LAYER][:, others].isnan().all()) and bool(cache[1 - LAYER].isnan().all())
+    other_slots = [slot for slot in range(SLOTS) if slot not in slots.tolist()]
+    assert bool(cache[LAYER][:, other_slots].isnan().all()) and bool(cache[1 - LAYER].isnan().all())
 
 
 @pytest.mark.parametrize("name", ["bias", "q_norm", "k_norm", "norm", "eps", "head_eps", "cos"])
@@ -103,14 +103,14 @@ def test_every_operand_counts(name: str) -> None:
     values = given()
     changed = {**given(), name: 0.5 if "eps" in name else random(*_shape(values, name), seed=50)}
     before, after = called(values), called(changed)
-    kept = [side["cache"].whole[LAYER][:, PLACES.whole] for side in (values, changed)]
-    assert not (torch.equal(before, after) and torch.equal(*kept))
+    cached = [side["cache"].whole[LAYER][:, PLACES.whole] for side in (values, changed)]
+    assert not (torch.equal(before, after) and torch.equal(*cached))
 
 
 def test_the_layout_of_pairs_counts() -> None:
     """The pair layout affects queries and cached keys, but not values."""
     values, changed = given(), given(interleaved=True)
-    queries = [called(each) for each in (values, changed)]
+    queries = [called(operands) for operands in (values, changed)]
     keys, v = zip(
         *(e["cache"].whole[LAYER][:, PLACES.whole] for e in (values, changed)), strict=True
     )
@@ -146,26 +146,26 @@ def test_every_tp_of_the_plan_is_sound(queries: int, keys: int, plain: bool) -> 
         assert kind.placement == Shard(1, plan_heads(queries, keys, tp).queries)
         dealt = {n: deal(o, tp) for n, o in values.items() if isinstance(o, Operand)}
         assert spec.localize is not None
-        found = []
+        outputs = []
         for rank in range(tp):
-            own = {**values, **{name: parts[rank] for name, parts in dealt.items()}}
-            own |= spec.localize(kind, rank, **dict(zip(NAMES, kinds, strict=True)))
-            found.append(NORM_QKV_ROPE_APPEND(*own.values()))
-            assert found[-1].shape == (TOKENS, *kind.local_shape(rank)[1:])
-        torch.testing.assert_close(to_whole(found, kind), q, rtol=1e-5, atol=1e-5)
-        kept = to_whole(dealt["cache"], values["cache"].kind)[LAYER][:, PLACES.whole]
-        torch.testing.assert_close(kept, torch.stack([k, v]), rtol=1e-5, atol=1e-5)
+            local = {**values, **{name: parts[rank] for name, parts in dealt.items()}}
+            local |= spec.localize(kind, rank, **dict(zip(NAMES, kinds, strict=True)))
+            outputs.append(NORM_QKV_ROPE_APPEND(*local.values()))
+            assert outputs[-1].shape == (TOKENS, *kind.local_shape(rank)[1:])
+        torch.testing.assert_close(to_whole(outputs, kind), q, rtol=1e-5, atol=1e-5)
+        cached = to_whole(dealt["cache"], values["cache"].kind)[LAYER][:, PLACES.whole]
+        torch.testing.assert_close(cached, torch.stack([k, v]), rtol=1e-5, atol=1e-5)
 
 
 def apart(values: dict[str, Any]) -> dict[str, Any]:
     """Return the operands of the op with a weight each for queries, keys and values."""
-    own = dict(values)
-    sizes = [count * WIDTH for count in own.pop("heads")]
+    operands = dict(values)
+    sizes = [count * WIDTH for count in operands.pop("heads")]
     for name in ("weight", "bias"):
-        whole = own.pop(name)
+        whole = operands.pop(name)
         parts = [None] * 3 if whole is None else map(operand, whole.whole.split(sizes))
-        own |= {f"{part}_{name}": rows for part, rows in zip("qkv", parts, strict=True)}
-    return {name: own[name] for name in APART}
+        operands |= {f"{part}_{name}": rows for part, rows in zip("qkv", parts, strict=True)}
+    return {name: operands[name] for name in APART}
 
 
 @pytest.mark.parametrize("left_out", [(), ("bias",), ("q_norm", "k_norm")], ids=str)
@@ -176,16 +176,16 @@ def test_a_weight_each(heads: tuple[int, ...], left_out: tuple[str, ...]) -> Non
     values = apart(given(heads, **dict.fromkeys(left_out)))
     plain = [getattr(value, "whole", value) for value in values.values()]
     torch.testing.assert_close(NORM_Q_K_V_ROPE_APPEND(*plain), called(joined))
-    kept = [one["cache"].whole[LAYER][:, PLACES.whole] for one in (joined, values)]
-    torch.testing.assert_close(*kept)
+    cached = [operands["cache"].whole[LAYER][:, PLACES.whole] for operands in (joined, values)]
+    torch.testing.assert_close(*cached)
     kinds = [
-        infer(target, *each.values())
-        for target, each in ((NORM_QKV_ROPE_APPEND, joined), (NORM_Q_K_V_ROPE_APPEND, values))
+        infer(target, *operands.values())
+        for target, operands in ((NORM_QKV_ROPE_APPEND, joined), (NORM_Q_K_V_ROPE_APPEND, values))
     ]
     assert kinds[0] == kinds[1]
     costs = [
-        SPECS[target].cost(kind, [o.kind for o in each.values() if isinstance(o, Operand)], 0)
-        for target, each, kind in (
+        SPECS[target].cost(kind, [o.kind for o in operands.values() if isinstance(o, Operand)], 0)
+        for target, operands, kind in (
             (NORM_QKV_ROPE_APPEND, joined, kinds[0]),
             (NORM_Q_K_V_ROPE_APPEND, values, kinds[1]),
         )
@@ -206,8 +206,8 @@ def test_one_part_alone_may_have_a_bias(part: str) -> None:
     values |= {f"{other}_bias": None for other in "qkv" if other != part}
     plain = [getattr(value, "whole", value) for value in values.values()]
     torch.testing.assert_close(NORM_Q_K_V_ROPE_APPEND(*plain), called(wanted))
-    kept = [one["cache"].whole[LAYER][:, PLACES.whole] for one in (wanted, values)]
-    torch.testing.assert_close(*kept)
+    cached = [operands["cache"].whole[LAYER][:, PLACES.whole] for operands in (wanted, values)]
+    torch.testing.assert_close(*cached)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(6, 2), (14, 2), (5, 5)])
@@ -224,15 +224,15 @@ def test_a_weight_each_on_every_tp(queries: int, keys: int) -> None:
         kind = infer(NORM_Q_K_V_ROPE_APPEND, *values.values())
         assert isinstance(kind, ValueType) and kind.placement == Shard(1, plan.queries)
         dealt = {n: deal(o, tp) for n, o in values.items() if isinstance(o, Operand)}
-        found = [
+        outputs = [
             NORM_Q_K_V_ROPE_APPEND(
-                *{**values, **{n: own[rank] for n, own in dealt.items()}}.values()
+                *{**values, **{n: parts[rank] for n, parts in dealt.items()}}.values()
             )
             for rank in range(tp)
         ]
-        torch.testing.assert_close(to_whole(found, kind), q, rtol=1e-5, atol=1e-5)
-        kept = to_whole(dealt["cache"], values["cache"].kind)[LAYER][:, PLACES.whole]
-        torch.testing.assert_close(kept, torch.stack([k, v]), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(to_whole(outputs, kind), q, rtol=1e-5, atol=1e-5)
+        cached = to_whole(dealt["cache"], values["cache"].kind)[LAYER][:, PLACES.whole]
+        torch.testing.assert_close(cached, torch.stack([k, v]), rtol=1e-5, atol=1e-5)
 
 
 MISMATCHES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -22,8 +22,8 @@ ROWS = Layout("rows", 5, 1, even_runs(5, 2))
 @pytest.mark.parametrize("bias", [None, BIAS], ids=["plain", "bias"])
 def test_the_same_bits_as_linear_and_sum(bias: Operand | None) -> None:
     added = None if bias is None else bias.whole
-    found = LINEAR_RESIDUAL(X.whole, WEIGHT.whole, added, RESIDUAL.whole)
-    assert torch.equal(found, RESIDUAL.whole + LINEAR(X.whole, WEIGHT.whole, added))
+    output = LINEAR_RESIDUAL(X.whole, WEIGHT.whole, added, RESIDUAL.whole)
+    assert torch.equal(output, RESIDUAL.whole + LINEAR(X.whole, WEIGHT.whole, added))
     outcome = run(LINEAR_RESIDUAL, X, WEIGHT, bias, RESIDUAL, ranks=2)
     assert isinstance(outcome.kind, ValueType) and outcome.kind.placement == REPLICATE
     outcome.assert_sound(exact=True)
@@ -34,7 +34,7 @@ def test_rows_and_tokens_of_a_rank_are_sound() -> None:
     split = RESIDUAL.sharded(1, ROWS)
     biased = (WEIGHT.sharded(0, ROWS), BIAS.sharded(0, ROWS))
     run(LINEAR_RESIDUAL, X, *biased, split, ranks=2).assert_sound()
-    x, residual = (operand(each.whole, ["T"]).sharded(0, TokenLayout(2)) for each in (X, RESIDUAL))
+    x, residual = (operand(item.whole, ["T"]).sharded(0, TokenLayout(2)) for item in (X, RESIDUAL))
     run(LINEAR_RESIDUAL, x, WEIGHT, BIAS, residual, ranks=2).assert_sound()
 
 
@@ -67,11 +67,11 @@ def test_a_bias_of_bf16_is_added_before_the_sum_is_rounded() -> None:
     kind = ValueType((40, 5), torch.bfloat16)
     across = SPECS[ALL_REDUCE_RESIDUAL].across
     assert across is not None
-    found = across(terms, kind.placed(PARTIAL), kind, [residual] * 3, [bias] * 3)
+    sums = across(terms, kind.placed(PARTIAL), kind, [residual] * 3, [bias] * 3)
     expected = (residual + (tree_sum(terms, torch.float32) + bias)).bfloat16()
     late = residual + (tree_sum(terms, torch.float32) + bias).bfloat16()
     assert not torch.equal(expected, late)
-    assert all(torch.equal(each, expected) for each in found)
+    assert all(torch.equal(total, expected) for total in sums)
 
 
 def test_terms_of_bf16_are_rounded_once() -> None:
@@ -82,13 +82,13 @@ def test_terms_of_bf16_are_rounded_once() -> None:
     kind = ValueType((4, 5), torch.bfloat16)
     across = SPECS[ALL_REDUCE_RESIDUAL].across
     assert across is not None
-    found = across(terms, kind.placed(PARTIAL), kind, [residual] * 3)
+    sums = across(terms, kind.placed(PARTIAL), kind, [residual] * 3)
     expected = (residual + tree_sum(terms, torch.float32)).bfloat16()
     twice = residual + tree_sum(terms, torch.float32).bfloat16()
     assert not torch.equal(expected, twice)
-    assert len(found) == 3
-    assert all(torch.equal(each, expected) for each in found)
-    assert all(each.dtype == torch.bfloat16 for each in found)
+    assert len(sums) == 3
+    assert all(torch.equal(total, expected) for total in sums)
+    assert all(total.dtype == torch.bfloat16 for total in sums)
 
 
 REFUSALS: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
@@ -174,5 +174,5 @@ REFUSALS: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refuses(name: str) -> None:
     """Trap 6 is among the refusals: a term added on each rank would be counted tp times."""
-    rule, target, given = REFUSALS[name]
-    refused(rule, target, *given)
+    rule, target, operands = REFUSALS[name]
+    refused(rule, target, *operands)
