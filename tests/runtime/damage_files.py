@@ -14,17 +14,17 @@ DTYPES = ["F32", "F64", "I32", "I64", "U8", "I8", "BOOL", "F8_E4M3", "x"]
 Entry = dict[str, Any]
 
 
-def damaged(directory: Path, made: Path, seed: int) -> str:
+def damaged(directory: Path, target: Path, seed: int) -> str:
     """Copy a checkpoint with one fault; return what it is."""
-    shutil.copytree(directory, made)
+    shutil.copytree(directory, target)
     dice = random.Random(seed)
     kind = dice.choice(KINDS)
-    return f"{kind.__name__}: {kind(made, dice)}"
+    return f"{kind.__name__}: {kind(target, dice)}"
 
 
-def _bytes(made: Path, dice: random.Random) -> str:
+def _bytes(directory: Path, dice: random.Random) -> str:
     """Replace some bytes of a header."""
-    file = dice.choice(sorted(made.glob("*.safetensors")))
+    file = dice.choice(sorted(directory.glob("*.safetensors")))
     data = bytearray(file.read_bytes())
     end = 8 + int.from_bytes(data[:8], "little")
     places = [dice.randrange(end) for _ in range(dice.choice([1, 1, 3]))]
@@ -34,18 +34,18 @@ def _bytes(made: Path, dice: random.Random) -> str:
     return f"{places} of {file.name}"
 
 
-def _size(made: Path, dice: random.Random) -> str:
+def _size(directory: Path, dice: random.Random) -> str:
     """Truncate a file, or make it longer."""
-    file = dice.choice([one for one in sorted(made.iterdir()) if one.suffix != ".md"])
+    file = dice.choice([path for path in sorted(directory.iterdir()) if path.suffix != ".md"])
     data = file.read_bytes()
     size = dice.choice([0, 7, dice.randrange(len(data)), len(data) - 1, len(data) + 8])
     file.write_bytes(data[:size].ljust(size, b"\0"))
     return f"{size} of {len(data)} bytes of {file.name}"
 
 
-def _header(made: Path, dice: random.Random) -> str:
+def _header(directory: Path, dice: random.Random) -> str:
     """Change an entry of a header."""
-    file = dice.choice(sorted(made.glob("*.safetensors")))
+    file = dice.choice(sorted(directory.glob("*.safetensors")))
     data = file.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
@@ -63,13 +63,13 @@ def _other_dtype(header: Entry, name: str, dice: random.Random) -> None:
 
 def _other_shape(header: Entry, name: str, dice: random.Random) -> None:
     shape = header[name]["shape"]
-    other = [shape[::-1], [*shape, 1], [1, *shape], shape[:-1], [extent + 1 for extent in shape]]
-    header[name]["shape"] = dice.choice([one for one in other if one != shape])
+    shapes = [shape[::-1], [*shape, 1], [1, *shape], shape[:-1], [extent + 1 for extent in shape]]
+    header[name]["shape"] = dice.choice([other for other in shapes if other != shape])
 
 
 def _other_place(header: Entry, name: str, dice: random.Random) -> None:
-    at = header[name]["data_offsets"]
-    at[dice.randrange(2)] += dice.choice([-4, 4, 1, 1 << 40])
+    offsets = header[name]["data_offsets"]
+    offsets[dice.randrange(2)] += dice.choice([-4, 4, 1, 1 << 40])
 
 
 def _no_entry(header: Entry, name: str, dice: random.Random) -> None:
@@ -78,10 +78,10 @@ def _no_entry(header: Entry, name: str, dice: random.Random) -> None:
 
 def _other_name(header: Entry, name: str, dice: random.Random) -> None:
     ends = ["", "_scale", "_packed", "_zero_point", "_shape", "_g_idx"]
-    made = name.rpartition(".")[0] + ".weight" + dice.choice(ends)
+    new_name = name.rpartition(".")[0] + ".weight" + dice.choice(ends)
     entry = header.pop(name)
-    if made not in header:
-        header[made] = entry
+    if new_name not in header:
+        header[new_name] = entry
 
 
 def _more_names(header: Entry, name: str, dice: random.Random) -> None:
@@ -96,9 +96,9 @@ _REPEATED = ("weight_shape", "g_idx")
 """The ends of the names of tensors that repeat what the configuration says."""
 
 
-def _repeated(made: Path, dice: random.Random) -> str:
+def _repeated(directory: Path, dice: random.Random) -> str:
     """Change a number of a tensor that repeats the configuration; a header if there are none."""
-    files = sorted(made.glob("*.safetensors"))
+    files = sorted(directory.glob("*.safetensors"))
     for file in dice.sample(files, len(files)):
         data = bytearray(file.read_bytes())
         end = 8 + int.from_bytes(data[:8], "little")
@@ -110,31 +110,31 @@ def _repeated(made: Path, dice: random.Random) -> str:
             data[place] ^= 1 << dice.randrange(8)
             file.write_bytes(data)
             return f"byte {place} of {name}"
-    return _bytes(made, dice)
+    return _bytes(directory, dice)
 
 
-def _scheme(made: Path, dice: random.Random) -> str:
+def _scheme(directory: Path, dice: random.Random) -> str:
     """Change a value of the scheme, at any depth, or leave it out."""
-    file = made / "config.json"
+    file = directory / "config.json"
     config = json.loads(file.read_text())
-    at: Any = config
+    parent: Any = config
     key: Any = "quantization_config"
     path = [key]
-    while isinstance(at[key], dict | list) and at[key] and dice.random() < 0.85:
-        at = at[key]
-        key = dice.choice(list(at) if isinstance(at, dict) else range(len(at)))
+    while isinstance(parent[key], dict | list) and parent[key] and dice.random() < 0.85:
+        parent = parent[key]
+        key = dice.choice(list(parent) if isinstance(parent, dict) else range(len(parent)))
         path.append(key)
     if dice.random() < 0.2:
-        del at[key]
+        del parent[key]
     else:
-        at[key] = dice.choice(VALUES)
+        parent[key] = dice.choice(VALUES)
     file.write_text(json.dumps(config))
-    return f"{path} = {at.get(key, 'left out') if isinstance(at, dict) else at}"
+    return f"{path} = {parent.get(key, 'left out') if isinstance(parent, dict) else parent}"
 
 
-def _sizes(made: Path, dice: random.Random) -> str:
+def _sizes(directory: Path, dice: random.Random) -> str:
     """Change a size of the model."""
-    file = made / "config.json"
+    file = directory / "config.json"
     config = json.loads(file.read_text())
     names = ["hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "head_dim"]
     if "num_experts" in config:
@@ -147,12 +147,12 @@ def _sizes(made: Path, dice: random.Random) -> str:
     return f"{name} = {config[name]}"
 
 
-def _index(made: Path, dice: random.Random) -> str:
+def _index(directory: Path, dice: random.Random) -> str:
     """Change an entry of the index."""
-    file = made / "model.safetensors.index.json"
+    file = directory / "model.safetensors.index.json"
     index = json.loads(file.read_text())
     name = dice.choice(list(index["weight_map"]))
-    files = sorted(path.name for path in made.glob("*.safetensors"))
+    files = sorted(path.name for path in directory.glob("*.safetensors"))
     index["weight_map"][name] = dice.choice([*files, "other.safetensors", "../x", "", 1, None])
     if dice.random() < 0.3:
         index["weight_map"][name + "_g_idx"] = index["weight_map"].pop(name)

@@ -54,21 +54,21 @@ class Both:
             torch.manual_seed(11)
             yield model
 
-    def generate(self, ids: torch.Tensor, **asked: Any) -> list[Any]:
+    def generate(self, ids: torch.Tensor, **options: Any) -> list[Any]:
         """Generate with both models; the compiled model may log only what eager logs."""
-        found, said = [], []
+        outputs, messages = [], []
         for model in self.each():
             with listening() as heard:
-                found.append(model.generate(ids, **{"pad_token_id": PAD, **asked}))
-            said.append(heard)
-        assert set(said[1]) <= set(said[0])
-        return found
+                outputs.append(model.generate(ids, **{"pad_token_id": PAD, **options}))
+            messages.append(heard)
+        assert set(messages[1]) <= set(messages[0])
+        return outputs
 
-    def same(self, ids: torch.Tensor, **asked: Any) -> list[list[int]]:
+    def same(self, ids: torch.Tensor, **options: Any) -> list[list[int]]:
         """Assert that both models generate the same tokens, and return them."""
-        expected, found = self.generate(ids, **asked)
-        assert found.tolist() == expected.tolist()
-        tokens: list[list[int]] = found.tolist()
+        expected, actual = self.generate(ids, **options)
+        assert actual.tolist() == expected.tolist()
+        tokens: list[list[int]] = actual.tolist()
         return tokens
 
 
@@ -105,17 +105,17 @@ def listening(*told: str) -> Iterator[list[str]]:
 @contextmanager
 def steps(model: tpcompile.CompiledModel) -> Iterator[list[Step]]:
     """Collect all steps that the ranks run."""
-    seen: list[Step] = []
+    recorded: list[Step] = []
     ranks = model._ranks
     run = ranks.run
 
     def spied(step: Step) -> torch.Tensor:
-        seen.append(step)
+        recorded.append(step)
         return run(step)
 
     ranks.run = spied  # type: ignore[method-assign]
     try:
-        yield seen
+        yield recorded
     finally:
         ranks.run = run  # type: ignore[method-assign]
 

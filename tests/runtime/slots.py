@@ -30,7 +30,7 @@ class Slots:
 
     def rows(self, appended: Appended) -> Iterator[list[int]]:
         for table, length in zip(appended.tables.tolist(), appended.lengths.tolist(), strict=True):
-            places = [table[at // BLOCK] * BLOCK + at % BLOCK for at in range(length)]
+            places = [table[index // BLOCK] * BLOCK + index % BLOCK for index in range(length)]
             assert all(place >= 0 for place in places)
             yield [self.kept[place] for place in places]
 

@@ -9,7 +9,7 @@ from transformers import Qwen3ForCausalLM
 
 from tpcompile.demo.model import demo_config, demo_tokenizer
 
-TEMPLATE = "{% for one in messages %}{{ one['role'] }}: {{ one['content'] }} {% endfor %}"
+TEMPLATE = "{% for turn in messages %}{{ turn['role'] }}: {{ turn['content'] }} {% endfor %}"
 
 
 def talker() -> tuple[Any, Any]:

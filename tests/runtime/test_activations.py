@@ -96,8 +96,8 @@ def test_logits_are_eager_s_for_any_tp(model: str, activation: str) -> None:
     for tp in (1, 2, 3):
         stages = stages_of(pair, default_pipeline(tp))
         gm = stages[-1].graph
-        found = stage_logits(gm, pair, batch(LENGTHS, SMALL["vocab_size"]))
-        assert relative_error(found, expected) < TOLERANCE
+        logits = stage_logits(gm, pair, batch(LENGTHS, SMALL["vocab_size"]))
+        assert relative_error(logits, expected) < TOLERANCE
         matches = {stage.name: stage.stats.matches for stage in stages}
         assert matches["fuse-gate-up"] == (0 if model == "arcee" else 2)
         shares = [rank.ffn for rank in plan_report(gm).ranks]
@@ -113,8 +113,8 @@ def test_every_value_and_decode_step_is_eager_s(
 ) -> None:
     """All values agree with eager, in bf16 relative to fp32, for distinguishable activations."""
     eager = enlivened(config_of(model, activation), dtype)
-    found = compare_with_eager(eager, default_pipeline(3), simulate=True)
-    assert found.ok, found.table()
+    comparison = compare_with_eager(eager, default_pipeline(3), simulate=True)
+    assert comparison.ok, comparison.table()
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_generated_tokens_are_eager_s(model: str, activation: str, backend: str)
     """Steps run on a program by default, unless programs do not support the activation."""
     eager = enlivened(config_of(model, activation))
     ids = torch.randint(1, 61, (2, 5), generator=torch.Generator().manual_seed(0))
-    asked = {"max_new_tokens": 6, "do_sample": False}
+    options = {"max_new_tokens": 6, "do_sample": False}
     refused = pytest.warns(UserWarning, match="programs support only silu, gelu, gelu_tanh, relu")
     with refused if backend == "torch" else nullcontext():
         compiled = tpcompile.compile(eager, tp=2, simulate=True)
     with compiled:
         assert compiled.backend == backend
-        assert compiled.generate(ids, **asked).tolist() == eager.generate(ids, **asked).tolist()
+        assert compiled.generate(ids, **options).tolist() == eager.generate(ids, **options).tolist()
         assert compiled.steps.program == (5 if backend == "native" else 0)
 
 
@@ -145,9 +145,9 @@ def test_generated_tokens_are_eager_s(model: str, activation: str, backend: str)
 def test_eager_the_graph_and_a_program_agree(model: str, activation: str) -> None:
     """All values agree, on the reference machine and natively, also that of the activation."""
     eager = enlivened(config_of(model, activation))
-    found = compare_program(eager, decode_pipeline(2), Batch((3, 1)), backend="native")
-    assert found.ok, found.table()
-    assert "activated" in {row.node for row in found.rows}
+    comparison = compare_program(eager, decode_pipeline(2), Batch((3, 1)), backend="native")
+    assert comparison.ok, comparison.table()
+    assert "activated" in {row.node for row in comparison.rows}
 
 
 @pytest.mark.parametrize(("model", "activation"), [("llama", "gelu_new"), ("arcee", "relu2")])
@@ -170,8 +170,8 @@ def test_emitted_modules_give_the_bits_of_the_graph(model: str, activation: str)
     ]
     expected = run(gm, pair, packed)[output_of(gm.graph)]
     results = run_simulated(modules, group, rank_inputs(gm, packed.inputs()))
-    for rank, found in enumerate(results):
-        assert torch.equal(found, expected[rank][0])
+    for rank, output in enumerate(results):
+        assert torch.equal(output, expected[rank][0])
 
 
 def test_the_source_names_the_activation() -> None:
@@ -186,11 +186,11 @@ OTHERS = {"gelu": "gelu_pytorch_tanh", "gelu_pytorch_tanh": "relu"}
 @pytest.mark.parametrize("activation", OTHERS)
 def test_another_activation_gives_other_logits(activation: str) -> None:
     """Other activations change the logits, so the tests above can detect a wrong one."""
-    one, other = (
+    logits, other_logits = (
         eager_logits(small("llama", name).eager, LENGTHS)
         for name in (activation, OTHERS[activation])
     )
-    assert relative_error(one, other) > 10 * TOLERANCE
+    assert relative_error(logits, other_logits) > 10 * TOLERANCE
 
 
 def test_a_term_of_a_sum_into_an_activation_is_an_error() -> None:

@@ -60,7 +60,7 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def make_subject(tmp_path_factory: pytest.TempPathFactory) -> Any:
     known: dict[Any, Made] = {}
 
     def of(name: str = "tiny-qwen3", dtype: torch.dtype = torch.float32) -> Made:
@@ -82,8 +82,8 @@ def differing(model: Any, merged: Any) -> Iterator[tuple[str, torch.Tensor, torc
 
 @pytest.mark.parametrize("tp", [1, 2, 3])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_numbers_are_those_of_merge_and_unload(made: Any, kind: str, tp: int) -> None:
-    subject = made()
+def test_numbers_are_those_of_merge_and_unload(make_subject: Any, kind: str, tp: int) -> None:
+    subject = make_subject()
     expected = subject.merged(kind)
     with tpcompile.compile(
         str(subject.base), tp, simulate=True, adapter=subject.adapter(kind)
@@ -96,9 +96,9 @@ def test_numbers_are_those_of_merge_and_unload(made: Any, kind: str, tp: int) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_family_and_dtype(made: Any, name: str, dtype: torch.dtype) -> None:
+def test_every_family_and_dtype(make_subject: Any, name: str, dtype: torch.dtype) -> None:
     """Weights of 16 bits are peft's, but for the last bit of a few, whose sum is near a tie."""
-    subject = made(name, dtype)
+    subject = make_subject(name, dtype)
     expected = subject.merged("all linears")
     with tpcompile.compile(
         str(subject.base), 3, simulate=True, adapter=subject.adapter("all linears"), backend="torch"
@@ -117,8 +117,8 @@ def _weights(directory: Path, tp: int, **options: Any) -> Mapping[str, torch.Ten
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_weights_are_those_of_every_tp(made: Any, name: str) -> None:
-    subject = made(name, torch.bfloat16)
+def test_weights_are_those_of_every_tp(make_subject: Any, name: str) -> None:
+    subject = make_subject(name, torch.bfloat16)
     path = subject.adapter("rslora")
     whole = _weights(subject.base, 1, adapter=path)
     for tp in (2, 3):
@@ -126,9 +126,9 @@ def test_weights_are_those_of_every_tp(made: Any, name: str) -> None:
             assert torch.equal(weight, whole[key]), (tp, key)
 
 
-def test_the_dtype_of_the_model_is_that_of_the_sum(made: Any) -> None:
+def test_the_dtype_of_the_model_is_that_of_the_sum(make_subject: Any) -> None:
     """A base model in fp32 that is loaded in bf16 is rounded before the adapter is added."""
-    subject = made()
+    subject = make_subject()
     path = subject.adapter("all linears")
     expected = merged_model(subject.base, path, torch.bfloat16)
     with tpcompile.compile(
@@ -138,8 +138,8 @@ def test_the_dtype_of_the_model_is_that_of_the_sum(made: Any) -> None:
     assert unlike <= 20
 
 
-def test_a_rank_reads_only_its_slices(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = made()
+def test_a_rank_reads_only_its_slices(make_subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = make_subject()
     read: dict[str, set[tuple[int, int]]] = {}
     plain = SafetensorsFiles.read
 
@@ -178,13 +178,13 @@ def _broken_merge(change: Any) -> Any:
     plain = Merging.__call__
 
     def merged(self: Merging, name: str, index: Any) -> torch.Tensor:
-        kept = self._added
-        if name in kept:
-            self._added = {**kept, name: change(kept, name)}
+        added = self._added
+        if name in added:
+            self._added = {**added, name: change(added, name)}
         try:
             return plain(self, name, index)
         finally:
-            self._added = kept
+            self._added = added
 
     return merged
 
@@ -218,10 +218,10 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_change_the_logits(
-    made: Any, mistake: str, monkeypatch: pytest.MonkeyPatch
+    make_subject: Any, mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, place, name, wrong = MISTAKES[mistake]
-    subject = made()
+    subject = make_subject()
     expected = subject.merged(kind)
     monkeypatch.setattr(place, name, wrong)
     with (
@@ -234,8 +234,10 @@ def test_mistakes_change_the_logits(
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4:32"])
-def test_it_is_merged_before_weights_are_quantized(made: Any, tmp_path: Path, weights: str) -> None:
-    subject = made(dtype=torch.bfloat16)
+def test_it_is_merged_before_weights_are_quantized(
+    make_subject: Any, tmp_path: Path, weights: str
+) -> None:
+    subject = make_subject(dtype=torch.bfloat16)
     path = subject.adapter("all linears")
     whole = tmp_path / "merged"
     with tpcompile.compile(str(subject.base), 1, simulate=True, adapter=path) as model:
@@ -245,8 +247,8 @@ def test_it_is_merged_before_weights_are_quantized(made: Any, tmp_path: Path, we
         assert torch.equal(weight, expected[key]), key
 
 
-def test_a_saved_model_is_the_merged_one(made: Any, tmp_path: Path) -> None:
-    subject = made()
+def test_a_saved_model_is_the_merged_one(make_subject: Any, tmp_path: Path) -> None:
+    subject = make_subject()
     with tpcompile.compile(
         str(subject.base), 2, simulate=True, adapter=subject.adapter("all linears")
     ) as model:
@@ -257,9 +259,9 @@ def test_a_saved_model_is_the_merged_one(made: Any, tmp_path: Path) -> None:
         assert relative_error(logits, again.eval()(IDS).logits) < TOLERANCE
 
 
-def test_ranks_in_processes_and_again(made: Any) -> None:
+def test_ranks_in_processes_and_again(make_subject: Any) -> None:
     """Real ranks merge their own parts, and so do those that are started again."""
-    subject = made()
+    subject = make_subject()
     expected = subject.merged("all linears")
     with (
         tpcompile.compile(
@@ -274,11 +276,11 @@ def test_ranks_in_processes_and_again(made: Any) -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_a_model_in_memory(made: Any, tp: int) -> None:
-    subject = made()
+def test_a_model_in_memory(make_subject: Any, tp: int) -> None:
+    subject = make_subject()
     expected = subject.merged("all linears")
     model = AutoModelForCausalLM.from_pretrained(subject.base).eval()
-    before = {name: one.clone() for name, one in model.named_parameters()}
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     with (
         tpcompile.compile(
             model, tp, adapter=subject.adapter("all linears"), backend="torch"
@@ -286,41 +288,41 @@ def test_a_model_in_memory(made: Any, tp: int) -> None:
         torch.inference_mode(),
     ):
         assert relative_error(compiled(IDS).logits, expected(IDS).logits) < TOLERANCE
-    assert all(torch.equal(one, before[name]) for name, one in model.named_parameters())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_compare_merges_it_into_eager_too(made: Any, in_memory: bool) -> None:
-    subject = made()
+def test_compare_merges_it_into_eager_too(make_subject: Any, in_memory: bool) -> None:
+    subject = make_subject()
     model = str(subject.base)
     if in_memory:
         model = AutoModelForCausalLM.from_pretrained(subject.base).eval()
-    found = compare_with_eager(
+    comparison = compare_with_eager(
         model, default_pipeline(3), adapter=subject.adapter("all linears"), simulate=True
     )
-    assert found.ok, found.table()
+    assert comparison.ok, comparison.table()
 
 
-def test_shared_prefixes_end_with_the_adapter(made: Any) -> None:
+def test_shared_prefixes_end_with_the_adapter(make_subject: Any) -> None:
     """After a restart with another adapter, no block holds keys and values of the one before."""
-    subject = made()
-    one, other = (subject.adapter(kind) for kind in ("all linears", "rslora"))
+    subject = make_subject()
+    first, second = (subject.adapter(kind) for kind in ("all linears", "rslora"))
     prompt = [*range(5, 105)]
     how = SamplingParams(max_tokens=8, ignore_eos=True)
     expected = {}
-    for path in (one, other):
+    for path in (first, second):
         with tpcompile.compile(str(subject.base), max_seq_len=160, adapter=path) as model:
             ids = torch.tensor([prompt])
             tokens = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None)
             expected[path] = tokens[0, len(prompt) :].tolist()
-    assert expected[one] != expected[other]
+    assert expected[first] != expected[second]
     with (
-        tpcompile.compile(str(subject.base), max_seq_len=160, adapter=one) as model,
+        tpcompile.compile(str(subject.base), max_seq_len=160, adapter=first) as model,
         Engine(model, max_batch=4, chunk=32, max_tokens_per_step=64) as engine,
     ):
-        assert engine.add(prompt, how).result()[0].tokens == expected[one]
-        assert engine.add(prompt, how).result()[0].tokens == expected[one]
-        engine.restart(adapter=other)
-        assert engine.add(prompt, how).result()[0].tokens == expected[other]
+        assert engine.add(prompt, how).result()[0].tokens == expected[first]
+        assert engine.add(prompt, how).result()[0].tokens == expected[first]
+        engine.restart(adapter=second)
+        assert engine.add(prompt, how).result()[0].tokens == expected[second]
         engine.restart(tp=2)
-        assert engine.add(prompt, how).result()[0].tokens == expected[other]
+        assert engine.add(prompt, how).result()[0].tokens == expected[second]

@@ -67,12 +67,12 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings(base: Path, plain: Path, tmp_path: Path, name: str) -> None:
-    value, said = SETTINGS[name]
+    value, pattern = SETTINGS[name]
     path = shutil.copytree(plain, tmp_path / "adapter")
     config = json.loads((path / ADAPTER).read_text())
     (path / ADAPTER).write_text(json.dumps({**config, name: value}))
     message = _refused(str(base), path)
-    assert re.search(said, message), message
+    assert re.search(pattern, message), message
 
 
 def _renamed(old: str, new: str) -> Callable[[Tensors], None]:
@@ -130,13 +130,13 @@ TENSORS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
 
 @pytest.mark.parametrize("case", TENSORS)
 def test_tensors(base: Path, plain: Path, tmp_path: Path, case: str) -> None:
-    change, said = TENSORS[case]
+    change, pattern = TENSORS[case]
     path = shutil.copytree(plain, tmp_path / "adapter")
     tensors = load_file(path / ADAPTER_WEIGHTS)
     change(tensors)
     save_file(tensors, path / ADAPTER_WEIGHTS)
     message = _refused(str(base), path)
-    assert re.search(said, message), message
+    assert re.search(pattern, message), message
 
 
 def test_files(base: Path, plain: Path, tmp_path: Path) -> None:

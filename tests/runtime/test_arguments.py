@@ -22,13 +22,13 @@ PLACES = torch.arange(4)[None]
 
 
 @pytest.fixture(scope="module", params=["simulated", "spawned"])
-def both(request: pytest.FixtureRequest) -> Iterator[Both]:
-    found = tiny_both()
+def pair(request: pytest.FixtureRequest) -> Iterator[Both]:
+    simulated = tiny_both()
     if request.param == "simulated":
-        yield found
+        yield simulated
         return
-    with tpcompile.compile(found.eager, tp=2) as compiled:
-        yield Both(found.eager, compiled)
+    with tpcompile.compile(simulated.eager, tp=2) as compiled:
+        yield Both(simulated.eager, compiled)
 
 
 def _nested(x: torch.Tensor) -> torch.Tensor:
@@ -108,27 +108,27 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def answer(both: Both) -> torch.Tensor:
+def answer(pair: Both) -> torch.Tensor:
     """Return the model's answer before any invalid call."""
-    logits: torch.Tensor = both.compiled(IDS).logits
+    logits: torch.Tensor = pair.compiled(IDS).logits
     return logits
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_argument_changes_nothing(both: Both, answer: torch.Tensor, bad: str) -> None:
-    given = BAD[bad]
-    if not {"input_ids", "inputs_embeds"} & set(given) and bad != "no ids":
-        given = {"input_ids": IDS, **given}
-    used = both.compiled._pool.used
+def test_a_bad_argument_changes_nothing(pair: Both, answer: torch.Tensor, bad: str) -> None:
+    arguments = BAD[bad]
+    if not {"input_ids", "inputs_embeds"} & set(arguments) and bad != "no ids":
+        arguments = {"input_ids": IDS, **arguments}
+    used = pair.compiled._pool.used
     with pytest.raises((tpcompile.UsageError, tpcompile.UnsupportedError)):
-        both.compiled(**given)
-    assert both.compiled._pool.used == used
-    assert torch.equal(both.compiled(IDS).logits, answer)
+        pair.compiled(**arguments)
+    assert pair.compiled._pool.used == used
+    assert torch.equal(pair.compiled(IDS).logits, answer)
 
 
-def test_a_bad_argument_leaves_the_cache_as_it_was(both: Both, answer: torch.Tensor) -> None:
-    cache = both.compiled(IDS[:, :2]).past_key_values
-    for given in (
+def test_a_bad_argument_leaves_the_cache_as_it_was(pair: Both, answer: torch.Tensor) -> None:
+    cache = pair.compiled(IDS[:, :2]).past_key_values
+    for arguments in (
         {"input_ids": IDS[:1, 2:]},  # another batch
         {"input_ids": IDS[:, 2:], "attention_mask": MASK[:, 2:]},  # misses the cached tokens
         {"input_ids": IDS[:, 2:], "attention_mask": torch.cat([MASK[:, :2] * 0, MASK[:, 2:]], 1)},
@@ -137,10 +137,10 @@ def test_a_bad_argument_leaves_the_cache_as_it_was(both: Both, answer: torch.Ten
         {"input_ids": IDS[:, 2:], "use_cache": "no"},
     ):
         with pytest.raises((tpcompile.UsageError, tpcompile.UnsupportedError)):
-            both.compiled(**given, past_key_values=cache)
+            pair.compiled(**arguments, past_key_values=cache)
         assert cache.lengths == (2, 2)
-    rest = both.compiled(IDS[:, 2:], past_key_values=cache).logits
-    assert relative_error(rest, answer[:, 2:]) < TOLERANCE
+    logits = pair.compiled(IDS[:, 2:], past_key_values=cache).logits
+    assert relative_error(logits, answer[:, 2:]) < TOLERANCE
 
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -176,18 +176,18 @@ GOOD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("good", GOOD)
-def test_what_eager_takes(both: Both, good: str) -> None:
-    given = {"input_ids": IDS, **GOOD[good]}
+def test_what_eager_takes(pair: Both, good: str) -> None:
+    arguments = {"input_ids": IDS, **GOOD[good]}
     with torch.inference_mode():
-        expected, found = (model(**given) for model in both.each())
-    assert len(found) == len(expected)
-    assert found[0].shape == expected[0].shape
-    if found[0].numel():
-        assert relative_error(found[0], expected[0]) < TOLERANCE
+        expected, actual = (model(**arguments) for model in pair.each())
+    assert len(actual) == len(expected)
+    assert actual[0].shape == expected[0].shape
+    if actual[0].numel():
+        assert relative_error(actual[0], expected[0]) < TOLERANCE
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ({"inputs": IDS.to(torch.uint8)}, "torch.uint8"),
         ({"input_ids": IDS.float()}, "torch.float32"),
@@ -198,10 +198,10 @@ def test_what_eager_takes(both: Both, good: str) -> None:
         ({"inputs": IDS, "assistant_early_exit": 1}, "assistant_early_exit=1"),
     ],
 )
-def test_what_generate_is_not_given(both: Both, given: dict[str, Any], said: str) -> None:
-    with pytest.raises((tpcompile.UsageError, tpcompile.UnsupportedError), match=said):
-        both.compiled.generate(**given, max_new_tokens=2, pad_token_id=PAD)
-    both.same(IDS, max_new_tokens=2, do_sample=False)
+def test_what_generate_is_not_given(pair: Both, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((tpcompile.UsageError, tpcompile.UnsupportedError), match=message):
+        pair.compiled.generate(**arguments, max_new_tokens=2, pad_token_id=PAD)
+    pair.same(IDS, max_new_tokens=2, do_sample=False)
 
 
 CACHELESS = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention"

@@ -43,10 +43,10 @@ def test_auto_decodes_natively() -> None:
     eager, ids = lively("tiny-qwen3"), torch.arange(5, 17)[None]
     with tpcompile.compile(eager) as model:
         assert model.backend == "native"
-        found = model.generate(ids, max_new_tokens=5, do_sample=False)
+        tokens = model.generate(ids, max_new_tokens=5, do_sample=False)
         assert model.steps.program == 4
         assert model.steps.modules == 1
-    assert found.tolist() == eager.generate(ids, max_new_tokens=5, do_sample=False).tolist()
+    assert tokens.tolist() == eager.generate(ids, max_new_tokens=5, do_sample=False).tolist()
 
 
 def test_auto_selects_the_kernel_on_a_gpu() -> None:
@@ -57,10 +57,10 @@ def test_auto_selects_the_kernel_on_a_gpu() -> None:
 @pytest.mark.usefixtures("without_compiler")
 def test_auto_falls_back_to_modules_with_one_warning() -> None:
     eager = lively("tiny-qwen3")
-    with pytest.warns(UserWarning, match=r"needs a C\+\+ compiler") as found:
+    with pytest.warns(UserWarning, match=r"needs a C\+\+ compiler") as caught:
         model = tpcompile.compile(eager)
-    assert len(found) == 1
-    assert found[0].filename == __file__, "the warning names the line that calls compile"
+    assert len(caught) == 1
+    assert caught[0].filename == __file__, "the warning names the line that calls compile"
     with model:
         assert model.backend == "torch"
         model.generate(IDS, max_new_tokens=3, do_sample=False)
@@ -97,15 +97,15 @@ def test_ranks_that_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UnsupportedError("Ranks that run a program must be on one machine")
 
     monkeypatch.setattr(InProcessRanks, "check_programs", refuse)
-    with pytest.warns(UserWarning, match="must be on one machine") as found:
+    with pytest.warns(UserWarning, match="must be on one machine") as caught:
         model = tpcompile.compile(lively("tiny-qwen3"))
-    assert found[0].filename == __file__
+    assert caught[0].filename == __file__
     assert model.backend == "torch"
     model.close()
 
 
 def test_a_model_that_cannot_decode_needs_no_warning() -> None:
-    passes = [one for one in default_pipeline() if one.name != "cache-kv"]
+    passes = [current for current in default_pipeline() if current.name != "cache-kv"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = tpcompile.compile(lively("tiny-qwen3"), pipeline=passes)
@@ -122,9 +122,9 @@ def test_a_prompt_of_one_token_is_a_decode_step() -> None:
     """The program is then loaded before the cache has any block."""
     eager = lively("tiny-qwen3")
     with tpcompile.compile(eager, backend="native") as model:
-        found = model(torch.tensor([[5]])).logits
+        logits = model(torch.tensor([[5]])).logits
         assert model.steps[:2] == (1, 0)
-    torch.testing.assert_close(found, eager(torch.tensor([[5]])).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, eager(torch.tensor([[5]])).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
@@ -134,10 +134,10 @@ def test_threads_that_generate_at_the_same_time(backend: str) -> None:
     with tpcompile.compile(lively("tiny-qwen3"), backend=backend) as model:
 
         def continued(ids: torch.Tensor) -> list[list[int]]:
-            found: list[list[int]] = model.generate(
+            tokens: list[list[int]] = model.generate(
                 ids, max_new_tokens=40, do_sample=False, pad_token_id=0
             ).tolist()
-            return found
+            return tokens
 
         wanted = [continued(ids) for ids in prompts]
         with ThreadPoolExecutor(len(prompts)) as pool:

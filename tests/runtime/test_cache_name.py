@@ -19,7 +19,7 @@ IDS = prompt(9)["input_ids"]
 
 
 @pytest.fixture(scope="module")
-def both() -> Both:
+def pair() -> Both:
     return tiny_both()
 
 
@@ -36,59 +36,59 @@ def test_the_name_is_that_of_hugging_faces_models() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_forward_takes_both_names(both: Both, name: str) -> None:
-    cache = both.compiled.new_cache()
-    both.compiled(IDS[:, :5], **{name: cache})
-    found = both.compiled(IDS[:, 5:], **{name: cache})
-    assert found[CACHE] is cache and cache.get_seq_length() == 9
+def test_forward_takes_both_names(pair: Both, name: str) -> None:
+    cache = pair.compiled.new_cache()
+    pair.compiled(IDS[:, :5], **{name: cache})
+    output = pair.compiled(IDS[:, 5:], **{name: cache})
+    assert output[CACHE] is cache and cache.get_seq_length() == 9
     with torch.inference_mode():
-        expected = both.eager(IDS).logits[:, 5:]
-    torch.testing.assert_close(found.logits, expected, rtol=1e-3, atol=1e-3)
+        expected = pair.eager(IDS).logits[:, 5:]
+    torch.testing.assert_close(output.logits, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("asked", [{}, {"do_sample": True}, {"num_beams": 2}])
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"num_beams": 2}])
 @pytest.mark.parametrize("name", NAMES)
-def test_generate_takes_both_names(both: Both, name: str, asked: dict[str, Any]) -> None:
-    asked = {"max_new_tokens": 4, "pad_token_id": PAD, **asked}
+def test_generate_takes_both_names(pair: Both, name: str, options: dict[str, Any]) -> None:
+    options = {"max_new_tokens": 4, "pad_token_id": PAD, **options}
     with listening() as heard:
         alone, continued = (
-            model.generate(IDS, **given, **asked)
-            for model, given in zip(
-                both.each(), ({}, {name: both.compiled.new_cache()}), strict=True
+            model.generate(IDS, **inputs, **options)
+            for model, inputs in zip(
+                pair.each(), ({}, {name: pair.compiled.new_cache()}), strict=True
             )
         )
     assert alone.tolist() == continued.tolist()
     assert not heard
 
 
-def test_generate_returns_the_cache_under_the_installed_versions_name(both: Both) -> None:
-    found = both.compiled.generate(
+def test_generate_returns_the_cache_under_the_installed_versions_name(pair: Both) -> None:
+    output = pair.compiled.generate(
         IDS, max_new_tokens=3, pad_token_id=PAD, return_dict_in_generate=True
     )
-    assert found[CACHE].get_seq_length() == 9 + 2
-    again = both.compiled.generate(
-        torch.cat([found.sequences, IDS], 1),
+    assert output[CACHE].get_seq_length() == 9 + 2
+    again = pair.compiled.generate(
+        torch.cat([output.sequences, IDS], 1),
         max_new_tokens=3,
         pad_token_id=PAD,
-        **{CACHE: found[CACHE]},
+        **{CACHE: output[CACHE]},
     )
     assert again.shape[1] == 9 + 3 + 9 + 3
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_inputs_are_prepared_under_the_installed_versions_name(both: Both, name: str) -> None:
-    cache = both.compiled.new_cache()
-    inputs = both.compiled.prepare_inputs_for_generation(IDS, **{name: cache})
+def test_inputs_are_prepared_under_the_installed_versions_name(pair: Both, name: str) -> None:
+    cache = pair.compiled.new_cache()
+    inputs = pair.compiled.prepare_inputs_for_generation(IDS, **{name: cache})
     assert inputs[CACHE] is cache
     assert set(NAMES) & set(inputs) == {CACHE}
 
 
-def test_both_names_at_once_are_refused(both: Both) -> None:
-    cache = both.compiled.new_cache()
+def test_both_names_at_once_are_refused(pair: Both) -> None:
+    cache = pair.compiled.new_cache()
     with pytest.raises(UsageError, match="cache and past_key_values are two names"):
-        both.compiled(IDS, past_key_values=cache, cache=cache)
+        pair.compiled(IDS, past_key_values=cache, cache=cache)
     with pytest.raises(UsageError, match="cache and past_key_values are two names"):
-        both.compiled.generate(IDS, past_key_values=cache, cache=cache)
+        pair.compiled.generate(IDS, past_key_values=cache, cache=cache)
 
 
 def test_arguments_without_a_cache_stay_the_same() -> None:

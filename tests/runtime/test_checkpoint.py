@@ -57,12 +57,12 @@ def test_a_checkpoint_compiles_to_eager(name: str, options: dict[str, Any], tmp_
     ids, mask = padded((4, 9))
     backend = "torch" if "3.5" in name else "auto"
     with tpcompile.compile(str(tmp_path), tp=3, simulate=True, backend=backend) as model:
-        found = model(ids, attention_mask=mask).logits[mask.bool()]
+        logits = model(ids, attention_mask=mask).logits[mask.bool()]
         gathered = model.gather_weight(UP)
     eager = preset_pair(name).eager
     with torch.inference_mode():
         expected = eager(ids, attention_mask=mask).logits[mask.bool()]
-    assert relative_error(found, expected) < TOLERANCE
+    assert relative_error(logits, expected) < TOLERANCE
     assert torch.equal(gathered, eager.get_parameter(UP))
 
 
@@ -73,21 +73,21 @@ def test_a_head_that_is_stored_though_it_is_tied(tmp_path: Path) -> None:
 
     checkpoint = opened(rewritten(saved(tmp_path), untie))
     expected = preset_pair("qwen2.5-0.5b").eager.model.embed_tokens.weight
-    found = checkpoint("model.embed_tokens.weight", (slice(3, 8), slice(None)))
-    assert torch.equal(found, expected[3:8])
+    rows = checkpoint("model.embed_tokens.weight", (slice(3, 8), slice(None)))
+    assert torch.equal(rows, expected[3:8])
 
 
 def test_a_tied_head_that_is_stored_too(tmp_path: Path) -> None:
     """A stored tied head is ignored if it equals the embedding, and refused if it differs."""
     name, values = "model.embed_tokens.weight", preset_pair("qwen2.5-0.5b").eager.lm_head.weight
-    both = {"lm_head.weight": values.detach().clone()}
+    head = {"lm_head.weight": values.detach().clone()}
     saved(tmp_path)
     captured = preset_pair("qwen2.5-0.5b").captured
-    rewritten(tmp_path, lambda tensors: tensors.update(both))
+    rewritten(tmp_path, lambda tensors: tensors.update(head))
     with Checkpoint(tmp_path, captured.tensors, captured.aliases) as checkpoint:
         assert torch.equal(checkpoint(name, (slice(None),)), values)
-    both["lm_head.weight"][-1, -1] += 1
-    rewritten(tmp_path, lambda tensors: tensors.update(both))
+    head["lm_head.weight"][-1, -1] += 1
+    rewritten(tmp_path, lambda tensors: tensors.update(head))
     eager = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert not torch.equal(eager.lm_head.weight, eager.model.embed_tokens.weight)
     checkpoint = Checkpoint(tmp_path, captured.tensors, captured.aliases)
@@ -132,8 +132,8 @@ def test_stored_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(scaled_config("qwen3-0.6b"), dtype=dtype).eval()
     model.save_pretrained(tmp_path)
-    with tpcompile.compile(tmp_path, tp=2, simulate=True) as kept:
-        assert torch.equal(kept.gather_weight(UP), model.get_parameter(UP))
+    with tpcompile.compile(tmp_path, tp=2, simulate=True) as compiled:
+        assert torch.equal(compiled.gather_weight(UP), model.get_parameter(UP))
     with tpcompile.compile(tmp_path, tp=2, dtype="float32", simulate=True) as widened:
         assert torch.equal(widened.gather_weight(UP), model.get_parameter(UP).float())
 
@@ -218,9 +218,9 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults(name: str, tmp_path: Path) -> None:
-    fault, said = FAULTS[name]
+    fault, message = FAULTS[name]
     fault(saved(tmp_path))
-    with pytest.raises(tpcompile.CheckpointError, match=said) as caught:
+    with pytest.raises(tpcompile.CheckpointError, match=message) as caught:
         tpcompile.compile(tmp_path, tp=2, simulate=True)
     assert str(tmp_path) in str(caught.value)
 
@@ -249,9 +249,9 @@ SHARDED_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("name", SHARDED_FAULTS)
 def test_faults_of_sharded_checkpoints(name: str, tmp_path: Path) -> None:
-    fault, said = SHARDED_FAULTS[name]
+    fault, message = SHARDED_FAULTS[name]
     fault(saved(tmp_path, max_shard_size="60KB"))
-    with pytest.raises(tpcompile.CheckpointError, match=said):
+    with pytest.raises(tpcompile.CheckpointError, match=message):
         tpcompile.compile(tmp_path, tp=2, simulate=True)
 
 

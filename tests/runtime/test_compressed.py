@@ -115,7 +115,9 @@ def test_logits(checkpoint: tuple[Path, Any, Case], backend: str, tp: int) -> No
 def test_the_files_own_dtype(checkpoint: tuple[Path, Any, Case]) -> None:
     """The modules of a checkpoint in bf16 round its weights to bf16."""
     directory, truth, case = checkpoint
-    formats = {str(one.format) for one in capture(str(directory)).tensors.values() if one.format}
+    formats = {
+        str(tensor.format) for tensor in capture(str(directory)).tensors.values() if tensor.format
+    }
     assert formats == {case.format}
     if "bf16" in case.format:
         with tpcompile.compile(str(directory), tp=2, simulate=True, backend="torch") as model:
@@ -132,12 +134,12 @@ def test_saved_tensors(checkpoint: tuple[Path, Any, Case], tmp_path: Path, tp: i
         model.save_pretrained(tmp_path)
         assert model.num_parameters() == truth.num_parameters()
         state = model.state_dict()
-    before, after = (load_file(one / "model.safetensors") for one in (directory, tmp_path))
+    before, after = (load_file(path / "model.safetensors") for path in (directory, tmp_path))
     assert before.keys() == after.keys() == state.keys() - {"lm_head.weight"}
     for name, tensor in before.items():
         assert torch.equal(tensor, after[name]) and torch.equal(tensor, state[name]), name
         assert tensor.dtype == after[name].dtype == state[name].dtype
-    schemes = [json.loads((one / "config.json").read_text()) for one in (directory, tmp_path)]
+    schemes = [json.loads((path / "config.json").read_text()) for path in (directory, tmp_path)]
     assert schemes[0]["quantization_config"] == schemes[1]["quantization_config"]
 
 
@@ -159,7 +161,7 @@ def test_groups_of_different_bits(mixed: tuple[Path, Any]) -> None:
     directory, truth = mixed
     scheme = json.loads((directory / "config.json").read_text())["quantization_config"]
     assert scheme["format"] == "mixed-precision"
-    formats = {name: str(one.format) for name, one in capture(str(directory)).tensors.items()}
+    formats = {name: str(tensor.format) for name, tensor in capture(str(directory)).tensors.items()}
     down = {text for name, text in formats.items() if "down_proj" in name}
     gate = {text for name, text in formats.items() if "gate_proj" in name}
     assert (down, gate) == ({"int8:row:f32:offsets"}, {"int4:32:f32:offsets"})
@@ -188,15 +190,15 @@ def _other(change: Callable[[Parameter, int, Component, Recipe], Recipe | None])
 
 
 def _of_rank(suffix: str) -> Components:
-    def change(one: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
-        other = one.shards[(rank + 1) % len(one.shards)]
+    def change(parameter: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
+        other = parameter.shards[(rank + 1) % len(parameter.shards)]
         return component_of(other, part) if part.suffix == suffix else None
 
     return _other(change)
 
 
 def _of_next_group(suffix: str) -> Components:
-    def change(one: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
+    def change(parameter: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
         _, columns = shape_of(recipe)
         if part.suffix != suffix or columns < 2:
             return None
@@ -206,7 +208,7 @@ def _of_next_group(suffix: str) -> Components:
 
 
 def _of_next_row(suffix: str) -> Components:
-    def change(one: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
+    def change(parameter: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
         rows, _ = shape_of(recipe)
         if part.suffix != suffix:
             return None
@@ -216,20 +218,20 @@ def _of_next_row(suffix: str) -> Components:
 
 
 def _along_rows(suffix: str) -> Components:
-    def change(one: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
-        layout = one.type.layout_of(1)
+    def change(parameter: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
+        layout = parameter.type.layout_of(1)
         if part.suffix != suffix or layout is None:
             return None
-        whole = component_of(one.whole, part)
+        whole = component_of(parameter.whole, part)
         return take(whole, 0, 0, shape_of(whole)[0] // layout.ranks)
 
     return _other(change)
 
 
 MUTANTS = {
-    f"{what} {suffix}": make(suffix)
+    f"{name} {suffix}": make(suffix)
     for suffix in ("_scale", "_zero_point")
-    for what, make in {
+    for name, make in {
         "another rank's": _of_rank,
         "the next group's": _of_next_group,
         "the next row's": _of_next_row,
@@ -267,19 +269,19 @@ def test_other_scales_and_offsets_are_refused(
 def test_components_of_other_shapes(mixed: tuple[Path, Any], suffix: str) -> None:
     """A program refuses components that do not have the columns of its buffer."""
     program = tpcompile.schedule(str(mixed[0]), tp=2, target="cpu").program
-    buffers = {(one.rank, one.name): one for one in program.buffers}
+    buffers = {(buffer.rank, buffer.name): buffer for buffer in program.buffers}
     wrong = "_down_proj_weight" if suffix == "" else "_o_proj_weight"
 
     def parameter(rank: int, name: str) -> torch.Tensor:
-        found = buffers.get((rank, name))
-        if found is not None and found.format is None:
-            return torch.zeros(found.shape, dtype=found.dtype)
+        buffer = buffers.get((rank, name))
+        if buffer is not None and buffer.format is None:
+            return torch.zeros(buffer.shape, dtype=buffer.dtype)
         owner, part = next(
-            (one, part)
-            for one in program.buffers
-            if one.rank == rank and one.format is not None
-            for part in one.format.components
-            if one.name + part.suffix == name
+            (candidate, part)
+            for candidate in program.buffers
+            if candidate.rank == rank and candidate.format is not None
+            for part in candidate.format.components
+            if candidate.name + part.suffix == name
         )
         rows, columns = owner.extents_of(part)
         more = owner.name.endswith(wrong) and part.suffix == suffix
@@ -296,12 +298,12 @@ def test_ranks_read_the_words_of_their_rows(
     captured = capture(str(mixed[0]))
     with opened(weights_of(captured, str(mixed[0]), None)) as read:
         whole = read(name, (slice(0, 64), slice(0, 3)))
-        seen: list[Any] = []
+        reads: list[Any] = []
         files = read._files  # type: ignore[attr-defined]
         part = files.read
-        monkeypatch.setattr(files, "read", lambda *given: seen.append(given) or part(*given))
+        monkeypatch.setattr(files, "read", lambda *args: reads.append(args) or part(*args))
         assert torch.equal(read(name, (slice(19, 35), slice(1, 3))), whole[19:35, 1:])
-    assert seen == [(name, (slice(2, 5), slice(1, 3)))]
+    assert reads == [(name, (slice(2, 5), slice(1, 3)))]
 
 
 FILES: dict[str, tuple[dict[str, Any], str]] = {
@@ -331,12 +333,12 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_of_another_scheme(mixed: tuple[Path, Any], tmp_path: Path, name: str) -> None:
-    tensors, said = FILES[name]
+    tensors, message = FILES[name]
     module = "model.layers.1.self_attn.o_proj"
     changes = {f"{module}.{last}": tensor for last, tensor in tensors.items()}
-    made = rewritten(mixed[0], tmp_path / "made", **changes)
-    with pytest.raises(tpcompile.CheckpointError, match=said):
-        tpcompile.compile(str(made), backend="torch")
+    directory = rewritten(mixed[0], tmp_path / "made", **changes)
+    with pytest.raises(tpcompile.CheckpointError, match=message):
+        tpcompile.compile(str(directory), backend="torch")
 
 
 def test_fused_tensors_of_weights_in_different_formats(tmp_path: Path) -> None:
@@ -348,11 +350,11 @@ def test_fused_tensors_of_weights_in_different_formats(tmp_path: Path) -> None:
         f"{module}.q_proj.weight_packed": None,
         f"{module}.qkv_proj.weight_packed": torch.zeros(160, 8, dtype=torch.int32),
     }
-    made = rewritten(tmp_path / "written", tmp_path / "made", **changes)
+    directory = rewritten(tmp_path / "written", tmp_path / "made", **changes)
     with pytest.raises(
         tpcompile.CheckpointError, match=r"lacks the tensor .*q_proj\.weight_packed"
     ):
-        tpcompile.compile(str(made), backend="torch")
+        tpcompile.compile(str(directory), backend="torch")
 
 
 def test_first_weights_are_the_words_of_their_columns(mixed: tuple[Path, Any]) -> None:
@@ -360,29 +362,32 @@ def test_first_weights_are_the_words_of_their_columns(mixed: tuple[Path, Any]) -
     program = tpcompile.schedule(str(mixed[0]), tp=2, target="cpu").program
     buffers = program.buffers
     term = next(
-        one
-        for one in program.instructions
-        if isinstance(one, LinearTerms) and buffers[one.at.weight].name == "l1_o_proj_weight"
+        instruction
+        for instruction in program.instructions
+        if isinstance(instruction, LinearTerms)
+        and buffers[instruction.at.weight].name == "l1_o_proj_weight"
     )
     assert buffers[term.at.weight].shape == (64, 48)
     for start, byte in ((0, 0), (12, 4), (32, 16)):
         part = replace(term, rows=Range(3, 5), columns=Range(start, 48))
-        (found,) = first_weights(replace(program, instructions=(part,))).tolist()
-        assert found == [term.at.weight, 3 * 24 + byte, 2 * 24 - byte]
+        (first,) = first_weights(replace(program, instructions=(part,))).tolist()
+        assert first == [term.at.weight, 3 * 24 + byte, 2 * 24 - byte]
 
 
 def test_comparison_with_eager_in_bf16(tmp_path: Path) -> None:
     """The reference in fp32 has the same integers, and scales that were rounded to bf16."""
     write_compressed(tmp_path, *GROUPS, dtype=torch.bfloat16, intermediate_size=192)
-    found = compare_with_eager(str(tmp_path), default_pipeline(2), lengths=(5, 3), simulate=True)
-    assert found.ok, found.table()
-    assert 0 < max(row.error for row in found.rows if row.beside_fp32) < 0.1
+    comparison = compare_with_eager(
+        str(tmp_path), default_pipeline(2), lengths=(5, 3), simulate=True
+    )
+    assert comparison.ok, comparison.table()
+    assert 0 < max(row.error for row in comparison.rows if row.beside_fp32) < 0.1
 
 
 def test_shapes_in_32_bits(mixed: tuple[Path, Any], tmp_path: Path) -> None:
     name = "model.layers.1.self_attn.o_proj.weight_shape"
-    made = rewritten(mixed[0], tmp_path / "made", **{name: torch.tensor([64, 96]).int()})
-    assert error_of(made, mixed[1], 1, "torch") < TOLERANCE
+    directory = rewritten(mixed[0], tmp_path / "made", **{name: torch.tensor([64, 96]).int()})
+    assert error_of(directory, mixed[1], 1, "torch") < TOLERANCE
 
 
 def test_random_weights(mixed: tuple[Path, Any]) -> None:
@@ -407,12 +412,12 @@ def exact(tmp_path: Path) -> Path:
         written, group(4, 32), group(8, targets=["re:.*down_proj"]), intermediate_size=192
     )
     stored = load_file(written / "model.safetensors")
-    others = {
+    rounded = {
         name: tensor.bfloat16()
         for name, tensor in stored.items()
         if tensor.is_floating_point() and not name.endswith("_scale")
     }
-    rewritten(written, directory, **others)
+    rewritten(written, directory, **rounded)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     return directory
@@ -427,7 +432,9 @@ def test_scales_keep_their_dtype(exact: Path, tmp_path: Path) -> None:
     }
     assert any(not torch.equal(scale, scale.bfloat16().float()) for scale in scales.values())
     captured = capture(str(exact))
-    stored = {str(one.format) for one in captured.tensors.values() if one.format is not None}
+    stored = {
+        str(tensor.format) for tensor in captured.tensors.values() if tensor.format is not None
+    }
     assert stored == {"int4:32:f32", "int8:row:f32"}
     with tpcompile.compile(str(exact), tp=2, simulate=True, backend="native") as model:
         assert model.dtype == torch.bfloat16
@@ -444,15 +451,15 @@ def test_scales_keep_their_dtype(exact: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["torch", "reference", "native"])
 def test_products_with_scales_in_fp32_are_exact(exact: Path, backend: str) -> None:
     """Modules and programs compute with the scales that are stored."""
-    found = capture(str(exact))
-    read = weights_of(found, str(exact), None)
+    captured = capture(str(exact))
+    read = weights_of(captured, str(exact), None)
     make: Any = AutoModelForCausalLM.from_config
     config = AutoConfig.from_pretrained(exact)
     del config.quantization_config
     with opened(read) as source, torch.no_grad():
         eager = make(config, dtype=torch.float32).eval()
         for name, parameter in eager.named_parameters():
-            parameter.copy_(whole_value(found.tensors[name], source, torch.float32))
+            parameter.copy_(whole_value(captured.tensors[name], source, torch.float32))
         with tpcompile.compile(
             str(exact), tp=2, simulate=True, backend=backend, dtype="float32"
         ) as model:

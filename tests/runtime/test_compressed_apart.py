@@ -97,8 +97,8 @@ def test_fused_weights_of_several_formats(
     tensors = capture(str(directory)).tensors
     formats = {
         name: {
-            str(one.format or "f32")
-            for key, one in tensors.items()
+            str(tensor.format or "f32")
+            for key, tensor in tensors.items()
             if key.endswith(f"{name}_proj.weight")
         }
         for name in case.formats
@@ -123,8 +123,10 @@ def test_programs_of_several_formats(apart: tuple[Path, Any, Apart], lowering: s
     options = {"tp": 2, "target": "cpu", "workers": 3, "lowering": lowering}
     program = tpcompile.schedule(str(directory), **options).program  # type: ignore[arg-type]
     read = _operands(program)
-    found = {part: str(at.format) for name, at in read.items() for part in name.split("_")}
-    assert found == case.formats
+    formats = {
+        part: str(operands.format) for name, operands in read.items() for part in name.split("_")
+    }
+    assert formats == case.formats
     assert check_program(program) == []
     assert parse_program(format_program(program)) == program
     assert decode_program(encode_program(program), program) == program
@@ -140,9 +142,9 @@ def test_comparison_of_a_program_of_several_formats(apart: tuple[Path, Any, Apar
     directory, _, case = apart
     for backend in ("reference", "native"):
         passes = decode_pipeline(2, spans=2, block=4)
-        found = compare_program(str(directory), passes, Batch((9, 3), 1), backend=backend)
-        assert found.ok, found.table()
-        names = {row.node for row in found.rows}
+        comparison = compare_program(str(directory), passes, Batch((9, 3), 1), backend=backend)
+        assert comparison.ok, comparison.table()
+        names = {row.node for row in comparison.rows}
         assert ("gate" in names) == (case.formats["gate"] != case.formats["up"])
 
 
@@ -156,56 +158,56 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 def _operands(program: Program) -> dict[str, Any]:
     """Return the operands of each projection of the first layer and rank."""
-    found = {}
-    for one in program.instructions:
+    operands = {}
+    for instruction in program.instructions:
         if (
-            isinstance(one, NormQkvRopeAppend | NormQkvRows | MlpRows)
-            and one.layer == one.rank == 0
+            isinstance(instruction, NormQkvRopeAppend | NormQkvRows | MlpRows)
+            and instruction.layer == instruction.rank == 0
         ):
-            name = program.buffers[one.at.weight].name.removeprefix("l0_").partition("_proj")[0]
-            found[name] = one.at
-    return found
+            weight = program.buffers[instruction.at.weight].name
+            operands[weight.removeprefix("l0_").partition("_proj")[0]] = instruction.at
+    return operands
 
 
 WRONG: dict[str, tuple[str, Callable[[Any, Mapping[str, Any]], Any], str]] = {
     "keys from the weight of values": (
         "k",
-        lambda at, others: replace(at, weight=others["v"].weight),
+        lambda operands, projections: replace(operands, weight=projections["v"].weight),
         rf"format must be {_INT8}, .*, got {_INT4}",
     ),
     "values from the weight of queries": (
         "v",
-        lambda at, others: replace(at, weight=others["q"].weight),
+        lambda operands, projections: replace(operands, weight=projections["q"].weight),
         rf"format must be f32, .*, got {_INT8}",
     ),
     "keys in the format of values": (
         "k",
-        lambda at, others: replace(at, format=others["v"].format),
+        lambda operands, projections: replace(operands, format=projections["v"].format),
         rf"format must be {_INT4}, .*, got {_INT8}",
     ),
     "keys after queries": (
         "k",
-        lambda at, others: replace(at, first_row=at.width),
+        lambda operands, projections: replace(operands, first_row=operands.width),
         "first_row must be 0, got 16",
     ),
     "values after keys": (
         "v",
-        lambda at, others: replace(at, first_row=2 * at.width),
+        lambda operands, projections: replace(operands, first_row=2 * operands.width),
         "first_row must be 0, got 32",
     ),
     "gate from the weight of up": (
         "gate",
-        lambda at, others: replace(at, weight=others["up"].weight),
+        lambda operands, projections: replace(operands, weight=projections["up"].weight),
         rf"format must be {_INT8}, .*, got {_INT4}",
     ),
     "up in the format of gate": (
         "up",
-        lambda at, others: replace(at, format=others["gate"].format),
+        lambda operands, projections: replace(operands, format=projections["gate"].format),
         rf"format must be {_INT8}, .*, got {_INT4}",
     ),
     "up beside the residual": (
         "up",
-        lambda at, others: replace(at, gate=at.normed.x),
+        lambda operands, projections: replace(operands, gate=operands.normed.x),
         r"gate must be a scratch buffer float\[normed.batch=1, ffn=",
     ),
 }
@@ -216,25 +218,27 @@ WRONG: dict[str, tuple[str, Callable[[Any, Mapping[str, Any]], Any], str]] = {
 def test_parts_of_other_weights_are_refused(
     alike: tuple[Path, Any], lowering: str, name: str
 ) -> None:
-    part, change, said = WRONG[name]
+    part, change, message = WRONG[name]
     options = {"tp": 2, "target": "cpu", "workers": 3, "lowering": lowering}
     program = tpcompile.schedule(str(alike[0]), **options).program  # type: ignore[arg-type]
     operands = _operands(program)
     wrong = change(operands[part], operands)
-    made: tuple[Any, ...] = tuple(
-        replace(one, at=wrong) if getattr(one, "at", None) is operands[part] else one
-        for one in program.instructions
+    instructions: tuple[Any, ...] = tuple(
+        replace(instruction, at=wrong)
+        if getattr(instruction, "at", None) is operands[part]
+        else instruction
+        for instruction in program.instructions
     )
-    with pytest.raises(tpcompile.VerifyError, match=said):
-        verify_program(replace(program, instructions=made))
+    with pytest.raises(tpcompile.VerifyError, match=message):
+        verify_program(replace(program, instructions=instructions))
 
 
 def _keys_and_values_swapped(patch: pytest.MonkeyPatch) -> None:
     right = qkv._sources
 
-    def sources(*given: Any) -> Any:
-        found = right(*given)
-        return {**found, Part.K: found[Part.V], Part.V: found[Part.K]}
+    def sources(*args: Any) -> Any:
+        by_part = right(*args)
+        return {**by_part, Part.K: by_part[Part.V], Part.V: by_part[Part.K]}
 
     patch.setattr(qkv, "_sources", sources)
 
@@ -244,7 +248,7 @@ def _gate_and_up_swapped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         mlp,
         "_deal",
-        lambda to, node, kind, side, **more: right(to, node, kind, other[side], **more),
+        lambda builder, node, kind, side, **more: right(builder, node, kind, other[side], **more),
     )
 
 

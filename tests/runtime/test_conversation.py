@@ -28,27 +28,27 @@ def parts() -> Iterator[tuple[CompiledModel, Any, Any]]:
 
 def _expected(eager: Any, tokenizer: Any, messages: list[dict[str, str]]) -> str:
     ids = torch.tensor([encode_chat(tokenizer, messages)])
-    found = eager.generate(ids, **GREEDY)[0, ids.shape[1] :]
-    return str(tokenizer.decode(found, skip_special_tokens=True))
+    tokens = eager.generate(ids, **GREEDY)[0, ids.shape[1] :]
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def test_answers_are_hugging_faces_and_only_new_tokens_are_computed(
     parts: tuple[CompiledModel, Any, Any],
 ) -> None:
     model, eager, tokenizer = parts
-    talk, seen = Conversation(model, tokenizer, "be brief"), list[str]()
+    talk, pieces = Conversation(model, tokenizer, "be brief"), list[str]()
     for turn, message in enumerate(("Anna is a baker", "The grey cat", "and then")):
-        asked = [*talk.messages, {"role": "user", "content": message}]
+        messages = [*talk.messages, {"role": "user", "content": message}]
         held = talk._cache.get_seq_length()
         with steps(model) as ran:
-            found = talk.answer(message, seen.append, **GREEDY)
-        assert found.text == _expected(eager, tokenizer, asked)
-        assert (found.tokens, found.room) == (5, 5)
+            answer = talk.answer(message, pieces.append, **GREEDY)
+        assert answer.text == _expected(eager, tokenizer, messages)
+        assert (answer.tokens, answer.room) == (5, 5)
         computed = ran[0].inputs["input_ids"].numel()
-        assert computed < len(encode_chat(tokenizer, asked)) - held + 6
+        assert computed < len(encode_chat(tokenizer, messages)) - held + 6
         assert turn == 0 or held > 5
-    assert "".join(seen).split() == " ".join(
-        one["content"] for one in talk.messages if one["role"] == "assistant"
+    assert "".join(pieces).split() == " ".join(
+        entry["content"] for entry in talk.messages if entry["role"] == "assistant"
     ).split()  # fmt: skip
 
 
@@ -58,14 +58,14 @@ def test_a_template_that_rewrites_earlier_turns(parts: tuple[CompiledModel, Any,
     talk = Conversation(model, tokenizer)
     talk.answer("Anna is a baker", lambda text: None, **GREEDY)
     talk.messages[1]["content"] = "another answer"
-    asked = [*talk.messages, {"role": "user", "content": "The cat"}]
+    messages = [*talk.messages, {"role": "user", "content": "The cat"}]
     assert talk.answer("The cat", lambda text: None, **GREEDY).text == _expected(
-        eager, tokenizer, asked
+        eager, tokenizer, messages
     )
     talk.messages[0]["role"] = "nobody"
-    asked = [*talk.messages, {"role": "user", "content": "The cat"}]
+    messages = [*talk.messages, {"role": "user", "content": "The cat"}]
     assert talk.answer("The cat", lambda text: None, **GREEDY).text == _expected(
-        eager, tokenizer, asked
+        eager, tokenizer, messages
     )
 
 
@@ -75,9 +75,9 @@ def test_an_answer_can_be_stopped_and_the_conversation_goes_on(
     model, eager, tokenizer = parts
     talk = Conversation(model, tokenizer)
     assert talk.answer("Anna is", lambda text: None, lambda: True, **GREEDY).tokens == 1
-    asked = [*talk.messages, {"role": "user", "content": "The cat"}]
+    messages = [*talk.messages, {"role": "user", "content": "The cat"}]
     assert talk.answer("The cat", lambda text: None, **GREEDY).text == _expected(
-        eager, tokenizer, asked
+        eager, tokenizer, messages
     )
 
 
@@ -108,6 +108,6 @@ def test_refusals_leave_the_conversation_as_it_was(parts: tuple[CompiledModel, A
 
 def test_the_answer_has_the_room_that_is_left(parts: tuple[CompiledModel, Any, Any]) -> None:
     model, _, tokenizer = parts
-    found = Conversation(model, tokenizer).answer("Anna is", lambda text: None, do_sample=False)
+    answer = Conversation(model, tokenizer).answer("Anna is", lambda text: None, do_sample=False)
     prompt = encode_chat(tokenizer, [{"role": "user", "content": "Anna is"}])
-    assert found.tokens == found.room == 96 - len(prompt)
+    assert answer.tokens == answer.room == 96 - len(prompt)

@@ -83,7 +83,7 @@ def checkpoint(
     assert len(list(directory.glob("*.safetensors"))) > 1
     captured = capture(str(directory))
     formats = 3 if request.param == "compressed-tensors" else 2
-    assert len({one.format for one in captured.tensors.values()}) == formats
+    assert len({tensor.format for tensor in captured.tensors.values()}) == formats
     return Checkpoint(directory, captured, values(directory, captured))
 
 
@@ -95,16 +95,16 @@ def test_one_fault(checkpoint: Checkpoint, tmp_path: Path, seeds: range) -> None
     directory, captured, wanted = checkpoint
     refused = 0
     for seed in seeds:
-        made = tmp_path / str(seed)
-        fault = damaged(directory, made, seed)
-        same = (made / "config.json").read_bytes() == (directory / "config.json").read_bytes()
+        copy = tmp_path / str(seed)
+        fault = damaged(directory, copy, seed)
+        same = (copy / "config.json").read_bytes() == (directory / "config.json").read_bytes()
         try:
-            found = values(made, captured if same else capture(str(made)))
+            actual = values(copy, captured if same else capture(str(copy)))
         except CompileError:
             refused += 1
             continue
         except Exception as error:
             raise AssertionError(f"{seed}, {fault}") from error
-        assert found.keys() == wanted.keys(), (seed, fault)
-        assert all(torch.equal(found[name], wanted[name]) for name in wanted), (seed, fault)
+        assert actual.keys() == wanted.keys(), (seed, fault)
+        assert all(torch.equal(actual[name], wanted[name]) for name in wanted), (seed, fault)
     assert 0.7 * len(seeds) < refused < len(seeds)

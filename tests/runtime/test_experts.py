@@ -46,7 +46,7 @@ def rewritten(directory: Path, change: Callable[[Tensors], object]) -> Path:
     """Change the tensors of a checkpoint."""
     tensors = load_file(directory / SINGLE)
     change(tensors)
-    whole = {name: one.contiguous() for name, one in tensors.items()}
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(whole, directory / SINGLE, metadata={"format": "pt"})
     return directory
 
@@ -60,7 +60,7 @@ def test_a_checkpoint_compiles_to_eager(kind: str, stacked: bool, tmp_path: Path
     assert name in load_file(tmp_path / "eager" / SINGLE)
     if stacked:
         rewritten(tmp_path / "eager", stack)
-    own = eager.get_parameter(f"{LAYER}.gate_up_proj")
+    gate_up = eager.get_parameter(f"{LAYER}.gate_up_proj")
     for tp, plan in ((1, "tp"), (2, "tp"), (3, "tp"), (3, "ep")):
         with tpcompile.compile(
             tmp_path / "eager", tp=tp, simulate=True, backend="torch", pipeline=pipeline(plan, tp)
@@ -68,16 +68,16 @@ def test_a_checkpoint_compiles_to_eager(kind: str, stacked: bool, tmp_path: Path
             assert relative_error(logits_of(model), logits_of(eager)) < TOLERANCE
             state, wanted = model.state_dict(), eager.state_dict()
             assert list(state) == list(wanted)
-            assert all(same_bits(state[one], wanted[one]) for one in wanted)
-            assert torch.equal(model.gather_weight(f"{LAYER}.gate_up_proj"), own)
-            assert torch.equal(model.gather_weight(name), own[3, FEATURES:])
+            assert all(same_bits(state[key], wanted[key]) for key in wanted)
+            assert torch.equal(model.gather_weight(f"{LAYER}.gate_up_proj"), gate_up)
+            assert torch.equal(model.gather_weight(name), gate_up[3, FEATURES:])
             if plan == "ep":
                 model.save_pretrained(tmp_path / "found")
-    found = load_file(tmp_path / "found" / SINGLE)
+    saved = load_file(tmp_path / "found" / SINGLE)
     eager.save_pretrained(tmp_path / "again")
     wanted = load_file(tmp_path / "again" / SINGLE)
-    assert list(found) == list(wanted)
-    assert all(torch.equal(found[one], wanted[one]) for one in wanted)
+    assert list(saved) == list(wanted)
+    assert all(torch.equal(saved[key], wanted[key]) for key in wanted)
 
 
 def test_what_is_saved_in_several_files_is_read_back(tmp_path: Path) -> None:
@@ -115,7 +115,9 @@ def test_a_rank_reads_exactly_its_part(plan: str, tmp_path: Path) -> None:
             for node in parameters(graph.graph):
                 evaluate(parameter_of(node).shards[rank], read)
         held = {
-            name: one for name, one in counts.items() if ".experts." in name and bool(one.any())
+            name: count
+            for name, count in counts.items()
+            if ".experts." in name and bool(count.any())
         }
         experts = range(EXPERTS) if plan == "tp" else (range(2), range(2, 4), range(4, 5))[rank]
         part = slice(rank * 16, rank * 16 + 16) if plan == "tp" else slice(0, FEATURES)
@@ -124,9 +126,9 @@ def test_a_rank_reads_exactly_its_part(plan: str, tmp_path: Path) -> None:
             for expert in experts:
                 for linear in ("gate_proj", "up_proj", "down_proj"):
                     shape = (64, FEATURES) if linear == "down_proj" else (FEATURES, 64)
-                    one = torch.zeros(shape)
-                    one[(slice(None), part) if linear == "down_proj" else part] = 1
-                    wanted[f"model.layers.{layer}.mlp.experts.{expert}.{linear}.weight"] = one
+                    mask = torch.zeros(shape)
+                    mask[(slice(None), part) if linear == "down_proj" else part] = 1
+                    wanted[f"model.layers.{layer}.mlp.experts.{expert}.{linear}.weight"] = mask
         assert held.keys() == wanted.keys()
         assert all(torch.equal(held[name], wanted[name]) for name in wanted)
 
@@ -146,7 +148,7 @@ def _one_more(tensors: Tensors) -> None:
 def _both(tensors: Tensors) -> None:
     held = dict(tensors)
     stack(tensors)
-    tensors |= {name: one.clone() for name, one in held.items()}
+    tensors |= {name: tensor.clone() for name, tensor in held.items()}
 
 
 def _stack_of_more(tensors: Tensors) -> None:
@@ -159,15 +161,15 @@ FAULTS: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "an expert more": (_one_more, rf"does not have: {LAYER}\.5\.up_proj\.weight"),
     "both": (_both, r"does not have: model\.layers\.0\.mlp\.experts\.0.* and 29 more"),
     "another shape": (
-        _change(f"{LAYER}.2.down_proj.weight", lambda one: one[:, :-1]),
+        _change(f"{LAYER}.2.down_proj.weight", lambda tensor: tensor[:, :-1]),
         rf"shape of the tensor {LAYER}\.2\.down_proj\.weight",
     ),
     "the shape of another linear": (
-        _change(f"{LAYER}.2.down_proj.weight", lambda one: one.T),
+        _change(f"{LAYER}.2.down_proj.weight", lambda tensor: tensor.T),
         rf"shape of the tensor {LAYER}\.2\.down_proj\.weight",
     ),
     "integers": (
-        _change(f"{LAYER}.1.gate_proj.weight", lambda one: one.to(torch.int8)),
+        _change(f"{LAYER}.1.gate_proj.weight", lambda tensor: tensor.to(torch.int8)),
         rf"{LAYER}\.1\.gate_proj\.weight must have a floating-point dtype",
     ),
     "several dtypes": (
@@ -202,11 +204,13 @@ def test_the_text_model_of_a_checkpoint_with_a_vision_model(stacked: bool, tmp_p
         stack(text)
 
     def replace(tensors: Tensors) -> None:
-        vision = {name: one for name, one in tensors.items() if name.startswith("model.visual.")}
+        vision = {
+            name: tensor for name, tensor in tensors.items() if name.startswith("model.visual.")
+        }
         tensors.clear()
         tensors.update(vision)
-        for name, one in text.items():
-            tensors[name.replace("model.", "model.language_model.", 1)] = one
+        for name, tensor in text.items():
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensor
 
     rewritten(tmp_path, replace)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen3_5_moe"
@@ -217,7 +221,7 @@ def test_the_text_model_of_a_checkpoint_with_a_vision_model(stacked: bool, tmp_p
 def test_random_weights_of_a_preset_are_those_of_its_stacked_tensors(tmp_path: Path) -> None:
     """Ranks draw the same experts, whichever they hold."""
     config = mixture().config
-    found = []
+    states = []
     for tp, plan in ((1, "tp"), (3, "tp"), (3, "ep")):
         with tpcompile.compile(
             config,
@@ -227,11 +231,11 @@ def test_random_weights_of_a_preset_are_those_of_its_stacked_tensors(tmp_path: P
             backend="torch",
             pipeline=pipeline(plan, tp),
         ) as model:
-            found.append(model.state_dict())
+            states.append(model.state_dict())
             model.save_pretrained(tmp_path / f"{plan}{tp}")
-    first, *others = found
+    first, *sharded = states
     assert not torch.equal(first[f"{LAYER}.down_proj"][0], first[f"{LAYER}.down_proj"][1])
-    for other in others:
-        assert all(torch.equal(one, other[name]) for name, one in first.items())
+    for other in sharded:
+        assert all(torch.equal(tensor, other[name]) for name, tensor in first.items())
     with tpcompile.compile(tmp_path / "ep3", simulate=True, backend="torch") as model:
-        assert all(torch.equal(one, first[name]) for name, one in model.state_dict().items())
+        assert all(torch.equal(tensor, first[name]) for name, tensor in model.state_dict().items())

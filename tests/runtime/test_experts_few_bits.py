@@ -60,30 +60,30 @@ SHARED = {
 }
 ROUTER = r"re:.*mlp.gate$"
 KINDS: dict[str, Callable[[Path], Any]] = {
-    "int4 in groups of 32 with offsets": lambda made: write_compressed(
-        made, group(4, 32, symmetric=False), ignore=["lm_head", ROUTER], **CHANGES
+    "int4 in groups of 32 with offsets": lambda directory: write_compressed(
+        directory, group(4, 32, symmetric=False), ignore=["lm_head", ROUTER], **CHANGES
     ),
-    "int4 in groups of 48": lambda made: write_compressed(
-        made,
+    "int4 in groups of 48": lambda directory: write_compressed(
+        directory,
         group(4, 48, targets=["re:.*down_proj"]),
         group(4, 32, targets=["re:.*(gate|up)_proj"]),
         **CHANGES,
     ),
-    "int8 in rows, a shared expert": lambda made: write_compressed(
-        made,
+    "int8 in rows, a shared expert": lambda directory: write_compressed(
+        directory,
         group(8, layout="int-quantized"),
         ignore=["lm_head", ROUTER, "re:.*shared_expert_gate"],
         **CHANGES | SHARED,
     ),
-    "a layer in few bits": lambda made: write_compressed(
-        made,
+    "a layer in few bits": lambda directory: write_compressed(
+        directory,
         group(8, 32),
         ignore=["lm_head", r"re:.*layers\.0\.mlp\.experts.*"],
         **CHANGES | {"num_hidden_layers": 2},
     ),
     "8-bit floating point in blocks": partial(write_fp8, block=(40, 32), **CHANGES),
-    "compressed floats in blocks": lambda made: write_compressed(
-        made, floats("block", (32, 32)), **CHANGES
+    "compressed floats in blocks": lambda directory: write_compressed(
+        directory, floats("block", (32, 32)), **CHANGES
     ),
     "gptq": partial(write_gptq, columns=32, **CHANGES),
     "gptq, symmetric, in 8 bits": partial(
@@ -106,8 +106,8 @@ def simulated(captured: Captured, directory: Path, tp: int, plan: str) -> torch.
     inputs = pack(IDS, torch.ones_like(IDS)).inputs()
     with opened(weights_of(captured, str(directory), None)) as read, torch.inference_mode():
         weights = materialise(graph, read)
-        found = logits_of_graph(run_ranks(graph, inputs, weights, captured.rotary.fresh()))
-    return found[0].view(*IDS.shape, -1)
+        logits = logits_of_graph(run_ranks(graph, inputs, weights, captured.rotary.fresh()))
+    return logits[0].view(*IDS.shape, -1)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -116,21 +116,23 @@ def test_a_checkpoint_is_its_values(name: str, tmp_path: Path) -> None:
     truth = KINDS[name](tmp_path)
     wanted = logits_of(truth.float())
     captured = capture(str(tmp_path), dtype=torch.float32)
-    assert any(one.format is not None and len(one.shape) == 3 for one in captured.tensors.values())
+    assert any(
+        tensor.format is not None and len(tensor.shape) == 3 for tensor in captured.tensors.values()
+    )
     with opened(weights_of(captured, str(tmp_path), None)) as read:
-        for own, parameter in truth.named_parameters():
-            assert torch.equal(whole_value(captured.tensors[own], read, torch.float32), parameter)
+        for key, parameter in truth.named_parameters():
+            assert torch.equal(whole_value(captured.tensors[key], read, torch.float32), parameter)
     for tp, plan in PLANS:
-        found = simulated(captured, tmp_path, tp, plan)
-        assert relative_error(found, wanted) < TOLERANCE, (tp, plan)
+        logits = simulated(captured, tmp_path, tp, plan)
+        assert relative_error(logits, wanted) < TOLERANCE, (tp, plan)
     options: dict[str, Any] = {"backend": "torch", "simulate": True, "dtype": "float32"}
     with tpcompile.compile(tmp_path, tp=2, pipeline=pipeline("tp", 2), **options) as model:
         assert relative_error(logits_of(model), wanted) < TOLERANCE
         model.save_pretrained(tmp_path / "saved")
-    found, stored = (load_file(path / SINGLE) for path in (tmp_path / "saved", tmp_path))
-    assert found.keys() == stored.keys() - {"model.layers.0.mlp.gate.bias"}
-    for own, tensor in found.items():
-        assert torch.equal(tensor, stored[own].to(tensor.dtype)), own
+    saved, stored = (load_file(path / SINGLE) for path in (tmp_path / "saved", tmp_path))
+    assert saved.keys() == stored.keys() - {"model.layers.0.mlp.gate.bias"}
+    for key, tensor in saved.items():
+        assert torch.equal(tensor, stored[key].to(tensor.dtype)), key
 
 
 @pytest.mark.parametrize(("tp", "plan"), PLANS[1:])
@@ -146,7 +148,9 @@ def test_a_rank_reads_exactly_its_part(tp: int, plan: str, tmp_path: Path) -> No
                 for _, recipe in parameter_of(node).components(rank):
                     evaluate(recipe, read)
         held = {
-            name: one for name, one in counts.items() if ".experts." in name and bool(one.any())
+            name: count
+            for name, count in counts.items()
+            if ".experts." in name and bool(count.any())
         }
         width = FEATURES // tp
         low, high = (rank * width, (rank + 1) * width) if plan == "tp" else (0, FEATURES)
@@ -163,21 +167,21 @@ def test_a_rank_reads_exactly_its_part(tp: int, plan: str, tmp_path: Path) -> No
             for linear in ("gate_proj", "up_proj", "down_proj"):
                 for part, (shape, box, of_down, box_of_down) in parts.items():
                     down = linear == "down_proj"
-                    one = torch.zeros(of_down if down else shape)
-                    one[box_of_down if down else box] = 1
-                    wanted[f"model.layers.0.mlp.experts.{expert}.{linear}.{part}"] = one
+                    mask = torch.zeros(of_down if down else shape)
+                    mask[box_of_down if down else box] = 1
+                    wanted[f"model.layers.0.mlp.experts.{expert}.{linear}.{part}"] = mask
         assert held.keys() == wanted.keys()
         assert all(torch.equal(held[name], wanted[name]) for name in wanted)
 
 
-def _exchanged(tensors: dict[str, torch.Tensor], end: str, one: str, other: str) -> None:
+def _exchanged(tensors: dict[str, torch.Tensor], end: str, left: str, right: str) -> None:
     path = "model.layers.0.mlp.experts"
-    first, second = f"{path}.{one}.{end}", f"{path}.{other}.{end}"
+    first, second = f"{path}.{left}.{end}", f"{path}.{right}.{end}"
     tensors[first], tensors[second] = tensors[second], tensors[first]
 
 
 @pytest.mark.parametrize(
-    ("end", "one", "other"),
+    ("end", "left", "right"),
     [
         ("weight_scale", "1.up_proj", "2.up_proj"),
         ("weight_packed", "0.gate_proj", "0.up_proj"),
@@ -185,15 +189,15 @@ def _exchanged(tensors: dict[str, torch.Tensor], end: str, one: str, other: str)
     ],
 )
 def test_numbers_depend_on_the_tensors_of_each_expert(
-    end: str, one: str, other: str, tmp_path: Path
+    end: str, left: str, right: str, tmp_path: Path
 ) -> None:
     """The tests above see tensors that are exchanged."""
     truth = write_compressed(tmp_path, group(4, 32), **CHANGES)
     tensors = load_file(tmp_path / SINGLE)
-    _exchanged(tensors, end, one, other)
+    _exchanged(tensors, end, left, right)
     save_file(tensors, tmp_path / SINGLE, {"format": "pt"})
-    found = simulated(capture(str(tmp_path)), tmp_path, 1, "tp")
-    assert relative_error(found, logits_of(truth)) > 100 * TOLERANCE
+    logits = simulated(capture(str(tmp_path)), tmp_path, 1, "tp")
+    assert relative_error(logits, logits_of(truth)) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("weights", ["int8:row", "int4:32"])
@@ -201,18 +205,18 @@ def test_weights_made_while_loading(weights: str, tmp_path: Path) -> None:
     """They are those of the checkpoint that `quantize` writes, which transformers reads."""
     eager = mixture("qwen2_moe", moe_intermediate_size=FEATURES)
     eager.save_pretrained(tmp_path / "plain")
-    made = tmp_path / "made"
-    tpcompile.quantize(str(tmp_path / "plain"), weights, made, head="keep")
-    tensors = load_file(made / SINGLE)
+    directory = tmp_path / "made"
+    tpcompile.quantize(str(tmp_path / "plain"), weights, directory, head="keep")
+    tensors = load_file(directory / SINGLE)
     gates = [
         name for name in tensors if name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
     ]
     assert len(gates) == 4 and all(torch.equal(tensors[n], eager.get_parameter(n)) for n in gates)
     assert f"model.layers.0.mlp.experts.{EXPERTS - 1}.up_proj.weight_packed" in tensors
-    ignored = json.loads((made / "config.json").read_text())["quantization_config"]["ignore"]
+    ignored = json.loads((directory / "config.json").read_text())["quantization_config"]["ignore"]
     assert "model.layers.1.mlp.gate" in ignored
     load: Any = AutoModelForCausalLM.from_pretrained
-    wanted = logits_of(load(made, dtype=torch.float32).eval())
+    wanted = logits_of(load(directory, dtype=torch.float32).eval())
     assert relative_error(logits_of(eager), wanted) > 100 * TOLERANCE
     options: dict[str, Any] = {"backend": "torch", "simulate": True, "head": "keep"}
     for source in (str(tmp_path / "plain"), eager):
@@ -222,7 +226,7 @@ def test_weights_made_while_loading(weights: str, tmp_path: Path) -> None:
             ) as model:
                 assert relative_error(logits_of(model), wanted) < TOLERANCE
                 state = model.state_dict()
-            assert all(torch.equal(state[name], one) for name, one in tensors.items())
+            assert all(torch.equal(state[name], tensor) for name, tensor in tensors.items())
 
 
 def test_modules_decode_the_chosen_experts_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,9 +234,9 @@ def test_modules_decode_the_chosen_experts_one_at_a_time(monkeypatch: pytest.Mon
     whole = functions.DecodedExperts.__getitem__
 
     def counting(self: Any, place: int) -> Any:
-        found = whole(self, place)
-        decoded.append((place, tuple(found.shape)))
-        return found
+        tensor = whole(self, place)
+        decoded.append((place, tuple(tensor.shape)))
+        return tensor
 
     monkeypatch.setattr(functions.DecodedExperts, "__getitem__", counting)
     config = mixture_config(num_experts=64, num_experts_per_tok=1, num_hidden_layers=1)
@@ -280,8 +284,8 @@ def test_random_weights_in_few_bits() -> None:
             pipeline=pipeline(plan, tp),
         ) as model:
             states.append(model.state_dict())
-    first, *others = states
-    assert all(torch.equal(one, other[n]) for other in others for n, one in first.items())
+    first, *sharded = states
+    assert all(torch.equal(tensor, other[n]) for other in sharded for n, tensor in first.items())
     scales = [first[f"model.layers.0.mlp.experts.{e}.up_proj.weight_scale"] for e in (0, 1)]
     assert not torch.equal(*scales)
 

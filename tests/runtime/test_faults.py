@@ -96,11 +96,11 @@ class Models:
             self.model.close()
 
 
-def _generate(model: Any, new: int = NEW, **asked: Any) -> list[int]:
-    found: list[int] = model.generate(
-        PROMPT, max_new_tokens=new, min_new_tokens=new, do_sample=False, **asked
+def _generate(model: Any, new: int = NEW, **options: Any) -> list[int]:
+    tokens: list[int] = model.generate(
+        PROMPT, max_new_tokens=new, min_new_tokens=new, do_sample=False, **options
     )[0].tolist()
-    return found
+    return tokens
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +108,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     directory = tmp_path_factory.mktemp("checkpoint")
     eager = lively("tiny-qwen3")
     eager.save_pretrained(directory)
-    made = Models(directory, _generate(eager), (own_files(), descendants()))
-    yield made
-    made.close()
+    created = Models(directory, _generate(eager), (own_files(), descendants()))
+    yield created
+    created.close()
 
 
 def _cut_short(directory: Path) -> None:
@@ -264,10 +264,10 @@ def test_a_port_in_use(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        variables = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         message = rf"could not connect to each other at 127\.0\.0\.1:{port}.*--master-port"
         with monkeypatch.context() as launched:
-            for name, value in said.items():
+            for name, value in variables.items():
                 launched.setenv(name, str(value))
             with pytest.raises(RankError, match=message):
                 tpcompile.compile(models.directory)  # torch opens a pipe on first use and keeps it

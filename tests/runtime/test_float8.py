@@ -54,7 +54,7 @@ def test_logits(checkpoint: tuple[Path, Any, str], backend: str, tp: int) -> Non
 def test_the_format_of_weights(checkpoint: tuple[Path, Any, str]) -> None:
     directory, _, word = checkpoint
     tensors = capture(str(directory)).tensors
-    assert {str(one.format) for one in tensors.values() if one.format} == {word}
+    assert {str(tensor.format) for tensor in tensors.values() if tensor.format} == {word}
 
 
 @pytest.mark.parametrize("tp", [1, 3])
@@ -63,12 +63,12 @@ def test_saved_tensors(checkpoint: tuple[Path, Any, str], tmp_path: Path, tp: in
     directory, _, _ = checkpoint
     with tpcompile.compile(str(directory), tp=tp, simulate=True, backend="torch") as model:
         model.save_pretrained(tmp_path)
-    before, after = (load_file(one / "model.safetensors") for one in (directory, tmp_path))
+    before, after = (load_file(path / "model.safetensors") for path in (directory, tmp_path))
     assert after.keys() == before.keys()
     for name, tensor in after.items():
         assert tensor.dtype == before[name].dtype, name
         assert torch.equal(tensor.float(), before[name].float()), name
-    schemes = [json.loads((one / "config.json").read_text()) for one in (directory, tmp_path)]
+    schemes = [json.loads((path / "config.json").read_text()) for path in (directory, tmp_path)]
     assert schemes[0]["quantization_config"] == schemes[1]["quantization_config"]
 
 
@@ -106,17 +106,17 @@ def test_nan_is_refused(written: Path, tmp_path: Path) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     numbers = load_file(written / "model.safetensors")[name]
     numbers.view(torch.uint8)[3, 5] = 0xFF
-    made = rewritten(written, tmp_path / "made", **{name: numbers})
+    directory = rewritten(written, tmp_path / "made", **{name: numbers})
     with pytest.raises(CheckpointError, match="weight holds NaN"):
-        tpcompile.compile(str(made))
+        tpcompile.compile(str(directory))
 
 
 def test_scales_of_another_shape(written: Path, tmp_path: Path) -> None:
     name = "model.layers.0.mlp.up_proj.weight_scale_inv"
     scales = load_file(written / "model.safetensors")[name]
-    made = rewritten(written, tmp_path / "made", **{name: scales.T.contiguous()})
+    directory = rewritten(written, tmp_path / "made", **{name: scales.T.contiguous()})
     with pytest.raises(CheckpointError, match=f"shape of the tensor {name} does not match"):
-        tpcompile.compile(str(made))
+        tpcompile.compile(str(directory))
 
 
 def test_integers_for_activations(written: Path) -> None:
@@ -140,9 +140,9 @@ def test_integers_for_activations(written: Path) -> None:
     ],
 )
 def test_schemes_that_are_not_read(written: Path, tmp_path: Path, name: str, value: object) -> None:
-    made = rewritten(written, tmp_path / "made")
-    text = json.loads((made / "config.json").read_text())
+    directory = rewritten(written, tmp_path / "made")
+    text = json.loads((directory / "config.json").read_text())
     text["quantization_config"][name] = value
-    (made / "config.json").write_text(json.dumps(text))
+    (directory / "config.json").write_text(json.dumps(text))
     with pytest.raises(UnsupportedError, match=rf"quantization_config\.{name}"):
-        tpcompile.compile(str(made))
+        tpcompile.compile(str(directory))

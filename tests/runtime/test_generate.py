@@ -51,7 +51,7 @@ SUBJECTS: dict[str, Subject] = {
 
 
 @pytest.fixture(scope="module", params=SUBJECTS)
-def both(request: pytest.FixtureRequest) -> Both:
+def pair(request: pytest.FixtureRequest) -> Both:
     """Provide models with two KV heads; on three ranks, a head is on two of them.
 
     Models with linear attention run as modules.
@@ -116,72 +116,72 @@ CASES = [
 """Every second mode of the other models runs by default, with every second model."""
 
 
-@pytest.mark.parametrize(("both", "asked"), CASES, indirect=["both"])
-def test_as_eager_answers(both: Both, asked: str) -> None:
-    given = prompt(5, 9, 2)
-    if asked == "guided":  # Hugging Face's own model cannot guide a padded batch
-        given = prompt(9)
-    both.same(given.pop("input_ids"), **given, **{"max_new_tokens": NEW, **ASKED[asked]})
+@pytest.mark.parametrize(("pair", "case"), CASES, indirect=["pair"])
+def test_as_eager_answers(pair: Both, case: str) -> None:
+    inputs = prompt(5, 9, 2)
+    if case == "guided":  # Hugging Face's own model cannot guide a padded batch
+        inputs = prompt(9)
+    pair.same(inputs.pop("input_ids"), **inputs, **{"max_new_tokens": NEW, **ASKED[case]})
 
 
-def test_rows_that_end_at_different_times(both: Both) -> None:
+def test_rows_that_end_at_different_times(pair: Both) -> None:
     """Rows end at any of several end tokens, and are padded afterwards."""
-    given = prompt(5, 9, 2)
-    ids = given.pop("input_ids")
-    free = both.same(ids, **given, max_new_tokens=NEW)
+    inputs = prompt(5, 9, 2)
+    ids = inputs.pop("input_ids")
+    free = pair.same(ids, **inputs, max_new_tokens=NEW)
     ends = [free[0][ids.shape[1] + 2], free[1][ids.shape[1] + 6]]
-    found = both.same(ids, **given, max_new_tokens=NEW, eos_token_id=ends)
-    assert found[0][ids.shape[1] + 3 :] == [PAD] * (NEW - 3)
-    assert found[2] == free[2]
+    texts = pair.same(ids, **inputs, max_new_tokens=NEW, eos_token_id=ends)
+    assert texts[0][ids.shape[1] + 3 :] == [PAD] * (NEW - 3)
+    assert texts[2] == free[2]
     for mode in ({"do_sample": True}, {"num_beams": 2}):
-        both.same(ids, **given, max_new_tokens=NEW, eos_token_id=ends, **mode)
+        pair.same(ids, **inputs, max_new_tokens=NEW, eos_token_id=ends, **mode)
 
 
-def test_all_that_eager_returns(both: Both) -> None:
-    given = prompt(4, 7)
-    asked = {
-        "attention_mask": given["attention_mask"],
+def test_all_that_eager_returns(pair: Both) -> None:
+    inputs = prompt(4, 7)
+    options = {
+        "attention_mask": inputs["attention_mask"],
         "max_new_tokens": 5,
         "return_dict_in_generate": True,
         "output_scores": True,
         "output_logits": True,
     }
     for mode in ({}, {"do_sample": True}, {"num_beams": 2}):
-        expected, found = both.generate(given["input_ids"], **asked, **mode)
-        assert type(found) is type(expected)
-        assert found.sequences.tolist() == expected.sequences.tolist()
+        expected, actual = pair.generate(inputs["input_ids"], **options, **mode)
+        assert type(actual) is type(expected)
+        assert actual.sequences.tolist() == expected.sequences.tolist()
         for kind in ("scores", "logits"):
-            ours, theirs = torch.stack(found[kind]), torch.stack(expected[kind])
+            ours, theirs = torch.stack(actual[kind]), torch.stack(expected[kind])
             finite = theirs.isfinite()
             assert torch.equal(ours.isfinite(), finite)
             if relative_error(ours[finite], theirs[finite]) < TOLERANCE:
                 continue
             # Some hybrids amplify rounding: see AMPLIFYING in tests/test_hybrids.py.
-            exact = torch.stack(in_fp64(both.eager, given["input_ids"], **asked, **mode)[kind])
-            errors = [relative_error(own[finite], exact[finite]) for own in (ours, theirs)]
+            exact = torch.stack(in_fp64(pair.eager, inputs["input_ids"], **options, **mode)[kind])
+            errors = [relative_error(values[finite], exact[finite]) for values in (ours, theirs)]
             assert errors[0] < 2 * errors[1], errors
-        ours, theirs = found.past_key_values, expected.past_key_values
+        ours, theirs = actual.past_key_values, expected.past_key_values
         assert ours.get_seq_length() == theirs.get_seq_length()
 
 
-def in_fp64(eager: Any, ids: torch.Tensor, **asked: Any) -> Any:
+def in_fp64(eager: Any, ids: torch.Tensor, **options: Any) -> Any:
     """Generate as `Both.generate` does, in fp64."""
 
     def generated(model: Any) -> Any:
         model.set_experts_implementation("eager")  # grouped products have no fp64
         torch.manual_seed(11)
-        return model.generate(ids, pad_token_id=PAD, **asked)
+        return model.generate(ids, pad_token_id=PAD, **options)
 
     return in_float64(eager, generated)
 
 
 @pytest.mark.parametrize("mode", [{}, {"do_sample": True}, {"num_beams": 2}])
-def test_padding_on_the_right_is_refused(both: Both, mode: dict[str, Any]) -> None:
+def test_padding_on_the_right_is_refused(pair: Both, mode: dict[str, Any]) -> None:
     """Padding on the right is refused; Hugging Face warns and continues after the padding."""
     ids, mask = prompt(5, 5)["input_ids"], torch.ones(2, 5, dtype=torch.long)
     mask[1, 3:] = 0
     with pytest.raises(tpcompile.UsageError, match="padding on the left"):
-        both.compiled.generate(ids, attention_mask=mask, max_new_tokens=2, **mode)
+        pair.compiled.generate(ids, attention_mask=mask, max_new_tokens=2, **mode)
 
 
 class Heard(BaseStreamer):
@@ -197,26 +197,26 @@ class Heard(BaseStreamer):
         self.told.append("end")
 
 
-@pytest.mark.parametrize("asked", [{}, {"do_sample": True}, {"return_dict_in_generate": True}])
-def test_streamers_are_told_the_same(both: Both, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"return_dict_in_generate": True}])
+def test_streamers_are_told_the_same(pair: Both, options: dict[str, Any]) -> None:
     streamers = []
-    for model in both.each():
+    for model in pair.each():
         streamers.append(Heard())
         model.generate(
             prompt(6)["input_ids"],
             max_new_tokens=4,
             pad_token_id=PAD,
             streamer=streamers[-1],
-            **asked,
+            **options,
         )
     assert streamers[0].told == streamers[1].told
     assert len(streamers[0].told) == 1 + 4 + 1
 
 
-def test_text_is_streamed(both: Both, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_streamed(pair: Both, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer, printed = demo_tokenizer(), []
     ids = tokenizer("Anna is a", return_tensors="pt")["input_ids"]
-    for model in both.each():
+    for model in pair.each():
         model.generate(
             ids,
             max_new_tokens=6,
@@ -238,25 +238,25 @@ class AfterRow(StoppingCriteria):
         return input_ids.shape[1] >= ends
 
 
-def test_stopping_criteria_of_ones_own(both: Both) -> None:
-    given = prompt(5, 9)
+def test_stopping_criteria_of_ones_own(pair: Both) -> None:
+    inputs = prompt(5, 9)
     criteria = StoppingCriteriaList([AfterRow(15)])
-    ids = given.pop("input_ids")
-    (length, _) = map(len, both.same(ids, **given, max_new_tokens=20, stopping_criteria=criteria))
+    ids = inputs.pop("input_ids")
+    (length, _) = map(len, pair.same(ids, **inputs, max_new_tokens=20, stopping_criteria=criteria))
     assert length == 15
 
 
-def test_no_time(both: Both) -> None:
-    assert len(both.same(prompt(5)["input_ids"], max_new_tokens=20, max_time=0.0)[0]) == 6
+def test_no_time(pair: Both) -> None:
+    assert len(pair.same(prompt(5)["input_ids"], max_new_tokens=20, max_time=0.0)[0]) == 6
 
 
-def test_strings_that_end_a_text(both: Both) -> None:
+def test_strings_that_end_a_text(pair: Both) -> None:
     tokenizer = demo_tokenizer()
     ids = tokenizer("Anna is a", return_tensors="pt")["input_ids"]
-    asked = {"max_new_tokens": 8, "suppress_tokens": list(range(len(tokenizer), 1013))}
-    text = tokenizer.decode(both.same(ids, **asked)[0][ids.shape[1] :])
-    asked |= {"stop_strings": re.findall("[a-z]{2}", text[4:])[:1], "tokenizer": tokenizer}
-    assert len(both.same(ids, **asked)[0]) < ids.shape[1] + 8
+    options = {"max_new_tokens": 8, "suppress_tokens": list(range(len(tokenizer), 1013))}
+    text = tokenizer.decode(pair.same(ids, **options)[0][ids.shape[1] :])
+    options |= {"stop_strings": re.findall("[a-z]{2}", text[4:])[:1], "tokenizer": tokenizer}
+    assert len(pair.same(ids, **options)[0]) < ids.shape[1] + 8
 
 
 class Push(LogitsProcessor):
@@ -266,33 +266,33 @@ class Push(LogitsProcessor):
         return scores.scatter(1, scores.argmax(1, keepdim=True), float("-inf"))
 
 
-def test_logits_processors_of_ones_own(both: Both) -> None:
+def test_logits_processors_of_ones_own(pair: Both) -> None:
     ids = prompt(5)["input_ids"]
-    pushed = both.same(ids, max_new_tokens=4, logits_processor=LogitsProcessorList([Push()]))
-    assert pushed != both.same(ids, max_new_tokens=4)
+    pushed = pair.same(ids, max_new_tokens=4, logits_processor=LogitsProcessorList([Push()]))
+    assert pushed != pair.same(ids, max_new_tokens=4)
 
 
-def _refuses_help(both: Both, **options: Any) -> bool:
+def _refuses_help(pair: Both, **options: Any) -> bool:
     """Return whether models refuse to be assisted: states of linear attention cannot go back."""
-    if both.compiled.config.model_type not in ("qwen3_5_text", *HYBRIDS):
+    if pair.compiled.config.model_type not in ("qwen3_5_text", *HYBRIDS):
         return False
-    for model in both.each():
+    for model in pair.each():
         with pytest.raises(ValueError, match="not supported with stateful models"):
             model.generate(prompt(7)["input_ids"], max_new_tokens=NEW, **options)
     return True
 
 
-def test_assisted_decoding_both_ways(both: Both, draft: Both) -> None:
+def test_assisted_decoding_both_ways(pair: Both, draft: Both) -> None:
     """Compiled and eager models can assist each other, and can use a smaller draft model."""
-    if _refuses_help(both, assistant_model=draft.compiled):
+    if _refuses_help(pair, assistant_model=draft.compiled):
         return
     ids = prompt(7)["input_ids"]
-    alone = both.same(ids, max_new_tokens=NEW)
+    alone = pair.same(ids, max_new_tokens=NEW)
     for model, assistant in (
-        (both.compiled, draft.compiled),
-        (both.compiled, draft.eager),
-        (both.eager, draft.compiled),
-        (both.compiled, both.eager),
+        (pair.compiled, draft.compiled),
+        (pair.compiled, draft.eager),
+        (pair.eager, draft.compiled),
+        (pair.compiled, pair.eager),
     ):
         assistant.generation_config.num_assistant_tokens = 4
         with_help = model.generate(
@@ -301,15 +301,15 @@ def test_assisted_decoding_both_ways(both: Both, draft: Both) -> None:
         assert with_help.tolist() == alone
 
 
-def test_sampling_with_an_assistant(both: Both, draft: Both) -> None:
-    if _refuses_help(both, assistant_model=draft.compiled, do_sample=True):
+def test_sampling_with_an_assistant(pair: Both, draft: Both) -> None:
+    if _refuses_help(pair, assistant_model=draft.compiled, do_sample=True):
         return
-    found = []
-    for pair in ("eager", "compiled"):
+    outputs = []
+    for kind in ("eager", "compiled"):
         torch.manual_seed(3)
-        assistant = getattr(draft, pair)
-        found.append(
-            getattr(both, pair).generate(
+        assistant = getattr(draft, kind)
+        outputs.append(
+            getattr(pair, kind).generate(
                 prompt(7)["input_ids"],
                 max_new_tokens=NEW,
                 pad_token_id=PAD,
@@ -317,29 +317,29 @@ def test_sampling_with_an_assistant(both: Both, draft: Both) -> None:
                 assistant_model=assistant,
             )
         )
-    assert found[0].tolist() == found[1].tolist()
+    assert outputs[0].tolist() == outputs[1].tolist()
 
 
-def test_prompt_lookup(both: Both) -> None:
-    if _refuses_help(both, prompt_lookup_num_tokens=3):
+def test_prompt_lookup(pair: Both) -> None:
+    if _refuses_help(pair, prompt_lookup_num_tokens=3):
         return
     ids = prompt(4)["input_ids"].repeat(1, 4)
-    alone = both.same(ids, max_new_tokens=NEW)
-    assert both.same(ids, max_new_tokens=NEW, prompt_lookup_num_tokens=3) == alone
-    both.same(ids, max_new_tokens=NEW, prompt_lookup_num_tokens=3, do_sample=True)
+    alone = pair.same(ids, max_new_tokens=NEW)
+    assert pair.same(ids, max_new_tokens=NEW, prompt_lookup_num_tokens=3) == alone
+    pair.same(ids, max_new_tokens=NEW, prompt_lookup_num_tokens=3, do_sample=True)
 
 
-def test_a_conversation_goes_on_where_it_ended(both: Both) -> None:
+def test_a_conversation_goes_on_where_it_ended(pair: Both) -> None:
     """Each turn passes the whole conversation, and only its new tokens are computed."""
     more = prompt(6, 6, seed=1)["input_ids"]
-    said, caches = prompt(5, 5)["input_ids"], [None, None]
+    conversation, caches = prompt(5, 5)["input_ids"], [None, None]
     for turn in range(2):
-        with steps(both.compiled) as seen:
+        with steps(pair.compiled) as recorded:
             turns = []
-            for index, model in enumerate(both.each()):
+            for index, model in enumerate(pair.each()):
                 turns.append(
                     model.generate(
-                        said,
+                        conversation,
                         max_new_tokens=4,
                         pad_token_id=PAD,
                         return_dict_in_generate=True,
@@ -348,27 +348,27 @@ def test_a_conversation_goes_on_where_it_ended(both: Both) -> None:
                 )
                 caches[index] = turns[-1][CACHE]
         assert turns[0].sequences.tolist() == turns[1].sequences.tolist()
-        assert seen[0].inputs["input_ids"].numel() == (2 * 5 if turn == 0 else 2 * 7)
-        said = torch.cat([turns[1].sequences, more], 1)
+        assert recorded[0].inputs["input_ids"].numel() == (2 * 5 if turn == 0 else 2 * 7)
+        conversation = torch.cat([turns[1].sequences, more], 1)
 
 
-def test_a_prompt_that_many_share(both: Both) -> None:
+def test_a_prompt_that_many_share(pair: Both) -> None:
     start = prompt(9)["input_ids"]
-    kept = both.compiled(start).past_key_values
-    used = both.compiled._pool.used
+    cache = pair.compiled(start).past_key_values
+    used = pair.compiled._pool.used
     for seed in range(3):
         ids = torch.cat([start, prompt(3 + seed, seed=seed)["input_ids"]], 1)
-        found = both.compiled.generate(
-            ids, past_key_values=copy.deepcopy(kept), max_new_tokens=5, pad_token_id=PAD
+        tokens = pair.compiled.generate(
+            ids, past_key_values=copy.deepcopy(cache), max_new_tokens=5, pad_token_id=PAD
         )
-        assert found.tolist() == both.same(ids, max_new_tokens=5)
-    assert kept.get_seq_length() == 9
-    assert both.compiled._pool.used == used
+        assert tokens.tolist() == pair.same(ids, max_new_tokens=5)
+    assert cache.get_seq_length() == 9
+    assert pair.compiled._pool.used == used
 
 
-def test_a_generation_config_of_ones_own(both: Both) -> None:
+def test_a_generation_config_of_ones_own(pair: Both) -> None:
     config = GenerationConfig(max_new_tokens=5, num_beams=2, pad_token_id=PAD)
-    assert len(both.same(prompt(4)["input_ids"], generation_config=config)[0]) == 9
+    assert len(pair.same(prompt(4)["input_ids"], generation_config=config)[0]) == 9
 
 
 SLIDING: dict[str, tuple[str, dict[str, Any]]] = {
@@ -386,9 +386,9 @@ def test_sliding_windows(name: str) -> None:
     preset, changes = SLIDING[name]
     eager = lively(preset, **changes)
     with tpcompile.compile(eager, tp=2, simulate=True) as model:
-        both, given = Both(eager, model), prompt(4, 13)
-        ids = given.pop("input_ids")
+        pair, inputs = Both(eager, model), prompt(4, 13)
+        ids = inputs.pop("input_ids")
         for mode in ({}, {"num_beams": 3}, {"prefill_chunk_size": 4}):
-            both.same(ids, **given, max_new_tokens=15, **mode)
+            pair.same(ids, **inputs, max_new_tokens=15, **mode)
         wide = prompt(13)["input_ids"]
-        both.same(wide.repeat(1, 2), max_new_tokens=15, prompt_lookup_num_tokens=3)
+        pair.same(wide.repeat(1, 2), max_new_tokens=15, prompt_lookup_num_tokens=3)

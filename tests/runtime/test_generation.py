@@ -20,15 +20,15 @@ from tpcompile.runtime.generation import generation_config_of, without_sampling
 
 
 @pytest.fixture(scope="module")
-def both() -> Both:
+def pair() -> Both:
     eager = lively("tiny-qwen3")
     return Both(eager, tpcompile.compile(eager, tp=3, simulate=True))
 
 
 @pytest.fixture(scope="module")
-def modules(both: Both) -> Both:
+def modules(pair: Both) -> Both:
     """The same model, with modules that run every step."""
-    return Both(both.eager, tpcompile.compile(both.eager, tp=3, simulate=True, backend="torch"))
+    return Both(pair.eager, tpcompile.compile(pair.eager, tp=3, simulate=True, backend="torch"))
 
 
 NEEDS_TOKENS: dict[str, dict[str, Any]] = {
@@ -47,24 +47,24 @@ NEEDS_LOGITS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("asked", [*NEEDS_TOKENS, *NEEDS_LOGITS])
-def test_what_the_ranks_are_asked_for(modules: Both, asked: str) -> None:
-    given = prompt(5, 9)
-    options = (NEEDS_TOKENS | NEEDS_LOGITS)[asked]
-    with steps(modules.compiled) as seen:
-        modules.compiled.generate(**given, max_new_tokens=4, pad_token_id=PAD, **options)
-    wanted = "tokens" if asked in NEEDS_TOKENS else "logits"
-    assert {step.output for step in seen} == {wanted}
-    assert len(seen) == (6 if "chunk" in asked else 4)
+@pytest.mark.parametrize("case", [*NEEDS_TOKENS, *NEEDS_LOGITS])
+def test_what_the_ranks_are_asked_for(modules: Both, case: str) -> None:
+    inputs = prompt(5, 9)
+    options = (NEEDS_TOKENS | NEEDS_LOGITS)[case]
+    with steps(modules.compiled) as recorded:
+        modules.compiled.generate(**inputs, max_new_tokens=4, pad_token_id=PAD, **options)
+    wanted = "tokens" if case in NEEDS_TOKENS else "logits"
+    assert {step.output for step in recorded} == {wanted}
+    assert len(recorded) == (6 if "chunk" in case else 4)
     if wanted == "tokens":
-        assert {step.inputs["logit_rows"].numel() for step in seen} <= {1, 2}
+        assert {step.inputs["logit_rows"].numel() for step in recorded} <= {1, 2}
 
 
 def test_only_new_tokens_are_computed(modules: Both) -> None:
-    with steps(modules.compiled) as seen:
+    with steps(modules.compiled) as recorded:
         modules.compiled.generate(**prompt(5, 9), max_new_tokens=4, pad_token_id=PAD)
-    assert [step.inputs["input_ids"].numel() for step in seen] == [14, 2, 2, 2]
-    assert [step.inputs["lengths"].tolist() for step in seen][-1] == [8, 12]
+    assert [step.inputs["input_ids"].numel() for step in recorded] == [14, 2, 2, 2]
+    assert [step.inputs["lengths"].tolist() for step in recorded][-1] == [8, 12]
 
 
 def test_equal_logits_pick_the_lowest_id() -> None:
@@ -75,23 +75,23 @@ def test_equal_logits_pick_the_lowest_id() -> None:
     ids = prompt(3, 5, vocabulary=24)
     for tp in (1, 2, 3):
         with tpcompile.compile(eager, tp=tp, simulate=True) as model:
-            found = Both(eager, model).same(ids["input_ids"], max_new_tokens=10)
-        assert {token for row in found for token in row[5:]} <= {0, 1, 2, 3}
+            texts = Both(eager, model).same(ids["input_ids"], max_new_tokens=10)
+        assert {token for row in texts for token in row[5:]} <= {0, 1, 2, 3}
 
 
 def test_pipelines_without_a_greedy_head() -> None:
     """Without greedy-head, tokens come from logits, and the text is the same."""
     eager = lively("tiny-qwen3")
-    passes = [each for each in default_pipeline(2) if each.name != "greedy-head"]
+    passes = [current for current in default_pipeline(2) if current.name != "greedy-head"]
     options: dict[str, Any] = {"simulate": True, "pipeline": passes, "backend": "torch"}
     with tpcompile.compile(eager, tp=2, **options) as model:
-        with steps(model) as seen:
+        with steps(model) as recorded:
             Both(eager, model).same(prompt(5)["input_ids"], max_new_tokens=6)
-        assert {step.output for step in seen} == {"logits"}
+        assert {step.output for step in recorded} == {"logits"}
 
 
 def test_pipelines_without_a_cache() -> None:
-    passes = [each for each in default_pipeline(2) if each.name != "cache-kv"]
+    passes = [current for current in default_pipeline(2) if current.name != "cache-kv"]
     with tpcompile.compile(lively("tiny-qwen3"), 2, simulate=True, pipeline=passes) as model:
         assert not model.can_generate()
         assert model(torch.tensor([[4, 5]])).past_key_values is None
@@ -119,9 +119,9 @@ def test_settings_come_from_the_model_the_checkpoint_or_the_configuration(tmp_pa
 
 
 def test_code_for_generation_is_neither_run_nor_asked_about(
-    both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = answer_yes(monkeypatch)
+    answers = answer_yes(monkeypatch)
     mark = add_code(tmp_path, "generation_config.json", AutoConfig="evil.Config")
     ids = prompt(4)["input_ids"]
     code: dict[str, Any] = {"custom_generate": str(tmp_path)}
@@ -133,25 +133,25 @@ def test_code_for_generation_is_neither_run_nor_asked_about(
         {"trust_remote_code": True},
     ):
         with pytest.raises(tpcompile.UnsupportedError, match="does not run generation code"):
-            both.compiled.generate(ids, max_new_tokens=2, **options)
+            pair.compiled.generate(ids, max_new_tokens=2, **options)
     with pytest.raises(tpcompile.UnsupportedError, match="does not run generation code"):
-        both.compiled.generate(ids, *[None] * 9, str(tmp_path))
+        pair.compiled.generate(ids, *[None] * 9, str(tmp_path))
     with pytest.raises(tpcompile.UnsupportedError, match="does not run generation code"):
-        both.compiled.load_custom_generate(tmp_path, trust_remote_code=True)
+        pair.compiled.load_custom_generate(tmp_path, trust_remote_code=True)
     captured = preset_pair("tiny-qwen3").captured
     generation_config_of(captured, CheckpointFiles(tmp_path, {}, {}))
     assert not mark.exists()
-    assert said.tell() == 0
+    assert answers.tell() == 0
 
 
-def test_a_function_of_the_callers_own_generates(both: Both) -> None:
+def test_a_function_of_the_callers_own_generates(pair: Both) -> None:
     def generate(model: Any, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
         return input_ids + 1
 
     ids = prompt(4)["input_ids"]
     options = {"custom_generate": generate, "trust_remote_code": False}
-    found = both.compiled.generate(ids, max_new_tokens=1, **options)
-    assert torch.equal(found, ids + 1)
+    output = pair.compiled.generate(ids, max_new_tokens=1, **options)
+    assert torch.equal(output, ids + 1)
 
 
 @pytest.mark.parametrize(
@@ -199,5 +199,5 @@ def test_a_broken_generation_config_is_named(tmp_path: Any, broken: str) -> None
 
 def test_a_configuration_without_sampling_has_the_special_tokens() -> None:
     stated = GenerationConfig(eos_token_id=[3, 4], pad_token_id=1, temperature=0.5, top_k=3)
-    kept = without_sampling(stated).to_diff_dict()
-    assert kept == GenerationConfig(eos_token_id=[3, 4], pad_token_id=1).to_diff_dict()
+    settings = without_sampling(stated).to_diff_dict()
+    assert settings == GenerationConfig(eos_token_id=[3, 4], pad_token_id=1).to_diff_dict()

@@ -33,13 +33,13 @@ IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
 )
 def model(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
     make, options = request.param
-    with tpcompile.compile(make(), max_seq_len=160, **options) as made:
-        yield made
+    with tpcompile.compile(make(), max_seq_len=160, **options) as compiled:
+        yield compiled
 
 
 def greedy(model: Any, ids: torch.Tensor = IDS, new: int = 60, **options: Any) -> Any:
     """Return the tokens and the logits of each."""
-    made = model.generate(
+    output = model.generate(
         ids,
         max_new_tokens=new,
         do_sample=False,
@@ -49,11 +49,11 @@ def greedy(model: Any, ids: torch.Tensor = IDS, new: int = 60, **options: Any) -
         return_dict_in_generate=True,
         **options,
     )
-    return made.sequences, torch.cat(made.logits)
+    return output.sequences, torch.cat(output.logits)
 
 
-def same(one: Any, other: Any) -> bool:
-    return all(torch.equal(*each) for each in zip(one, other, strict=True))
+def same(first: Any, second: Any) -> bool:
+    return all(torch.equal(*tensors) for tensors in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_rows_of_another_length_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     true = program.in_rows
 
     def seeing_all(step: Any) -> Any:
-        made = true(step)
+        row_step = true(step)
         if step.rows:
             counts = step.inputs["starts"].diff()
             lengths = step.inputs["lengths"].repeat_interleave(counts)
-            made.inputs["lengths"].copy_(lengths)
-        return made
+            row_step.inputs["lengths"].copy_(lengths)
+        return row_step
 
     with tpcompile.compile(lively("tiny-qwen2"), max_seq_len=160) as model:
         plain = greedy(model)
@@ -150,10 +150,10 @@ def test_a_step_that_fails_leaves_the_cache(monkeypatch: pytest.MonkeyPatch) -> 
 def test_sampling_keeps_the_order_of_hugging_face(model: Any) -> None:
     """Sampled assisted tokens are drawn in Hugging Face's order, from the logits of rows."""
     torch.manual_seed(1)
-    one = model.generate(IDS, max_new_tokens=20, do_sample=True, prompt_lookup_num_tokens=3)
+    first = model.generate(IDS, max_new_tokens=20, do_sample=True, prompt_lookup_num_tokens=3)
     torch.manual_seed(1)
-    other = model.generate(IDS, max_new_tokens=20, do_sample=True, prompt_lookup_num_tokens=3)
-    assert torch.equal(one, other)
+    second = model.generate(IDS, max_new_tokens=20, do_sample=True, prompt_lookup_num_tokens=3)
+    assert torch.equal(first, second)
 
 
 def test_router_logits_of_guessed_tokens() -> None:

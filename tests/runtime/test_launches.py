@@ -22,8 +22,8 @@ IDS = torch.tensor([[5, 9, 2, 7], [8, 8, 4, 6]])
 
 
 def _compiled(backend: str = "native", **options: Any) -> CompiledModel:
-    given = {"max_seq_len": 64, **options}
-    return tpcompile.compile("preset:tiny-qwen3", backend=backend, random_weights=0, **given)
+    settings = {"max_seq_len": 64, **options}
+    return tpcompile.compile("preset:tiny-qwen3", backend=backend, random_weights=0, **settings)
 
 
 def _events(model: CompiledModel) -> list[dict[str, Any]]:
@@ -36,8 +36,8 @@ def _events(model: CompiledModel) -> list[dict[str, Any]]:
 def test_the_last_step_of_generate(tp: int, simulate: bool) -> None:
     with _compiled(tp=tp, simulate=simulate) as model, _compiled("torch") as plain:
         model.time_steps()
-        found = model.generate(IDS, max_new_tokens=7, do_sample=False)
-        assert torch.equal(found, plain.generate(IDS, max_new_tokens=7, do_sample=False))
+        tokens = model.generate(IDS, max_new_tokens=7, do_sample=False)
+        assert torch.equal(tokens, plain.generate(IDS, max_new_tokens=7, do_sample=False))
         trace = model.trace()
         assert trace.program.ranks == tp
         assert trace.title == f"tiny-qwen3, tp={tp}, batch 2, 10 tokens, on cpu"

@@ -21,7 +21,7 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def both() -> Both:
+def pair() -> Both:
     tokens = demo_tokenizer()
     settings = {"eos_token_id": tokens.eos_token_id, "pad_token_id": tokens.pad_token_id}
     eager = lively("tiny-qwen3", vocab_size=len(tokens), bos_token_id=None, **settings)
@@ -32,7 +32,7 @@ def _rows() -> list[dict[str, Any]]:
     """Return sentences of the demo's training set, with a choice of last words."""
     sentences = all_sentences()
     words = [text.split() for text in sentences[:: len(sentences) // ROWS][:ROWS]]
-    assert len({each[-1] for each in words}) == ROWS
+    assert len({sentence[-1] for sentence in words}) == ROWS
     return [
         {
             "text": " ".join(sentence),
@@ -87,14 +87,14 @@ def _task(kind: str) -> ConfigurableTask:
 
 def scored(harness: Any, kind: str) -> tuple[dict[str, Any], list[Any]]:
     """Return the metrics of a kind of task, and the answers in the order of the documents."""
-    found = lm_eval.evaluate(harness, {kind: _task(kind)}, bootstrap_iters=0)
-    scores = found["results"][kind]
+    report = lm_eval.evaluate(harness, {kind: _task(kind)}, bootstrap_iters=0)
+    scores = report["results"][kind]
     numbers = {
         name: score
         for name, score in scores.items()
         if name.partition(",")[0] in KINDS[kind]["metrics"]
     }
-    answers = sorted(found["samples"][kind], key=lambda sample: int(sample["doc_id"]))
+    answers = sorted(report["samples"][kind], key=lambda sample: int(sample["doc_id"]))
     return numbers, [sample["resps"] for sample in answers]
 
 
@@ -104,22 +104,22 @@ def _scored(model: Any, kind: str) -> tuple[dict[str, Any], list[Any]]:
 
 def _flat(answer: Any) -> list[Any]:
     nested = isinstance(answer, list | tuple)
-    return [part for each in answer for part in _flat(each)] if nested else [answer]
+    return [part for item in answer for part in _flat(item)] if nested else [answer]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_scores_are_those_of_eager(both: Both, kind: str) -> None:
-    expected, expected_answers = _scored(both.eager, kind)
-    with steps(both.compiled) as seen:
-        found, found_answers = _scored(both.compiled, kind)
-    assert seen
-    assert set(found) == {f"{metric},none" for metric in KINDS[kind]["metrics"]}
-    assert found == pytest.approx(expected, rel=TOLERANCE)
-    for ours, theirs in zip(_flat(found_answers), _flat(expected_answers), strict=True):
+def test_the_scores_are_those_of_eager(pair: Both, kind: str) -> None:
+    expected, expected_answers = _scored(pair.eager, kind)
+    with steps(pair.compiled) as recorded:
+        scores, answers = _scored(pair.compiled, kind)
+    assert recorded
+    assert set(scores) == {f"{metric},none" for metric in KINDS[kind]["metrics"]}
+    assert scores == pytest.approx(expected, rel=TOLERANCE)
+    for ours, theirs in zip(_flat(answers), _flat(expected_answers), strict=True):
         assert ours == (pytest.approx(theirs, rel=TOLERANCE) if isinstance(ours, float) else theirs)
 
 
-def test_greedy_text_is_made_of_tokens(both: Both) -> None:
-    with steps(both.compiled) as seen:
-        _scored(both.compiled, "generate_until")
-    assert {step.output for step in seen} == {"tokens"}
+def test_greedy_text_is_made_of_tokens(pair: Both) -> None:
+    with steps(pair.compiled) as recorded:
+        _scored(pair.compiled, "generate_until")
+    assert {step.output for step in recorded} == {"tokens"}

@@ -39,9 +39,9 @@ _RETURNED = """
 torch.ones(30 << 18)  # freed: glibc now keeps pieces of up to 30 MB
 
 def returned():
-    kept = [torch.ones(2 << 20) for _ in range(20)]  # 8 MB each
+    tensors = [torch.ones(2 << 20) for _ in range(20)]  # 8 MB each
     before = anonymous()
-    del kept[::2]
+    del tensors[::2]
     return before - anonymous()
 
 with returned_at_once():
@@ -49,11 +49,11 @@ with returned_at_once():
 outside = returned()
 private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 mapped = [mmap.mmap(-1, 8 << 20, private) for _ in range(10)]  # what certainly goes back
-for each in mapped:
-    each.write(bytes(8 << 20))
+for mapping in mapped:
+    mapping.write(bytes(8 << 20))
 before = anonymous()
-for each in mapped:
-    each.close()
+for mapping in mapped:
+    mapping.close()
 print(inside, outside, before - anonymous())
 """
 
@@ -68,8 +68,8 @@ def test_what_is_freed_inside_goes_back_to_the_system() -> None:
 
 _AFTERWARDS = """
 with returned_at_once():
-    kept = [torch.ones(2 << 20) for _ in range(20)]
-    del kept[::2]
+    tensors = [torch.ones(2 << 20) for _ in range(20)]
+    del tensors[::2]
 
 def fills(room):
     before = faults()

@@ -13,8 +13,8 @@ from tpcompile.runtime.new_directory import check_new_directory, filled_director
 def test_the_target_of_a_link(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("target")
-    with new_directory(link) as made:
-        (made / "a.txt").write_text("a")
+    with new_directory(link) as directory:
+        (directory / "a.txt").write_text("a")
     assert link.readlink() == Path("target")
     assert sorted(tmp_path.rglob("*")) == [link, tmp_path / "target", tmp_path / "target" / "a.txt"]
 

@@ -70,9 +70,9 @@ def test_daemon_threads_that_generate(tmp_path: Path, how: list[dict[str, object
 @pytest.fixture
 def raised(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Record exceptions that end threads; Python's own hook is silent for SystemExit."""
-    found: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", lambda told: found.append(told.exc_type))
-    return found
+    exceptions: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: exceptions.append(told.exc_type))
+    return exceptions
 
 
 def _in_thread(calls: OpenCalls, inside: threading.Event, go: threading.Event) -> threading.Thread:

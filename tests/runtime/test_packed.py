@@ -81,7 +81,7 @@ def test_the_format_of_weights(checkpoint: tuple[Path, Any, Case]) -> None:
     """Integers and scales are those of the files; symmetric weights need no offsets."""
     directory, _, case = checkpoint
     tensors = capture(str(directory)).tensors
-    assert {str(one.format) for one in tensors.values() if one.format} == {case.format}
+    assert {str(tensor.format) for tensor in tensors.values() if tensor.format} == {case.format}
 
 
 @pytest.mark.parametrize("tp", [1, 3])
@@ -90,33 +90,35 @@ def test_saved_tensors(checkpoint: tuple[Path, Any, Case], tmp_path: Path, tp: i
     directory, _, _ = checkpoint
     with tpcompile.compile(str(directory), tp=tp, simulate=True, backend="torch") as model:
         model.save_pretrained(tmp_path)
-    before, after = (load_file(one / "model.safetensors") for one in (directory, tmp_path))
+    before, after = (load_file(path / "model.safetensors") for path in (directory, tmp_path))
     gone = before.keys() - after.keys()
     assert after.keys() <= before.keys() and all(not before[name].any() for name in gone)
     assert all(name.endswith("bias") for name in gone)
     for name, tensor in after.items():
         assert torch.equal(tensor, before[name]) and tensor.dtype == before[name].dtype, name
-    schemes = [json.loads((one / "config.json").read_text()) for one in (directory, tmp_path)]
+    schemes = [json.loads((path / "config.json").read_text()) for path in (directory, tmp_path)]
     assert schemes[0]["quantization_config"] == schemes[1]["quantization_config"]
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return a checkpoint of each kind."""
-    found = {name: tmp_path_factory.mktemp(name) for name in ("symmetric", "plain", "bytes", "awq")}
-    write_gptq(found["symmetric"], symmetric=True, zero_biases=True, intermediate_size=64)
-    write_gptq(found["plain"], intermediate_size=64)
-    write_gptq(found["bytes"], bits=8, intermediate_size=64)
-    write_awq(found["awq"], intermediate_size=64)
-    return found
+    directories = {
+        name: tmp_path_factory.mktemp(name) for name in ("symmetric", "plain", "bytes", "awq")
+    }
+    write_gptq(directories["symmetric"], symmetric=True, zero_biases=True, intermediate_size=64)
+    write_gptq(directories["plain"], intermediate_size=64)
+    write_gptq(directories["bytes"], bits=8, intermediate_size=64)
+    write_awq(directories["awq"], intermediate_size=64)
+    return directories
 
 
 def test_columns_in_another_order_are_refused(written: dict[str, Path], tmp_path: Path) -> None:
     name = f"{LAYER}.mlp.up_proj.g_idx"
     groups = torch.arange(64, dtype=torch.int32).flip(0) // 32
-    made = rewritten(written["plain"], tmp_path / "made", **{name: groups})
+    directory = rewritten(written["plain"], tmp_path / "made", **{name: groups})
     with pytest.raises(CheckpointError, match=f"{name} does not match.*in order, as without desc"):
-        tpcompile.compile(str(made))
+        tpcompile.compile(str(directory))
 
 
 def test_zeros_that_are_not_those_of_symmetric_weights(
@@ -126,18 +128,18 @@ def test_zeros_that_are_not_those_of_symmetric_weights(
     zeros = load_file(written["symmetric"] / "model.safetensors")[name]
     assert zeros.unique().tolist() == [0x77777777]
     zeros[1, 2] += 1 << 8
-    made = rewritten(written["symmetric"], tmp_path / "made", **{name: zeros})
+    directory = rewritten(written["symmetric"], tmp_path / "made", **{name: zeros})
     with pytest.raises(CheckpointError, match=r"qzeros .*Found 2004318327 at \[1, 2\].*2004318071"):
-        tpcompile.compile(str(made))
+        tpcompile.compile(str(directory))
 
 
 def test_other_biases_than_zeros_are_refused(written: dict[str, Path], tmp_path: Path) -> None:
     name = f"{LAYER}.mlp.up_proj.bias"
     bias = torch.zeros(64, dtype=torch.float16)
     bias[7] = 0.5
-    made = rewritten(written["symmetric"], tmp_path / "made", **{name: bias})
+    directory = rewritten(written["symmetric"], tmp_path / "made", **{name: bias})
     with pytest.raises(CheckpointError, match=rf"{name} does not match .*Found 0.5 at \[7\]"):
-        tpcompile.compile(str(made))
+        tpcompile.compile(str(directory))
 
 
 def test_a_zero_that_fits_into_no_offset(written: dict[str, Path], tmp_path: Path) -> None:
@@ -145,11 +147,11 @@ def test_a_zero_that_fits_into_no_offset(written: dict[str, Path], tmp_path: Pat
     name = f"{LAYER}.mlp.up_proj.qzeros"
     zeros = load_file(written["bytes"] / "model.safetensors")[name]
     zeros[0, 0] |= 255
-    made = rewritten(written["bytes"], tmp_path / "made", **{name: zeros})
+    directory = rewritten(written["bytes"], tmp_path / "made", **{name: zeros})
     with pytest.raises(
         CheckpointError, match="qzeros holds an integer that does not fit into int8"
     ):
-        tpcompile.compile(str(made))
+        tpcompile.compile(str(directory))
 
 
 @pytest.mark.parametrize(
@@ -170,9 +172,9 @@ def test_a_zero_that_fits_into_no_offset(written: dict[str, Path], tmp_path: Pat
 def test_schemes_that_are_not_read(
     written: dict[str, Path], tmp_path: Path, kind: str, name: str, value: object
 ) -> None:
-    made = rewritten(written[kind], tmp_path / "made")
-    text = json.loads((made / "config.json").read_text())
+    directory = rewritten(written[kind], tmp_path / "made")
+    text = json.loads((directory / "config.json").read_text())
     text["quantization_config"][name] = value
-    (made / "config.json").write_text(json.dumps(text))
+    (directory / "config.json").write_text(json.dumps(text))
     with pytest.raises(UnsupportedError, match=rf"quantization_config\.{name}"):
-        tpcompile.compile(str(made))
+        tpcompile.compile(str(directory))

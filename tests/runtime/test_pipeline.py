@@ -16,26 +16,26 @@ TEMPLATE = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}. {% en
 
 
 @pytest.fixture(scope="module")
-def both() -> Both:
+def pair() -> Both:
     tokens = demo_tokenizer()
     settings = {"eos_token_id": tokens.eos_token_id, "pad_token_id": tokens.pad_token_id}
     eager = lively("tiny-qwen3", vocab_size=len(tokens), bos_token_id=None, **settings)
     return Both(eager, tpcompile.compile(eager, tp=2, simulate=True))
 
 
-def _answers(both: Both, asked: Any, **options: Any) -> list[Any]:
+def _answers(pair: Both, prompts: Any, **options: Any) -> list[Any]:
     """Return both pipelines' answers; the compiled model may log only what eager logs."""
-    found, said = [], []
-    for model in both.each():
+    answers, messages = [], []
+    for model in pair.each():
         tokenizer = demo_tokenizer()
         tokenizer.chat_template = TEMPLATE
         with listening() as heard:
             generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
             torch.manual_seed(2)
-            found.append(generate(asked, max_new_tokens=6, **options))
-        said.append(heard)
-    assert set(said[1]) <= set(said[0])
-    return found
+            answers.append(generate(prompts, max_new_tokens=6, **options))
+        messages.append(heard)
+    assert set(messages[1]) <= set(messages[0])
+    return answers
 
 
 TEXTS = ["Anna is a", "One rainy morning Felix and his", "The"]
@@ -53,20 +53,20 @@ ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_the_text_is_that_of_eager(both: Both, name: str) -> None:
-    asked, options = ASKED[name]
-    expected, found = _answers(both, asked, **options)
-    assert found == expected
+def test_the_text_is_that_of_eager(pair: Both, name: str) -> None:
+    prompts, options = ASKED[name]
+    expected, actual = _answers(pair, prompts, **options)
+    assert actual == expected
 
 
-def test_a_padded_batch_gives_the_text_of_each_alone(both: Both) -> None:
-    together = _answers(both, TEXTS, do_sample=False, batch_size=3)[1]
-    assert together == _answers(both, TEXTS, do_sample=False)[1]
+def test_a_padded_batch_gives_the_text_of_each_alone(pair: Both) -> None:
+    together = _answers(pair, TEXTS, do_sample=False, batch_size=3)[1]
+    assert together == _answers(pair, TEXTS, do_sample=False)[1]
 
 
-def test_text_is_streamed(both: Both, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_streamed(pair: Both, capsys: pytest.CaptureFixture[str]) -> None:
     printed = []
-    for model in both.each():
+    for model in pair.each():
         tokenizer = demo_tokenizer()
         generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
         generate(TEXTS[0], max_new_tokens=6, do_sample=False, streamer=TextStreamer(tokenizer))
@@ -75,9 +75,9 @@ def test_text_is_streamed(both: Both, capsys: pytest.CaptureFixture[str]) -> Non
     assert printed[1].startswith(TEXTS[0])
 
 
-def test_the_pipeline_shows_itself(both: Both) -> None:
+def test_the_pipeline_shows_itself(pair: Both) -> None:
     shown = [
         repr(pipeline("text-generation", model=model, tokenizer=demo_tokenizer(), device="cpu"))
-        for model in both.each()
+        for model in pair.each()
     ]
     assert "Qwen3ForCausalLM" in shown[1] and "cpu" in shown[1]

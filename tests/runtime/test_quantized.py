@@ -37,13 +37,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return directory, write_quantised(directory, columns=GROUP, intermediate_size=192)
 
 
-def configured(directory: Path, made: Path, **changes: Any) -> Path:
+def configured(directory: Path, target: Path, **changes: Any) -> Path:
     """Copy the configuration of a checkpoint with changes of its scheme."""
-    made.mkdir()
+    target.mkdir()
     config = json.loads((directory / "config.json").read_text())
     config["quantization_config"] |= changes
-    (made / "config.json").write_text(json.dumps(config))
-    return made
+    (target / "config.json").write_text(json.dumps(config))
+    return target
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3])
@@ -76,7 +76,7 @@ def test_ranks_hold_what_the_files_hold(checkpoint: tuple[Path, Any], tmp_path: 
     directory, _ = checkpoint
     with tpcompile.compile(str(directory), tp=3, simulate=True, backend="torch") as model:
         model.save_pretrained(tmp_path)
-    before, after = (load_file(one / "model.safetensors") for one in (directory, tmp_path))
+    before, after = (load_file(path / "model.safetensors") for path in (directory, tmp_path))
     assert before.keys() == after.keys()
     assert all(
         torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype
@@ -90,9 +90,9 @@ def test_eager_values(checkpoint: tuple[Path, Any]) -> None:
     directory, eager = checkpoint
     captured = capture(str(directory))
     with opened(weights_of(captured, str(directory), None)) as read:
-        made = eager_model(Source(captured, read))
-    for one, other in zip(eager.parameters(), made.parameters(), strict=True):
-        assert torch.equal(one, other)
+        model = eager_model(Source(captured, read))
+    for expected, actual in zip(eager.parameters(), model.parameters(), strict=True):
+        assert torch.equal(expected, actual)
 
 
 def test_the_text_of_graphs_and_programs(checkpoint: tuple[Path, Any]) -> None:
@@ -115,18 +115,22 @@ def test_other_ops_refuse_such_weights(checkpoint: tuple[Path, Any]) -> None:
     (place,) = (n for n, line in enumerate(lines) if line.strip().startswith("%l0_o_proj ="))
     lines[place] = lines[place].replace("aten.linear", "aten.add")
     problems = check_graph(parse_graph("\n".join(lines), check=False))
-    assert [(one.rule, one.node) for one in problems][:1] == [("format", "l0_o_proj")]
+    assert [(problem.rule, problem.node) for problem in problems][:1] == [("format", "l0_o_proj")]
     assert "stored as their values" in problems[0].expected
 
 
 def test_traffic_is_that_of_values_and_scales(checkpoint: tuple[Path, Any]) -> None:
     directory, _ = checkpoint
     step = tpcompile.schedule(str(directory), target="cpu")
-    projections = [one for one in step.program.instructions if one.name.startswith("linear")]
+    projections = [
+        instruction
+        for instruction in step.program.instructions
+        if instruction.name.startswith("linear")
+    ]
     assert projections
-    for one in projections:
-        rows, columns = one.weight_shape  # type: ignore[attr-defined]
-        assert one.traffic == rows * (columns + 4 * (columns // GROUP))  # type: ignore[attr-defined]
+    for projection in projections:
+        rows, columns = projection.weight_shape  # type: ignore[attr-defined]
+        assert projection.traffic == rows * (columns + 4 * (columns // GROUP))  # type: ignore[attr-defined]
 
 
 def test_random_weights(checkpoint: tuple[Path, Any]) -> None:
@@ -140,19 +144,19 @@ def test_random_weights(checkpoint: tuple[Path, Any]) -> None:
 def test_the_triton_backend_refuses(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     write_quantised(tmp_path, columns=8)
-    said = r"multiplies 16 columns at a time, which must be in one group.*Found int8:8:f32"
-    with pytest.raises(tpcompile.UnsupportedError, match=said):
+    message = r"multiplies 16 columns at a time, which must be in one group.*Found int8:8:f32"
+    with pytest.raises(tpcompile.UnsupportedError, match=message):
         tpcompile.compile(str(tmp_path), backend="triton")
 
 
 def test_the_triton_backend_continues_a_text(checkpoint: tuple[Path, Any]) -> None:
     pytest.importorskip("triton")
     directory, truth = checkpoint
-    asked: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
+    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
     with tpcompile.compile(str(directory), backend="triton", max_seq_len=32) as model:
-        found = model.generate(IDS[:1], **asked)
+        tokens = model.generate(IDS[:1], **options)
         assert model.steps.program == 2
-    assert found.tolist() == truth.generate(IDS[:1], **asked).tolist()
+    assert tokens.tolist() == truth.generate(IDS[:1], **options).tolist()
 
 
 def test_an_automatic_backend_says_why(tmp_path: Path) -> None:
@@ -167,9 +171,9 @@ def test_an_automatic_backend_says_why(tmp_path: Path) -> None:
 def test_a_model_in_memory(checkpoint: tuple[Path, Any]) -> None:
     config = type(checkpoint[1].config)(**checkpoint[1].config.to_dict())
     config.quantization_config = scheme(GROUP)
-    made = type(checkpoint[1])(config).eval()
+    model = type(checkpoint[1])(config).eval()
     with pytest.raises(tpcompile.UnsupportedError, match=r"is quantized.*directory"):
-        tpcompile.compile(made)
+        tpcompile.compile(model)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -217,20 +221,20 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_schemes_that_are_not_read(checkpoint: tuple[Path, Any], tmp_path: Path, name: str) -> None:
-    changes, said = WRONG[name]
-    with pytest.raises(tpcompile.UnsupportedError, match=said):
+    changes, message = WRONG[name]
+    with pytest.raises(tpcompile.UnsupportedError, match=message):
         capture(str(configured(checkpoint[0], tmp_path / "made", **changes)))
 
 
 def test_rounded_activations_are_named(
     checkpoint: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(compressed.log, "warning", said.append)
+    messages: list[str] = []
+    monkeypatch.setattr(compressed.log, "warning", messages.append)
     groups = scheme(GROUP)["config_groups"]
     groups["group_0"]["input_activations"] = {"num_bits": 8}
     capture(str(configured(checkpoint[0], tmp_path / "made", config_groups=groups)))
-    assert said == [
+    assert messages == [
         "the scheme of the checkpoint also rounds activations, which tpcompile does with "
         "activations='int8' only"
     ]
@@ -247,7 +251,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_of_another_scheme(checkpoint: tuple[Path, Any], tmp_path: Path, name: str) -> None:
-    tensors, said = FILES[name]
-    made = rewritten(checkpoint[0], tmp_path / "made", **tensors)  # type: ignore[arg-type]
-    with pytest.raises(tpcompile.CheckpointError, match=said):
-        tpcompile.compile(str(made), backend="torch")
+    tensors, message = FILES[name]
+    directory = rewritten(checkpoint[0], tmp_path / "made", **tensors)  # type: ignore[arg-type]
+    with pytest.raises(tpcompile.CheckpointError, match=message):
+        tpcompile.compile(str(directory), backend="torch")

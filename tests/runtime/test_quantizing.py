@@ -65,9 +65,9 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def directory(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("plain")
-    model.save_pretrained(found)
-    return found
+    path = tmp_path_factory.mktemp("plain")
+    model.save_pretrained(path)
+    return path
 
 
 def _whole(captured: Captured, model: Any) -> Read:
@@ -122,28 +122,28 @@ Groups = Callable[..., tuple[int, int]]
 
 
 def _from_first_column(groups: Groups) -> Groups:
-    def changed(one: Any, part: Any, wanted: slice) -> tuple[int, int]:
-        each = part.columns or one.weight.shape[1]
-        return wanted.start * each, min(wanted.stop * each, one.weight.shape[1])
+    def changed(item: Any, part: Any, wanted: slice) -> tuple[int, int]:
+        size = part.columns or item.weight.shape[1]
+        return wanted.start * size, min(wanted.stop * size, item.weight.shape[1])
 
     return changed
 
 
 def _cut_short(groups: Groups) -> Groups:
-    def changed(one: Any, part: Any, wanted: slice) -> tuple[int, int]:
-        start, stop = groups(one, part, wanted)
+    def changed(item: Any, part: Any, wanted: slice) -> tuple[int, int]:
+        start, stop = groups(item, part, wanted)
         return start, max(stop - 16, start + 16)
 
     return changed
 
 
 def _next_group(groups: Groups) -> Groups:
-    def changed(one: Any, part: Any, wanted: slice) -> tuple[int, int]:
-        start, stop = groups(one, part, wanted)
-        each = one.stored.components[1].columns
-        whole = one.weight.shape[1]
+    def changed(item: Any, part: Any, wanted: slice) -> tuple[int, int]:
+        start, stop = groups(item, part, wanted)
+        size = item.stored.components[1].columns
+        whole = item.weight.shape[1]
         return (
-            (start + each, stop + each) if part.suffix and stop + each <= whole else (start, stop)
+            (start + size, stop + size) if part.suffix and stop + size <= whole else (start, stop)
         )
 
     return changed
@@ -167,40 +167,40 @@ def test_a_rank_reads_the_columns_of_its_groups(model: Any) -> None:
     captured = capture(model, scheme=scheme_of("int4:48"))
     read = weights_of(captured, model, None)
     assert isinstance(read, Quantizing)
-    seen: list[tuple[slice, ...]] = []
+    indices: list[tuple[slice, ...]] = []
     inner = read._read
 
     def watched(name: str, index: tuple[slice, ...]) -> torch.Tensor:
-        seen.append(index)
+        indices.append(index)
         return inner(name, index)
 
     read._read = watched
     graph, _ = run_passes(captured.graph, default_pipeline(2))
     weight = next(n for n in parameters(graph.graph) if str(n.target) == "l0_o_proj_weight")
     for rank, columns in ((0, slice(0, 96)), (1, slice(48, 96))):  # cut at 64
-        seen.clear()
+        indices.clear()
         for _, recipe in parameter_of(weight).components(rank):
             evaluate(recipe, read)
-        assert seen == [(slice(0, 96), columns)]
+        assert indices == [(slice(0, 96), columns)]
 
 
 def test_blocks_of_rows(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The size of a block changes no bit."""
-    name, found = "model.layers.0.mlp.up_proj.weight", []
+    name, pairs = "model.layers.0.mlp.up_proj.weight", []
     captured = capture(model, scheme=scheme_of("int4:16"))
     for size in (1, 1000, 1 << 18):
         monkeypatch.setattr(quantizing, "_ELEMENTS", size)
         read: Any = weights_of(captured, model, None)
         values = read(f"{name}_packed", (slice(0, 144), slice(0, 12)))
-        found.append((values, read(f"{name}_scale", (slice(0, 144), slice(0, 6)))))
-    assert all(torch.equal(a, b) for each in found for a, b in zip(each, found[0], strict=True))
+        pairs.append((values, read(f"{name}_scale", (slice(0, 144), slice(0, 6)))))
+    assert all(torch.equal(a, b) for pair in pairs for a, b in zip(pair, pairs[0], strict=True))
 
 
 def dequantised(model: Any, captured: Captured) -> Any:
     """Return Hugging Face's model with the values that the components stand for."""
-    made = copy.deepcopy(model)
+    eager = copy.deepcopy(model)
     if any(name != source for name, source in captured.quantized.items()):
-        made.lm_head.weight = torch.nn.Parameter(made.lm_head.weight.detach().clone())
+        eager.lm_head.weight = torch.nn.Parameter(eager.lm_head.weight.detach().clone())
     whole = _whole(captured, model)
     with torch.no_grad():
         for name in captured.quantized:
@@ -208,12 +208,12 @@ def dequantised(model: Any, captured: Captured) -> Any:
             assert tensor.format is not None
             columns = tensor.shape[1]
             parts = {
-                one.suffix: whole(name + one.suffix, (slice(None), slice(None)))
-                for one in tensor.format.components
+                component.suffix: whole(name + component.suffix, (slice(None), slice(None)))
+                for component in tensor.format.components
             }
             values = tensor.format.decoded(parts, (0, columns), torch.float32)
-            made.get_parameter(name).copy_(values)
-    return made
+            eager.get_parameter(name).copy_(values)
+    return eager
 
 
 @pytest.mark.parametrize(
@@ -222,23 +222,23 @@ def dequantised(model: Any, captured: Captured) -> Any:
 )
 def test_logits(model: Any, weights: str, head: str | None, tied: bool) -> None:
     """A tied head is untied: the embedding stays as it is, also in the user's model."""
-    own = model if tied else made_model(tie_word_embeddings=False)
-    before = copy.deepcopy(own.state_dict())
-    captured = capture(own, scheme=scheme_of(weights, head))
+    source = model if tied else made_model(tie_word_embeddings=False)
+    before = copy.deepcopy(source.state_dict())
+    captured = capture(source, scheme=scheme_of(weights, head))
     with torch.no_grad():
-        wanted = dequantised(own, captured)(IDS).logits
+        wanted = dequantised(source, captured)(IDS).logits
     for tp in (1, 2):
         with tpcompile.compile(
-            own, tp=tp, weights=weights, head=head, simulate=True, backend="torch"
+            source, tp=tp, weights=weights, head=head, simulate=True, backend="torch"
         ) as compiled:
             assert relative_error(compiled(IDS).logits, wanted) < TOLERANCE
             embedding = compiled.gather_weight("model.embed_tokens.weight")
-            assert torch.equal(embedding, own.model.embed_tokens.weight)
+            assert torch.equal(embedding, source.model.embed_tokens.weight)
             tied_now = tied and head == "keep"
             assert compiled.config.tie_word_embeddings == tied_now
-            assert compiled.config is not own.config
-    assert own.config.tie_word_embeddings == tied
-    assert all(torch.equal(tensor, before[name]) for name, tensor in own.state_dict().items())
+            assert compiled.config is not source.config
+    assert source.config.tie_word_embeddings == tied
+    assert all(torch.equal(tensor, before[name]) for name, tensor in source.state_dict().items())
 
 
 def test_decode_steps_on_ranks_in_processes(directory: Path) -> None:
@@ -247,15 +247,17 @@ def test_decode_steps_on_ranks_in_processes(directory: Path) -> None:
     tokens = []
     for more in ({"tp": 1}, {"tp": 2}, {"tp": 2, "simulate": True}):
         with tpcompile.compile(str(directory), **options, **more) as compiled:
-            found = compiled.generate(IDS[:, :5], max_new_tokens=4, do_sample=False)
+            ids = compiled.generate(IDS[:, :5], max_new_tokens=4, do_sample=False)
             assert compiled.steps.program
-            tokens.append(found)
-    assert all(torch.equal(found, tokens[0]) for found in tokens)
+            tokens.append(ids)
+    assert all(torch.equal(ids, tokens[0]) for ids in tokens)
 
 
 def test_columns_that_are_not_whole_groups(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     captured = capture_anew(model, scheme=scheme_of("int4:64"))
-    formats = {str(one.format) for one in captured.tensors.values() if one.format is not None}
+    formats = {
+        str(tensor.format) for tensor in captured.tensors.values() if tensor.format is not None
+    }
     assert formats == {"int4:row:f32", "int8:row:f32"}
     assert (
         "get a scale per row, since their columns are no multiple of 64" in capsys.readouterr().err
@@ -278,14 +280,14 @@ def test_random_weights_are_made_in_few_bits() -> None:
 def test_comparison_with_eager(model: Any) -> None:
     """Eager has the dequantised weights, not those of the model in memory."""
     for source in (model, made_model(torch.bfloat16)):
-        found = compare_with_eager(
+        comparison = compare_with_eager(
             source,
             default_pipeline(2),
             scheme=scheme_of("int4:48"),
             lengths=(5, 3),
             simulate=True,
         )
-        assert found.ok, found.table()
+        assert comparison.ok, comparison.table()
 
 
 @pytest.fixture
@@ -302,7 +304,7 @@ def test_a_quantised_checkpoint_is_refused(quantised: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"weights": "int5"}, "weights must be int8 or int4.*got 'int5'"),
         ({"weights": "int4:20"}, "a multiple of 16.*got 'int4:20'"),
@@ -312,10 +314,10 @@ def test_a_quantised_checkpoint_is_refused(quantised: Path) -> None:
         ({"weights": "int4", "head": "int2"}, "head must be one of int8, int4, keep.*'int2'"),
     ],
 )
-def test_refusals(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(tpcompile.UsageError, match=said):
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(tpcompile.UsageError, match=message):
         tpcompile.compile("preset:tiny-qwen3", random_weights=0, **options)
-    with pytest.raises(tpcompile.UsageError, match=said):
+    with pytest.raises(tpcompile.UsageError, match=message):
         tpcompile.schedule("preset:tiny-qwen3", target="cpu", **options)
 
 
@@ -335,28 +337,28 @@ def test_values_that_are_not_finite(directory: Path, tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     weight = load_file(directory / "model.safetensors")[name]
     weight[100, 3] = torch.nan
-    made = rewritten(directory, tmp_path / "made", **{name: weight})
+    target = rewritten(directory, tmp_path / "made", **{name: weight})
     with pytest.raises(tpcompile.CheckpointError, match=rf"{name} cannot be quantized"):
-        tpcompile.compile(str(made), weights="int4:48", backend="torch")
+        tpcompile.compile(str(target), weights="int4:48", backend="torch")
 
 
 def test_a_head_that_is_stored_twice(directory: Path, tmp_path: Path) -> None:
     """Tied tensors that differ are refused as without quantization."""
     stored = load_file(directory / "model.safetensors")
     embedding = stored["model.embed_tokens.weight"]
-    made = tmp_path / "made"
-    made.mkdir()
-    (made / "config.json").write_text((directory / "config.json").read_text())
-    save_file({**stored, "lm_head.weight": embedding.clone()}, made / "model.safetensors")
-    with tpcompile.compile(str(made), weights="int8:48", backend="torch") as compiled:
+    target = tmp_path / "made"
+    target.mkdir()
+    (target / "config.json").write_text((directory / "config.json").read_text())
+    save_file({**stored, "lm_head.weight": embedding.clone()}, target / "model.safetensors")
+    with tpcompile.compile(str(target), weights="int8:48", backend="torch") as compiled:
         assert compiled(IDS).logits.isfinite().all()
-    save_file({**stored, "lm_head.weight": embedding + 1}, made / "model.safetensors")
+    save_file({**stored, "lm_head.weight": embedding + 1}, target / "model.safetensors")
     with pytest.raises(tpcompile.CheckpointError, match="tied, but are stored with different"):
-        tpcompile.compile(str(made), weights="int8:48", backend="torch")
+        tpcompile.compile(str(target), weights="int8:48", backend="torch")
 
 
 def test_opened_files_are_quantized(directory: Path) -> None:
     captured = capture(str(directory), scheme=scheme_of("int8:48"))
     with opened(weights_of(captured, str(directory), None)) as read:
-        found = read("lm_head.weight", (slice(0, 7), slice(0, 96)))
-    assert found.dtype == torch.int8 and found.shape == (7, 96)
+        rows = read("lm_head.weight", (slice(0, 7), slice(0, 96)))
+    assert rows.dtype == torch.int8 and rows.shape == (7, 96)

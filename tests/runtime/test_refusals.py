@@ -15,7 +15,7 @@ IDS = torch.tensor([[5, 6, 7, 8]])
 
 
 @pytest.fixture(scope="module")
-def both() -> Both:
+def pair() -> Both:
     return tiny_both()
 
 
@@ -38,15 +38,15 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_compiled_model_does_not_have(both: Both, name: str) -> None:
-    call, said = REFUSED[name]
-    with pytest.raises(tpcompile.UnsupportedError, match=rf"does not support {name}\(\).*{said}"):
-        call(both.compiled)
-    assert both.compiled(IDS).logits.shape == (1, 4, 1013)
+def test_what_a_compiled_model_does_not_have(pair: Both, name: str) -> None:
+    call, hint = REFUSED[name]
+    with pytest.raises(tpcompile.UnsupportedError, match=rf"does not support {name}\(\).*{hint}"):
+        call(pair.compiled)
+    assert pair.compiled(IDS).logits.shape == (1, 4, 1013)
 
 
-def test_what_changes_nothing_is_allowed(both: Both) -> None:
-    model = both.compiled
+def test_what_changes_nothing_is_allowed(pair: Both) -> None:
+    model = pair.compiled
     assert model.train(False) is model.eval() is model.requires_grad_(False) is model
     assert not model.training
 
@@ -55,17 +55,17 @@ def test_what_changes_nothing_is_allowed(both: Both) -> None:
 @pytest.mark.parametrize(
     "move", [lambda model: model.to("cuda"), lambda model: model.cuda()], ids=["to", "cuda"]
 )
-def test_a_device_that_is_not_there(both: Both, move: Callable[[Any], Any]) -> None:
+def test_a_device_that_is_not_there(pair: Both, move: Callable[[Any], Any]) -> None:
     with pytest.raises(tpcompile.UsageError, match=r"cannot be moved.*float32 on cpu"):
-        move(both.compiled)
-    assert both.compiled.to("cpu") is both.compiled.cpu() is both.compiled
+        move(pair.compiled)
+    assert pair.compiled.to("cpu") is pair.compiled.cpu() is pair.compiled
 
 
 @pytest.mark.parametrize("exclude", [False, True])
 @pytest.mark.parametrize("trainable", [False, True])
-def test_the_number_of_parameters(both: Both, exclude: bool, trainable: bool) -> None:
-    expected, found = (model.num_parameters(trainable, exclude) for model in both.each())
-    assert found == expected
+def test_the_number_of_parameters(pair: Both, exclude: bool, trainable: bool) -> None:
+    expected, actual = (model.num_parameters(trainable, exclude) for model in pair.each())
+    assert actual == expected
 
 
 def test_the_number_of_parameters_that_are_not_tied_and_partly_frozen() -> None:
@@ -86,22 +86,24 @@ COMPILED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", COMPILED)
-def test_torch_compile_leaves_it_alone(both: Both, way: str) -> None:
-    found = COMPILED[way](both.compiled)
-    assert torch.equal(found, both.compiled(IDS).logits)
+def test_torch_compile_leaves_it_alone(pair: Both, way: str) -> None:
+    logits = COMPILED[way](pair.compiled)
+    assert torch.equal(logits, pair.compiled(IDS).logits)
 
 
-def test_torch_compile_generates(both: Both) -> None:
-    asked = {"max_new_tokens": 3, "pad_token_id": PAD}
-    expected = both.same(IDS, **asked)
-    assert torch.compile(both.compiled, backend="eager").generate(IDS, **asked).tolist() == expected
+def test_torch_compile_generates(pair: Both) -> None:
+    options = {"max_new_tokens": 3, "pad_token_id": PAD}
+    expected = pair.same(IDS, **options)
+    assert (
+        torch.compile(pair.compiled, backend="eager").generate(IDS, **options).tolist() == expected
+    )
 
 
-def test_assistants_on_either_side(both: Both) -> None:
-    eager, compiled = both.eager, both.compiled
-    expected = both.same(IDS, max_new_tokens=4, do_sample=False)
+def test_assistants_on_either_side(pair: Both) -> None:
+    eager, compiled = pair.eager, pair.compiled
+    expected = pair.same(IDS, max_new_tokens=4, do_sample=False)
     for model, assistant in ((compiled, eager), (eager, compiled), (compiled, compiled)):
-        found = model.generate(
+        tokens = model.generate(
             IDS, assistant_model=assistant, max_new_tokens=4, do_sample=False, pad_token_id=PAD
         )
-        assert found.tolist() == expected
+        assert tokens.tolist() == expected

@@ -34,8 +34,8 @@ SMALL = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 208}
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A W8A8 checkpoint that compressed-tensors wrote, with offsets."""
     directory = tmp_path_factory.mktemp("w8a8")
-    given = group(8, layout="int-quantized", symmetric=False, input_activations=DYNAMIC)
-    write_compressed(directory, given, **SMALL)
+    config_group = group(8, layout="int-quantized", symmetric=False, input_activations=DYNAMIC)
+    write_compressed(directory, config_group, **SMALL)
     return directory
 
 
@@ -47,34 +47,36 @@ def formats(model: Any, **options: Any) -> set[str]:
 def test_activations_of_a_scheme_count_if_they_are_asked_for(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(compressed.log, "warning", said.append)
+    messages: list[str] = []
+    monkeypatch.setattr(compressed.log, "warning", messages.append)
     assert formats(str(checkpoint)) == {"int8:row:f32:offsets"}
     assert formats(str(checkpoint), rounds=True) == {"int8:row:f32:offsets:a8"}
-    without, rounding = said
+    without, rounding = messages
     assert "which tpcompile does with activations='int8' only" in without
     assert "tpcompile rounds them to int8, with a scale per token and block" in rounding
 
 
-def row_of_activations(found: Comparison) -> float:
+def row_of_activations(comparison: Comparison) -> float:
     """Return the error of int8 activations in a comparison of which all values agree."""
-    assert found.first_divergence is None
-    assert found.ok
-    (row,) = [row for row in found.rows if row.node == "activations"]
+    assert comparison.first_divergence is None
+    assert comparison.ok
+    (row,) = [row for row in comparison.rows if row.node == "activations"]
     return row.error
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3])
 def test_a_checkpoint_beside_eager(checkpoint: Path, tp: int) -> None:
     """Eager rounds the inputs of its linears too. The error beside 16 bits is that of 8 bits."""
-    found = compare_with_eager(str(checkpoint), default_pipeline(tp), rounds=True, simulate=True)
-    assert 1e-4 < row_of_activations(found) < 5e-2
+    comparison = compare_with_eager(
+        str(checkpoint), default_pipeline(tp), rounds=True, simulate=True
+    )
+    assert 1e-4 < row_of_activations(comparison) < 5e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_quantized_while_they_are_loaded(dtype: torch.dtype) -> None:
     scheme = scheme_of("int4:16", "int8")
-    found = compare_with_eager(
+    comparison = compare_with_eager(
         MODEL,
         default_pipeline(2),
         dtype=dtype,
@@ -83,21 +85,21 @@ def test_weights_that_are_quantized_while_they_are_loaded(dtype: torch.dtype) ->
         random_weights=0,
         simulate=True,
     )
-    assert 1e-4 < row_of_activations(found) < 5e-2
+    assert 1e-4 < row_of_activations(comparison) < 5e-2
 
 
 @pytest.mark.parametrize("tp", [1, 3])
 def test_programs_beside_eager_and_modules(checkpoint: Path, tp: int) -> None:
-    found = compare_program(str(checkpoint), decode_pipeline(tp, 2, 8), Batch(), rounds=True)
-    assert found.ok
-    assert found.first_divergence is None
+    comparison = compare_program(str(checkpoint), decode_pipeline(tp, 2, 8), Batch(), rounds=True)
+    assert comparison.ok
+    assert comparison.first_divergence is None
 
 
 def test_without_the_option_nothing_is_rounded(checkpoint: Path) -> None:
     """A comparison in fp32 needs no further reference, and has no row for activations."""
-    found = compare_with_eager(str(checkpoint), default_pipeline(2), simulate=True)
-    assert found.ok
-    assert not any(row.beside_fp32 or row.node == "activations" for row in found.rows)
+    comparison = compare_with_eager(str(checkpoint), default_pipeline(2), simulate=True)
+    assert comparison.ok
+    assert not any(row.beside_fp32 or row.node == "activations" for row in comparison.rows)
 
 
 def test_the_text_of_graphs_and_programs() -> None:
@@ -141,16 +143,16 @@ def test_the_option_changes_logits_a_little(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, "Only linears with integers as weights round activations, and this model has none"),
         ({"activations": "int4", "weights": "int8"}, r"must be one of 16, int8, got 'int4'"),
         ({"activations": 8, "weights": "int8"}, r"must be one of 16, int8, got 8"),
     ],
 )
-def test_refused_options(options: dict[str, Any], said: str) -> None:
+def test_refused_options(options: dict[str, Any], message: str) -> None:
     options = {"activations": "int8", **options}
-    with pytest.raises(tpcompile.UsageError, match=said):
+    with pytest.raises(tpcompile.UsageError, match=message):
         tpcompile.compile(MODEL, random_weights=0, simulate=True, **options)
 
 

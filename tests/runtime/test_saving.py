@@ -28,44 +28,44 @@ INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[Both]:
+def pair() -> Iterator[Both]:
     """Provide a model with a tied head and its own generation settings."""
-    found = tiny_both()
-    settings = [model.generation_config for model in found.each()]
-    for model in found.each():
+    tiny = tiny_both()
+    settings = [model.generation_config for model in tiny.each()]
+    for model in tiny.each():
         model.generation_config = GenerationConfig(do_sample=True, temperature=0.7)
-    yield found
-    for model, own in zip(found.each(), settings, strict=True):
-        model.generation_config = own
+    yield tiny
+    for model, config in zip(tiny.each(), settings, strict=True):
+        model.generation_config = config
 
 
 def _files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def _same_model(one: Any, other: Any) -> bool:
-    first, second = one.state_dict(), other.state_dict()
+def _same_model(model: Any, other: Any) -> bool:
+    first, second = model.state_dict(), other.state_dict()
     return list(first) == list(second) and all(
         same_bits(first[name], second[name]) for name in first
     )
 
 
 @pytest.mark.parametrize("size", ["50GB", "100KB", "10KB", 70_000])
-def test_the_files_are_those_of_hugging_face(both: Both, tmp_path: Path, size: int | str) -> None:
-    for model, name in zip(both.each(), ("eager", "compiled"), strict=True):
+def test_the_files_are_those_of_hugging_face(pair: Both, tmp_path: Path, size: int | str) -> None:
+    for model, name in zip(pair.each(), ("eager", "compiled"), strict=True):
         model.save_pretrained(tmp_path / name, max_shard_size=size)
-    found = _files(tmp_path / "compiled")
-    assert found == _files(tmp_path / "eager")
-    assert (INDEX in found) == (size != "50GB")
+    files = _files(tmp_path / "compiled")
+    assert files == _files(tmp_path / "eager")
+    assert (INDEX in files) == (size != "50GB")
 
 
 @pytest.mark.parametrize("size", ["50GB", "10KB"])
-def test_what_is_saved_is_what_was_compiled(both: Both, tmp_path: Path, size: str) -> None:
-    both.compiled.save_pretrained(tmp_path, max_shard_size=size)
+def test_what_is_saved_is_what_was_compiled(pair: Both, tmp_path: Path, size: str) -> None:
+    pair.compiled.save_pretrained(tmp_path, max_shard_size=size)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(loaded) is type(both.eager) and loaded.dtype == both.eager.dtype
-    assert _same_model(loaded, both.eager)
-    assert loaded.generation_config == both.eager.generation_config
+    assert type(loaded) is type(pair.eager) and loaded.dtype == pair.eager.dtype
+    assert _same_model(loaded, pair.eager)
+    assert loaded.generation_config == pair.eager.generation_config
 
 
 def test_rows_that_a_pipeline_permutes_are_saved_in_order(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_rows_that_a_pipeline_permutes_are_saved_in_order(tmp_path: Path) -> Non
             ask()
 
 
-def test_what_is_saved_is_compiled_again_in_another_dtype(both: Both, tmp_path: Path) -> None:
-    both.compiled.save_pretrained(tmp_path / "first", max_shard_size="10KB")
+def test_what_is_saved_is_compiled_again_in_another_dtype(pair: Both, tmp_path: Path) -> None:
+    pair.compiled.save_pretrained(tmp_path / "first", max_shard_size="10KB")
     with tpcompile.compile(tmp_path / "first", dtype="bfloat16") as again:
         again.save_pretrained(tmp_path / "second")
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "second")
@@ -103,11 +103,11 @@ def test_tensors_tied_by_hand_are_saved_twice(tmp_path: Path) -> None:
 
 
 def test_no_more_than_a_tensor_is_held(
-    both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each tensor is written before the next one is gathered."""
     order: list[str] = []
-    gather, write = type(both.compiled._weights).gather, SafetensorsWriter.write
+    gather, write = type(pair.compiled._weights).gather, SafetensorsWriter.write
 
     def gathered(self: Any, name: str, ranks: Any) -> torch.Tensor:
         order.append(f"gather {name}")
@@ -117,32 +117,32 @@ def test_no_more_than_a_tensor_is_held(
         order.append(f"write {name}")
         write(self, name, tensor)
 
-    monkeypatch.setattr(type(both.compiled._weights), "gather", gathered)
+    monkeypatch.setattr(type(pair.compiled._weights), "gather", gathered)
     monkeypatch.setattr(SafetensorsWriter, "write", written)
-    both.compiled.save_pretrained(tmp_path)
+    pair.compiled.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
         names = set(opened.keys())
     assert {name.split()[1] for name in order} == names
     assert all(
-        one.replace("gather", "write") == other
-        for one, other in zip(order[::2], order[1::2], strict=True)
+        gathering.replace("gather", "write") == writing
+        for gathering, writing in zip(order[::2], order[1::2], strict=True)
     )
 
 
-def test_saving_over_what_is_there(both: Both, tmp_path: Path) -> None:
+def test_saving_over_what_is_there(pair: Both, tmp_path: Path) -> None:
     """Other files remain, but older weights are removed, since they could be read instead."""
     (tmp_path / "tokenizer.json").write_text("{}")
-    both.compiled.save_pretrained(tmp_path, max_shard_size="10KB")
+    pair.compiled.save_pretrained(tmp_path, max_shard_size="10KB")
     many = set(_files(tmp_path))
-    both.compiled.save_pretrained(tmp_path)
+    pair.compiled.save_pretrained(tmp_path)
     settings = {"config.json", "generation_config.json", "tokenizer.json"}
     assert set(_files(tmp_path)) == {"model.safetensors", *settings}
-    both.compiled.save_pretrained(tmp_path, max_shard_size="10KB")
+    pair.compiled.save_pretrained(tmp_path, max_shard_size="10KB")
     assert set(_files(tmp_path)) == many
-    assert _same_model(AutoModelForCausalLM.from_pretrained(tmp_path), both.eager)
+    assert _same_model(AutoModelForCausalLM.from_pretrained(tmp_path), pair.eager)
 
 
-def _fails(both: Both, patch: pytest.MonkeyPatch) -> None:
+def _fails(pair: Both, patch: pytest.MonkeyPatch) -> None:
     def full(self: Any, name: str, tensor: torch.Tensor) -> None:
         raise OSError(28, "No space left on device")
 
@@ -150,18 +150,18 @@ def _fails(both: Both, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_save_that_fails_changes_nothing(
-    both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both.compiled.save_pretrained(tmp_path / "old")
+    pair.compiled.save_pretrained(tmp_path / "old")
     before = _files(tmp_path / "old")
     with monkeypatch.context() as patch:
-        _fails(both, patch)
+        _fails(pair, patch)
         for name in ("old", "new"):
             with pytest.raises(tpcompile.UsageError, match="No space left"):
-                both.compiled.save_pretrained(tmp_path / name, max_shard_size="10KB")
+                pair.compiled.save_pretrained(tmp_path / name, max_shard_size="10KB")
     assert _files(tmp_path / "old") == before
     assert not (tmp_path / "new").exists()
-    both.compiled.save_pretrained(tmp_path / "new")
+    pair.compiled.save_pretrained(tmp_path / "new")
     assert _files(tmp_path / "new") == before
 
 
@@ -183,58 +183,58 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("asked", REFUSED)
-def test_what_saving_refuses(both: Both, tmp_path: Path, asked: str) -> None:
-    given, said = REFUSED[asked]
-    with pytest.raises((tpcompile.UsageError, tpcompile.UnsupportedError), match=said):
-        both.compiled.save_pretrained(**{"save_directory": tmp_path / "x", **given})
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_saving_refuses(pair: Both, tmp_path: Path, case: str) -> None:
+    options, message = REFUSED[case]
+    with pytest.raises((tpcompile.UsageError, tpcompile.UnsupportedError), match=message):
+        pair.compiled.save_pretrained(**{"save_directory": tmp_path / "x", **options})
     assert not (tmp_path / "x").exists()
 
 
-def test_a_generation_config_that_contradicts_itself(both: Both, tmp_path: Path) -> None:
-    own = both.compiled.generation_config
-    both.compiled.generation_config = GenerationConfig(do_sample=False, temperature=0.5)
+def test_a_generation_config_that_contradicts_itself(pair: Both, tmp_path: Path) -> None:
+    config = pair.compiled.generation_config
+    pair.compiled.generation_config = GenerationConfig(do_sample=False, temperature=0.5)
     try:
         with pytest.raises(tpcompile.UsageError, match=r"cannot be saved.*temperature"):
-            both.compiled.save_pretrained(tmp_path / "x")
+            pair.compiled.save_pretrained(tmp_path / "x")
     finally:
-        both.compiled.generation_config = own
+        pair.compiled.generation_config = config
     assert not (tmp_path / "x").exists()
 
 
-def test_not_the_main_process(both: Both, tmp_path: Path) -> None:
-    both.compiled.save_pretrained(tmp_path / "x", is_main_process=False)
+def test_not_the_main_process(pair: Both, tmp_path: Path) -> None:
+    pair.compiled.save_pretrained(tmp_path / "x", is_main_process=False)
     assert not (tmp_path / "x").exists()
 
 
-def test_the_state_is_that_of_eager(both: Both) -> None:
-    state = both.compiled.state_dict()
+def test_the_state_is_that_of_eager(pair: Both) -> None:
+    state = pair.compiled.state_dict()
     assert type(state) is OrderedDict
-    assert _same_model(both.compiled, both.eager)
+    assert _same_model(pair.compiled, pair.eager)
     assert state["lm_head.weight"] is state["model.embed_tokens.weight"]
     assert {tensor.device.type for tensor in state.values()} == {"cpu"}
     fresh = lively("tiny-qwen3")
     with torch.no_grad():
         fresh.model.norm.weight.zero_()
     fresh.load_state_dict(state)
-    assert _same_model(fresh, both.eager)
+    assert _same_model(fresh, pair.eager)
     state["model.norm.weight"].zero_()  # modifies a copy
-    assert _same_model(both.compiled, both.eager)
+    assert _same_model(pair.compiled, pair.eager)
 
 
-def test_the_state_of_a_module_around_it(both: Both) -> None:
-    outer = torch.nn.ModuleDict({"inner": both.compiled})
-    assert list(outer.state_dict()) == [f"inner.{name}" for name in both.eager.state_dict()]
+def test_the_state_of_a_module_around_it(pair: Both) -> None:
+    outer = torch.nn.ModuleDict({"inner": pair.compiled})
+    assert list(outer.state_dict()) == [f"inner.{name}" for name in pair.eager.state_dict()]
     with pytest.raises(tpcompile.UnsupportedError, match=r"load_state_dict\(\)"):
         outer.load_state_dict({}, strict=False)
 
 
-def test_a_state_is_not_loaded(both: Both) -> None:
-    for state in ({}, both.eager.state_dict()):
+def test_a_state_is_not_loaded(pair: Both) -> None:
+    for state in ({}, pair.eager.state_dict()):
         with pytest.raises(
             tpcompile.UnsupportedError, match=r"does not support load_state_dict\(\).*Compile"
         ):
-            both.compiled.load_state_dict(state)
+            pair.compiled.load_state_dict(state)
 
 
 class _Joined:
@@ -250,30 +250,30 @@ class _Joined:
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         self._meeting.wait(30)
         self.fetched.append((rank, name))
-        found: torch.Tensor = self._ranks.parameter(rank, name)
-        return found
+        parameter: torch.Tensor = self._ranks.parameter(rank, name)
+        return parameter
 
     def same(self, x: torch.Tensor) -> torch.Tensor:
         if self.front == 0:
             self._told.append(x)
         self._meeting.wait(30)
-        found: torch.Tensor = self._told[-1]
+        tensor: torch.Tensor = self._told[-1]
         self._meeting.wait(30)
-        return found
+        return tensor
 
 
-def _save_on_both(both: Both, directory: Path, **asked: Any) -> list[str]:
+def _save_on_both(pair: Both, directory: Path, **options: Any) -> list[str]:
     """Save from two threads as two processes; return the error of each."""
-    model, said = both.compiled, ["", ""]
+    model, errors = pair.compiled, ["", ""]
     meeting, told = threading.Barrier(2), []
     joined = [_Joined(model._ranks, front, meeting, told) for front in range(2)]
 
     def save(front: int) -> None:
         try:
             size = ("10KB", "5GB")[front]  # gathering must not depend on the shard size
-            save_checkpoint(model, model._weights, joined[front], directory, size, **asked)
+            save_checkpoint(model, model._weights, joined[front], directory, size, **options)
         except Exception as error:
-            said[front] = f"{type(error).__name__}: {error}"
+            errors[front] = f"{type(error).__name__}: {error}"
 
     threads = [threading.Thread(target=save, args=(front,)) for front in range(2)]
     for thread in threads:
@@ -281,26 +281,26 @@ def _save_on_both(both: Both, directory: Path, **asked: Any) -> list[str]:
     for thread in threads:
         thread.join(60)
     assert joined[0].fetched == joined[1].fetched
-    return said
+    return errors
 
 
-def test_both_processes_save_and_the_first_writes(both: Both, tmp_path: Path) -> None:
-    assert _save_on_both(both, tmp_path / "joined", main=True) == ["", ""]
-    both.eager.save_pretrained(tmp_path / "eager", max_shard_size="10KB")
+def test_both_processes_save_and_the_first_writes(pair: Both, tmp_path: Path) -> None:
+    assert _save_on_both(pair, tmp_path / "joined", main=True) == ["", ""]
+    pair.eager.save_pretrained(tmp_path / "eager", max_shard_size="10KB")
     assert _files(tmp_path / "joined") == _files(tmp_path / "eager")
-    assert _save_on_both(both, tmp_path / "none", main=False) == ["", ""]
+    assert _save_on_both(pair, tmp_path / "none", main=False) == ["", ""]
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("fails", ["before", "meanwhile"])
 def test_what_fails_on_the_first_fails_on_both(
-    both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+    pair: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     if fails == "before":
         (tmp_path / "x").write_text("a file")
     else:
-        _fails(both, monkeypatch)
-    first, second = _save_on_both(both, tmp_path / "x", main=True)
+        _fails(pair, monkeypatch)
+    first, second = _save_on_both(pair, tmp_path / "x", main=True)
     assert ("Found a file" if fails == "before" else "No space left") in first
     assert "error on rank 0" in second
 
@@ -331,17 +331,17 @@ def refusal(directory):
     except tpcompile.UsageError as error:
         return str(error)
 
-said = [refusal(__file__)]
+refusals = [refusal(__file__)]
 write = SafetensorsWriter.write
 def full(self, name, tensor):
     if "norm" in name:
         raise OSError(28, "No space left on device")
     write(self, name, tensor)
 SafetensorsWriter.write = full
-said.append(refusal(out / "full"))
+refusals.append(refusal(out / "full"))
 SafetensorsWriter.write = write
 logits = model(torch.tensor([[4, 5, 6]])).logits.sum().item()
-sys.stdout.write(repr((dist.get_rank(), same, said, logits)) + chr(10))
+sys.stdout.write(repr((dist.get_rank(), same, refusals, logits)) + chr(10))
 sys.stdout.flush()
 """
 
@@ -363,7 +363,7 @@ def test_under_torchrun_every_process_saves_and_the_first_writes(tmp_path: Path)
     (_, *first), (_, *second) = sorted(eval(line) for line in done.stdout.splitlines())
     assert first[0] is True and second[0] is True
     assert "Found a file" in first[1][0] and "No space left" in first[1][1]
-    assert all("error on rank 0" in said for said in second[1])
+    assert all("error on rank 0" in error for error in second[1])
     assert first[2] == second[2]
     eager = lively("tiny-qwen3")
     for name in ("all", "main"):
@@ -373,11 +373,11 @@ def test_under_torchrun_every_process_saves_and_the_first_writes(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_saving_from_workers(both: Both, tmp_path: Path) -> None:
-    with tpcompile.compile(both.eager, tp=2) as model:
+def test_saving_from_workers(pair: Both, tmp_path: Path) -> None:
+    with tpcompile.compile(pair.eager, tp=2) as model:
         model.save_pretrained(tmp_path)
-        assert _same_model(model, both.eager)
-        expected = both.eager.generate(**prompt(4), max_new_tokens=3, do_sample=False)
-        found = model.generate(**prompt(4), max_new_tokens=3, do_sample=False)
-    assert torch.equal(found, expected)
-    assert _same_model(AutoModelForCausalLM.from_pretrained(tmp_path), both.eager)
+        assert _same_model(model, pair.eager)
+        expected = pair.eager.generate(**prompt(4), max_new_tokens=3, do_sample=False)
+        tokens = model.generate(**prompt(4), max_new_tokens=3, do_sample=False)
+    assert torch.equal(tokens, expected)
+    assert _same_model(AutoModelForCausalLM.from_pretrained(tmp_path), pair.eager)

@@ -42,7 +42,7 @@ def test_a_tokenizer_is_read_back(tokenizer: Any, tmp_path: Path) -> None:
 def test_code_of_a_tokenizer_is_neither_run_nor_asked_about(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = answer_yes(monkeypatch)
+    answers = answer_yes(monkeypatch)
     tokenizer.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer_config.json"
     file.write_text(file.read_text().replace('"TokenizersBackend"', '"EvilTokenizer"'))
@@ -52,7 +52,7 @@ def test_code_of_a_tokenizer_is_neither_run_nor_asked_about(
     preset_pair("tiny-qwen3").eager.config.save_pretrained(tmp_path)  # a known model type
     assert tokenizer_of(str(tmp_path))("Anna is")["input_ids"]
     assert not mark.exists()
-    assert said.tell() == 0
+    assert answers.tell() == 0
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "[" * 300 + "]" * 300 + "}", "[]", "{"])
@@ -82,12 +82,12 @@ def test_a_prompt_longer_than_the_tokenizer_says_is_not_its_concern(
 
 def test_what_was_generated_and_how_fast() -> None:
     eager = preset_pair("tiny-qwen3").eager
-    found = generate_timed(eager, [5, 6, 7], max_new_tokens=4, do_sample=False)
+    generated = generate_timed(eager, [5, 6, 7], max_new_tokens=4, do_sample=False)
     expected = eager.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)
-    assert found.ids == expected[0].tolist()
-    assert (found.prompt_tokens, found.new_tokens) == (3, 4)
-    assert found.prefill_s > 0
-    assert found.decode_tokens_per_s is not None
+    assert generated.ids == expected[0].tolist()
+    assert (generated.prompt_tokens, generated.new_tokens) == (3, 4)
+    assert generated.prefill_s > 0
+    assert generated.decode_tokens_per_s is not None
 
 
 def test_the_clock_counts_the_tokens_behind_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,20 +106,20 @@ def test_the_clock_counts_the_tokens_behind_the_first(monkeypatch: pytest.Monkey
                 assert not stopping_criteria[0](ids, None).any()
             return ids
 
-    found = generate_timed(Model(), [5, 6, 7])
-    assert (found.prefill_s, found.decode_tokens_per_s) == (2.0, 2.0)
+    generated = generate_timed(Model(), [5, 6, 7])
+    assert (generated.prefill_s, generated.decode_tokens_per_s) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize(("skip", "text"), [(False, "Anna is a baker\n"), (True, " a baker\n")])
 def test_text_is_handed_on(tokenizer: Any, skip: bool, text: str) -> None:
-    said: list[str] = []
-    writer = TextWriter(tokenizer, said.append, skip)
+    pieces: list[str] = []
+    writer = TextWriter(tokenizer, pieces.append, skip)
     prompt, behind = (tokenizer(part)["input_ids"] for part in ("Anna is", " a baker"))
     writer.put(torch.tensor([prompt]))
     for token in behind:
         writer.put(torch.tensor([token]))
     writer.end()
-    assert "".join(said) == text
+    assert "".join(pieces) == text
 
 
 def test_without_a_launcher_this_is_the_one_that_prints() -> None:

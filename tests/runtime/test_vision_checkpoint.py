@@ -70,9 +70,9 @@ def test_the_text_model_is_loaded(tied: bool, dtype: torch.dtype, tmp_path: Path
     with listening("tpcompile.frontend.source") as heard:
         model = tpcompile.compile(tmp_path, tp=2, simulate=True, backend="torch")
     with model:
-        found = model(IDS).logits
+        logits = model(IDS).logits
         near = TOLERANCE if dtype == torch.float32 else 0.05
-        assert found.dtype == dtype and relative_error(found.float(), expected.float()) < near
+        assert logits.dtype == dtype and relative_error(logits.float(), expected.float()) < near
         assert type(model).__name__ == "Qwen3_5ForCausalLM"
     assert "of a qwen3_5, only the text model is used" in heard
 

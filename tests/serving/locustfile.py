@@ -70,8 +70,8 @@ class Client(HttpUser):
     def stream(self) -> None:
         with self.post("stream", stream=True, **COUNTED) as answer:
             *parts, usage, end = (line for line in answer.iter_lines() if line)
-            found = json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"]
-            if end != b"data: [DONE]" or found != NEW or not parts:
+            new_tokens = json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"]
+            if end != b"data: [DONE]" or new_tokens != NEW or not parts:
                 answer.failure(repr(end))
 
     @task(1)

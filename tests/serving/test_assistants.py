@@ -90,11 +90,11 @@ def test_a_malformed_call_is_text(server: Served, chat: Any, scripts: Scripts) -
 
 def calls_of(server: Served) -> tuple[float, float]:
     """Return the numbers of calls, and of those that were cut off or malformed."""
-    found = [
+    matches = [
         re.search(rf"^tpcompile_{name} (\S+)$", measured(server), re.MULTILINE)
         for name in ("tool_calls_total", r'failures_total\{kind="tool_call"\}')
     ]
-    calls, failures = [0.0 if match is None else float(match[1]) for match in found]
+    calls, failures = [0.0 if match is None else float(match[1]) for match in matches]
     return calls, failures
 
 
@@ -178,16 +178,16 @@ def test_a_budget_of_thinking(server: Served, scripts: Scripts, begun: bool) -> 
     script = scripts.tokens(thought)
     closing = scripts.tokens("\n</think>\n\n")
     mark = [] if begun else scripts.tokens("<think>")
-    rest = len(mark) + 5 + len(closing)
+    start = len(mark) + 5 + len(closing)
     text = ("" if begun else "<think>") + thought
     # After the forced tokens the script goes on where it would be without them.
-    body = scripts.say(text) | {"logprobs": True, "thinking_budget": 5, "max_tokens": rest + 3}
+    body = scripts.say(text) | {"logprobs": True, "thinking_budget": 5, "max_tokens": start + 3}
     body["chat_template_kwargs"] = {"begun": begun}
     answer = whole(server, body)
     (choice,) = answer["choices"]
-    kept = server.tokenizer.decode(script[:5])
-    assert choice["message"]["reasoning_content"] == kept.strip("\n")
-    after = scripts.tokens(text)[rest : rest + 3]
+    thinking = server.tokenizer.decode(script[:5])
+    assert choice["message"]["reasoning_content"] == thinking.strip("\n")
+    after = scripts.tokens(text)[start : start + 3]
     assert choice["message"]["content"] == server.tokenizer.decode(after)
     tokens = [*mark, *script[:5], *closing, *after]
     words = [entry["token"] for entry in choice["logprobs"]["content"]]

@@ -22,35 +22,35 @@ PROMPTS = [prompt(Random(n), n) for n in (1, 40, 7, 130, 33)]
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[tpcompile.CompiledModel]:
-    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as made:
-        yield made
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as compiled:
+        yield compiled
 
 
 def test_prompts_of_any_lengths(model: Any) -> None:
     config = GenerationConfig(max_new_tokens=9, do_sample=False)
-    found = model.generate_batch(PROMPTS, generation_config=config, eos_token_id=None)
-    assert list(found) == [f"req_{n}" for n in range(len(PROMPTS))]
-    for tokens, own in zip(PROMPTS, found.values(), strict=True):
-        assert own.prompt_ids == tokens and own.is_finished() and own.error is None
-        assert own.generated_tokens == alone(model, tokens, 9)
+    outputs = model.generate_batch(PROMPTS, generation_config=config, eos_token_id=None)
+    assert list(outputs) == [f"req_{n}" for n in range(len(PROMPTS))]
+    for tokens, output in zip(PROMPTS, outputs.values(), strict=True):
+        assert output.prompt_ids == tokens and output.is_finished() and output.error is None
+        assert output.generated_tokens == alone(model, tokens, 9)
 
 
 def test_sampling_follows_torch_s_seed(model: Any) -> None:
     options = {"max_new_tokens": 6, "do_sample": True, "num_return_sequences": 2, "top_k": 0}
-    found = []
+    runs = []
     for _ in range(2):
         torch.manual_seed(3)
         answers = model.generate_batch(PROMPTS[:2], **options, record_timestamps=True)
-        found.append({name: own.generated_tokens for name, own in answers.items()})
-    assert found[0] == found[1] and list(found[0]) == ["req_0", "req_0#1", "req_1", "req_1#1"]
+        runs.append({name: output.generated_tokens for name, output in answers.items()})
+    assert runs[0] == runs[1] and list(runs[0]) == ["req_0", "req_0#1", "req_1", "req_1#1"]
     assert len(answers["req_0"].timestamps) == len(answers["req_0"].generated_tokens)
-    assert found[0]["req_0"] != found[0]["req_0#1"]
+    assert runs[0]["req_0"] != runs[0]["req_0#1"]
 
 
 def test_log_probabilities(model: Any) -> None:
-    found = model.generate_batch(PROMPTS[:1], max_new_tokens=3, output_logits=True)
-    own = found["req_0"]
-    assert len(own.logprobs) == len(own.generated_tokens) and max(own.logprobs) <= 0
+    outputs = model.generate_batch(PROMPTS[:1], max_new_tokens=3, output_logits=True)
+    output = outputs["req_0"]
+    assert len(output.logprobs) == len(output.generated_tokens) and max(output.logprobs) <= 0
 
 
 def test_what_is_not_supported(model: Any) -> None:
@@ -65,16 +65,16 @@ import torch.distributed as dist
 import tpcompile
 
 model = tpcompile.compile("preset:tiny-qwen3", random_weights=3, max_seq_len=96)
-found = model.generate_batch([[1, 2, 3], [4] * 40], max_new_tokens=5)
+first = model.generate_batch([[1, 2, 3], [4] * 40], max_new_tokens=5)
 try:
     model.generate_batch([[1]], num_beams=2)
     refused = ""
 except tpcompile.UnsupportedError as error:
     refused = error.message
 again = model.generate_batch([[1, 2, 3]], max_new_tokens=5)
-said = [[one.generated_tokens for one in (*found.values(), *again.values())], refused]
+answer = [[output.generated_tokens for output in (*first.values(), *again.values())], refused]
 every = [None] * model.tp
-dist.all_gather_object(every, said)
+dist.all_gather_object(every, answer)
 if dist.get_rank() == 0:
     print(every)
 """
@@ -85,9 +85,9 @@ def test_under_torchrun_every_process_gets_the_result(tmp_path: Path) -> None:
     script.write_text(_SCRIPT)
     ran = scripts.run([str(script)], ranks=2)
     assert ran.returncode == 0, ran.stderr
-    (first, refused), *others = ast.literal_eval(ran.stdout)
-    assert others == [[first, refused]]
+    (first, refused), *other_ranks = ast.literal_eval(ran.stdout)
+    assert other_ranks == [[first, refused]]
     assert "num_beams=2" in refused
     with tpcompile.compile("preset:tiny-qwen3", random_weights=3, max_seq_len=96) as model:
-        found = model.generate_batch([[1, 2, 3], [4] * 40], max_new_tokens=5)
-    assert first == [*(one.generated_tokens for one in found.values()), first[0]]
+        outputs = model.generate_batch([[1, 2, 3], [4] * 40], max_new_tokens=5)
+    assert first == [*(output.generated_tokens for output in outputs.values()), first[0]]

@@ -80,10 +80,10 @@ def test_a_sequence_keeps_its_blocks_if_another_salt_has_the_same(
     """Also if the hashes are equal."""
     monkeypatch.setattr(room, "_key", lambda parent, tokens, salt: 0)
     blocks, taken = held()
-    own = taken[2:]
+    second = taken[2:]
     blocks.know(taken[:2], [1, 2], 0, "a")
-    blocks.know(own, [1, 2], 0, "b", merge=True)
-    assert own == taken[2:] and blocks.find([1, 2], "b") == []
+    blocks.know(second, [1, 2], 0, "b", merge=True)
+    assert second == taken[2:] and blocks.find([1, 2], "b") == []
 
 
 def test_contents_that_are_lost_are_told() -> None:

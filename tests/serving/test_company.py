@@ -25,8 +25,8 @@ def test_chunks_of_all_lengths_share_a_run(name: str, tp: int) -> None:
 
     def answers(engine: Engine, together: bool) -> list[Any]:
         if not together:
-            return [engine.add(each, params, salt=each[0]).result() for each in prompts]
-        return [handle.result() for handle in [engine.add(each, params) for each in prompts]]
+            return [engine.add(prompt, params, salt=prompt[0]).result() for prompt in prompts]
+        return [handle.result() for handle in [engine.add(prompt, params) for prompt in prompts]]
 
     with tpcompile.compile(lively(name), tp, max_seq_len=160) as model:
         with Engine(model, max_batch=len(prompts), chunk=64) as engine:

@@ -40,38 +40,42 @@ def is_bad(tokens: list[int]) -> bool:
 
 
 PLACES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "admission": (Scheduler, "add", lambda own, tokens, *rest: is_bad(tokens)),
-    "a sampler": (Sampler, "__init__", lambda own, params, *rest: params is BAD),
+    "admission": (Scheduler, "add", lambda scheduler, tokens, *rest: is_bad(tokens)),
+    "a sampler": (Sampler, "__init__", lambda sampler, params, *rest: params is BAD),
     "the second sampler": (
         Sampler,
         "__init__",
-        lambda own, params, count, index, ends: params is BAD and index == 1,
+        lambda sampler, params, count, index, ends: params is BAD and index == 1,
     ),
-    "stop texts": (Words, "__init__", lambda own, tokenizer, stop, shown: bool(stop)),
+    "stop texts": (Words, "__init__", lambda words, tokenizer, stop, shown: bool(stop)),
     "log-probabilities of the prompt": (
         continuations,
         "described",
         lambda token, logprobs, most: most == BAD.prompt_logprobs,
     ),
-    "a fork": (Scheduler, "fork", lambda own, sequence: is_bad(sequence.tokens)),
-    "the choice of a token": (Sampler, "choose", lambda own, logits, tokens: is_bad(tokens)),
+    "a fork": (Scheduler, "fork", lambda scheduler, sequence: is_bad(sequence.tokens)),
+    "the choice of a token": (Sampler, "choose", lambda sampler, logits, tokens: is_bad(tokens)),
     "the last token": (
         Sampler,
         "choose",
-        lambda own, logits, tokens: is_bad(tokens) and len(tokens) == len(BAD_PROMPT) + 8,
+        lambda sampler, logits, tokens: is_bad(tokens) and len(tokens) == len(BAD_PROMPT) + 8,
     ),
-    "an appended token": (Scheduler, "append", lambda own, sequence, _: is_bad(sequence.tokens)),
-    "the text of a token": (Words, "push", lambda own, token: bool(own._stop)),
-    "the last text": (Words, "end", lambda own: bool(own._stop)),
+    "an appended token": (
+        Scheduler,
+        "append",
+        lambda scheduler, sequence, _: is_bad(sequence.tokens),
+    ),
+    "the text of a token": (Words, "push", lambda words, token: bool(words._stop)),
+    "the last text": (Words, "end", lambda words: bool(words._stop)),
     "a token for the caller": (
         Handle,
         "put",
-        lambda own, event: own.params is BAD and isinstance(event, Event),
+        lambda handle, event: handle.params is BAD and isinstance(event, Event),
     ),
     "the last token for the caller": (
         Handle,
         "put",
-        lambda own, event: own.params is BAD and getattr(event, "finish", None) == "length",
+        lambda handle, event: handle.params is BAD and getattr(event, "finish", None) == "length",
     ),
 }
 """The methods that options of a request reach: where, and whether a call concerns this request."""
@@ -82,18 +86,18 @@ def break_at(place: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) 
     owner, name, concerns = PLACES[place]
     method = getattr(owner, name)
 
-    def broken(*given: Any) -> Any:
-        if concerns(*given):
+    def broken(*args: Any) -> Any:
+        if concerns(*args):
             raise error
-        return method(*given)
+        return method(*args)
 
     monkeypatch.setattr(owner, name, broken)
 
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[tpcompile.CompiledModel]:
-    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as made:
-        yield made
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as compiled:
+        yield compiled
 
 
 OTHERS = [
@@ -107,9 +111,9 @@ OTHERS = [
 def wanted(model: Any) -> list[Any]:
     """The results of all other requests in a quiet engine."""
     with Engine(model, tokenizer=Letters(), max_batch=4, chunk=32) as engine:
-        found = [engine.add(*asked).result() for asked in OTHERS]
-    assert found[0][0].tokens == alone(model, OTHERS[0][0], 12)
-    return found
+        answers = [engine.add(*request).result() for request in OTHERS]
+    assert answers[0][0].tokens == alone(model, OTHERS[0][0], 12)
+    return answers
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -123,9 +127,9 @@ def test_an_error_ends_one_request(
 ) -> None:
     break_at(place, error, monkeypatch)
     with Engine(model, tokenizer=Letters(), max_batch=4, **SMALL) as engine:
-        first = [engine.add(*asked) for asked in OTHERS[:2]]
+        first = [engine.add(*request) for request in OTHERS[:2]]
         bad = engine.add(BAD_PROMPT, BAD)
-        later = [engine.add(*asked) for asked in OTHERS[2:]]
+        later = [engine.add(*request) for request in OTHERS[2:]]
         with pytest.raises(RequestError, match=r"The request failed; others go on.*one request"):
             bad.result()
         assert [handle.result() for handle in [*first, *later]] == wanted
@@ -141,7 +145,7 @@ def test_an_error_ends_one_request_of_a_thread(
     """Nobody waits for ever: neither the caller of the bad request nor others."""
     break_at("a sampler", ValueError("of one request"), monkeypatch)
     with Engine(model, tokenizer=Letters(), max_batch=4, **SMALL).start() as engine:
-        handles = [engine.add(*asked) for asked in OTHERS]
+        handles = [engine.add(*request) for request in OTHERS]
         bad = engine.add(BAD_PROMPT, BAD)
         with pytest.raises(RequestError):
             bad.result()
@@ -155,7 +159,7 @@ def test_no_token_is_left(model: Any, wanted: list[Any]) -> None:
         max_tokens=4, min_tokens=1, temperature=1, stop_tokens=tuple(range(1013))
     )
     with Engine(model, tokenizer=Letters(), max_batch=4, **SMALL) as engine:
-        handles = [engine.add(*asked) for asked in OTHERS]
+        handles = [engine.add(*request) for request in OTHERS]
         with pytest.raises(UsageError, match="No token can be drawn"):
             engine.add([1, 2], params).result()
         assert [handle.result() for handle in handles] == wanted
@@ -193,11 +197,11 @@ def test_requests_that_fail_when_a_rank_dies(model: Any, monkeypatch: pytest.Mon
     """A request that has failed in the same step ends with its own error."""
     with Engine(model, tokenizer=Letters(), max_batch=4, **SMALL) as engine:
         other, bad = engine.add(*OTHERS[0]), engine.add([7], greedy(9, logprobs=1))
-        own = RankError("rank 1 died")
+        failure = RankError("rank 1 died")
 
-        def go_on(work: Continuations, sequence: Any, found: Any) -> None:
+        def go_on(work: Continuations, piece: Any, results: Any) -> None:
             work._failed.setdefault(bad, ValueError("of one request"))
-            raise own
+            raise failure
 
         monkeypatch.setattr(Continuations, "go_on", go_on)
         monkeypatch.setattr(model, "made_by", None)

@@ -28,15 +28,15 @@ TINY = 1e-30
 
 def warped(scores: np.ndarray, top_k: int | None, top_p: float, min_p: float) -> np.ndarray:
     """Return the probabilities that Hugging Face's warpers give, in float64."""
-    found = LogitsProcessorList()
+    warpers = LogitsProcessorList()
     if top_k is not None:
-        found.append(TopKLogitsWarper(top_k))
+        warpers.append(TopKLogitsWarper(top_k))
     if top_p < 1:
-        found.append(TopPLogitsWarper(top_p))
+        warpers.append(TopPLogitsWarper(top_p))
     if min_p > 0:
-        found.append(MinPLogitsWarper(min_p))
+        warpers.append(MinPLogitsWarper(min_p))
     ids: Any = None
-    wanted: np.ndarray = torch.softmax(found(ids, torch.tensor(scores)[None].double()), -1)[
+    wanted: np.ndarray = torch.softmax(warpers(ids, torch.tensor(scores)[None].double()), -1)[
         0
     ].numpy()
     return wanted
@@ -51,11 +51,11 @@ def listed(best: Kept) -> tuple[list[int], np.ndarray]:
 
 def chances(best: Kept, vocabulary: int) -> np.ndarray:
     """Return the probability of each token."""
-    found = np.zeros(vocabulary)
+    probabilities = np.zeros(vocabulary)
     ids, weights = listed(best)
     assert len(set(ids)) == len(ids)
-    found[ids] = weights / weights.sum(dtype=np.float64)
-    return found
+    probabilities[ids] = weights / weights.sum(dtype=np.float64)
+    return probabilities
 
 
 @st.composite
@@ -90,15 +90,17 @@ def test_the_tokens_and_probabilities_of_hugging_face(
         near_min = min(1.0, max(0.0, min_p * (1 - nudge))) if min_p else 0.0
         near = warped(scores, top_k, near_p, near_min)
         sizes.append(len(near[near > 0]))
-    found = chances(kept(scores, top_k, top_p, min_p), len(scores))
-    likely = [np.sort(each[each > TINY]) for each in (found, wanted)]
+    probabilities = chances(kept(scores, top_k, top_p, min_p), len(scores))
+    likely = [np.sort(values[values > TINY]) for values in (probabilities, wanted)]
     assert min(sizes) - np.count_nonzero((wanted > 0) & (wanted <= TINY)) <= len(likely[0])
     assert len(likely[0]) <= max(sizes)
     if min(sizes) == max(sizes):
         np.testing.assert_allclose(likely[0], likely[1], rtol=1e-4)
-        limit = scores[found > TINY].min()
+        limit = scores[probabilities > TINY].min()
         assert limit == scores[wanted > TINY].min()
-        assert np.array_equal((found > TINY) & (scores > limit), (wanted > TINY) & (scores > limit))
+        assert np.array_equal(
+            (probabilities > TINY) & (scores > limit), (wanted > TINY) & (scores > limit)
+        )
 
 
 @pytest.mark.parametrize(("top_p", "ids"), [(0.3, [7]), (0.5, [6, 7]), (0.74, [6, 7])])

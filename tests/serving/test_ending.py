@@ -36,16 +36,16 @@ def test_it_is_closed(name: str) -> None:
     grammars = Grammars(byte_tokenizer(), SIZE, frozenset([END]))
     grammar = grammars.grammar(Structure("json_schema", json.dumps(SCHEMAS[name])))
     for seed in range(20):
-        dice, own, tokens = Random(seed), grammar.matcher([END]), list[int]()
-        while not own.complete and len(tokens) < 100:
-            own.look_ahead(closes=len(tokens) >= 40)
-            allowed = np.flatnonzero(~own.forbidden()).tolist()
-            if own.complete:
+        dice, matcher, tokens = Random(seed), grammar.matcher([END]), list[int]()
+        while not matcher.complete and len(tokens) < 100:
+            matcher.look_ahead(closes=len(tokens) >= 40)
+            allowed = np.flatnonzero(~matcher.forbidden()).tolist()
+            if matcher.complete:
                 break
             allowed = [token for token in allowed if token != END]
             tokens.append(dice.choice(allowed))
-            own.accept(tokens[-1])
-        assert own.complete, byte_tokenizer().decode(tokens)
+            matcher.accept(tokens[-1])
+        assert matcher.complete, byte_tokenizer().decode(tokens)
         assert is_instance(SCHEMAS[name], byte_tokenizer().decode(tokens))
     grammars.close()
 

@@ -32,8 +32,8 @@ WIDER = {"chunk": 64, "max_tokens_per_step": 128}
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[tpcompile.CompiledModel]:
-    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as made:
-        yield made
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as compiled:
+        yield compiled
 
 
 def prompt(dice: Random, length: int) -> list[int]:
@@ -43,8 +43,8 @@ def prompt(dice: Random, length: int) -> list[int]:
 def alone(model: Any, tokens: list[int], new: int) -> list[int]:
     """Continue greedily with Hugging Face's loop."""
     ids = torch.tensor([tokens])
-    found = model.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=None)
-    continued: list[int] = found[0, len(tokens) :].tolist()
+    output = model.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=None)
+    continued: list[int] = output[0, len(tokens) :].tolist()
     return continued
 
 
@@ -55,11 +55,13 @@ def greedy(new: int, **more: Any) -> SamplingParams:
 def test_requests_of_all_lengths_are_those_of_a_run_alone(model: Any) -> None:
     dice = Random(1)
     with Engine(model, max_batch=5, **SMALL) as engine:
-        asked = [(prompt(dice, n), dice.randrange(1, 12)) for n in (1, 31, 32, 33, 64, 100, 7, 65)]
-        handles = [engine.add(tokens, greedy(new)) for tokens, new in asked]
-        for (tokens, new), handle in zip(asked, handles, strict=True):
-            (found,) = handle.result()
-            assert (found.tokens, found.finish) == (alone(model, tokens, new), "length")
+        requests = [
+            (prompt(dice, n), dice.randrange(1, 12)) for n in (1, 31, 32, 33, 64, 100, 7, 65)
+        ]
+        handles = [engine.add(tokens, greedy(new)) for tokens, new in requests]
+        for (tokens, new), handle in zip(requests, handles, strict=True):
+            (completion,) = handle.result()
+            assert (completion.tokens, completion.finish) == (alone(model, tokens, new), "length")
         assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
 
 
@@ -97,19 +99,21 @@ def mixed(
         todo = list(zip(waiting, cycle(salts), strict=False))
         while todo or engine.step():
             if todo and dice.random() < 0.4:
-                asked, salt = todo.pop(0)
-                begun.append((engine.add(*asked, salt=salt), False))
+                request, salt = todo.pop(0)
+                begun.append((engine.add(*request, salt=salt), False))
             if begun and dice.random() < 0.05:
                 begun[-1][0].abort()
                 begun[-1] = begun[-1][0], True
-        found = [handle.result() for handle, _ in begun]
+        answers = [handle.result() for handle, _ in begun]
         assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
         assert engine.scheduler.states.available == engine.scheduler.limits.states
     with Engine(model, **options) as quiet:
         for number, ((tokens, params), (_, aborted)) in enumerate(zip(waiting, begun, strict=True)):
             wanted = quiet.add(tokens, params, salt=number).result()
-            for own, right in zip(found[number], wanted, strict=True):
-                assert own.tokens == (right.tokens[: len(own.tokens)] if aborted else right.tokens)
+            for completion, right in zip(answers[number], wanted, strict=True):
+                assert completion.tokens == (
+                    right.tokens[: len(completion.tokens)] if aborted else right.tokens
+                )
     return len(waiting)
 
 
@@ -149,8 +153,8 @@ def hybrid(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
     tp = request.param
     with tpcompile.compile(
         remembering(), tp, max_seq_len=300, backend="torch", simulate=tp > 1
-    ) as made:
-        yield made
+    ) as compiled:
+        yield compiled
 
 
 SALTS = (None, "a", "b")
@@ -172,16 +176,16 @@ def test_pieces_have_the_tokens_of_a_run_alone(hybrid: Any) -> None:
     dice = Random(1)
     lengths = (1, 2, 63, 64, 65, 127, 128, 129, 192, 193, 257)
     with Engine(hybrid, max_batch=5, **WIDER) as engine:
-        asked = [(prompt(dice, n), dice.randrange(8, 24)) for n in lengths]
-        handles = [engine.add(tokens, greedy(new)) for tokens, new in asked]
-        for (tokens, new), handle in zip(asked, handles, strict=True):
+        requests = [(prompt(dice, n), dice.randrange(8, 24)) for n in lengths]
+        handles = [engine.add(tokens, greedy(new)) for tokens, new in requests]
+        for (tokens, new), handle in zip(requests, handles, strict=True):
             assert handle.result()[0].tokens == alone(hybrid, tokens, new)
 
 
 def test_chunks_of_linear_attention_are_long_enough(hybrid: Any) -> None:
     """A cut elsewhere than at multiples of 64 would give other bits than a run alone."""
-    for asked, chunk in ((1, 64), (64, 64), (65, 128), (128, 128)):
-        with Engine(hybrid, max_batch=2, chunk=asked) as engine:
+    for requested, chunk in ((1, 64), (64, 64), (65, 128), (128, 128)):
+        with Engine(hybrid, max_batch=2, chunk=requested) as engine:
             assert engine.scheduler.limits.chunk == chunk
 
 
@@ -197,7 +201,7 @@ def test_a_prefix_with_a_snapshot(hybrid: Any) -> None:
         assert second.result()[0].tokens == alone(hybrid, [*common, 2], 9)
         assert third.result()[0].tokens == alone(hybrid, [*common[:150], 2], 9)
         assert other.result()[0].tokens == alone(hybrid, [*common, 2], 9)
-        shared = [one.shared for one in (first, second, third, other)]
+        shared = [handle.shared for handle in (first, second, third, other)]
         assert shared == [0, 192, 0, 0], "there is no snapshot after 128 tokens"
         assert engine.add([*common[:150], 3], greedy(1)).result()
         again = engine.add([*common[:150], 4], greedy(9))
@@ -211,11 +215,11 @@ def test_a_snapshot_changes_no_bit(hybrid: Any) -> None:
     dice = Random(11)
     with Engine(hybrid, max_batch=4, **WIDER) as engine:
         for length in (65, 129, 160, 193, 257):
-            asked = prompt(dice, length), greedy(1, logprobs=3)
-            alone, again = engine.add(*asked, salt="alone"), engine.add(*asked)
+            request = prompt(dice, length), greedy(1, logprobs=3)
+            alone, again = engine.add(*request, salt="alone"), engine.add(*request)
             handles = [alone, again, engine.add(prompt(dice, 90), greedy(9))]
             handles[-1].result()
-            handles.append(engine.add(*asked))
+            handles.append(engine.add(*request))
             chosen = [handle.result()[0].chosen for handle in handles]
             assert chosen[0] == chosen[1] == chosen[3]
             assert (again.shared, handles[3].shared) == (0, (length - 1) // 64 * 64)
@@ -226,11 +230,11 @@ def _assert_continued(model: Any, length: int, most: int, sizes: dict[str, Any])
     tokens = prompt(Random(7), length)
     params = SamplingParams(max_tokens=most, n=3, temperature=1.0, seed=3, ignore_eos=True)
     with Engine(model, max_batch=4, **sizes) as engine:
-        found = [one.tokens for one in engine.add(tokens, params).result()]
-        assert len({tuple(own) for own in found}) == 3
-        assert [one.tokens for one in engine.add(tokens, params).result()] == found
+        texts = [completion.tokens for completion in engine.add(tokens, params).result()]
+        assert len({tuple(text) for text in texts}) == 3
+        assert [completion.tokens for completion in engine.add(tokens, params).result()] == texts
     with Engine(model, max_batch=1, **sizes) as engine:  # one after another, without a fork
-        assert [one.tokens for one in engine.add(tokens, params).result()] == found
+        assert [completion.tokens for completion in engine.add(tokens, params).result()] == texts
 
 
 def test_several_continuations_share_the_state_of_a_prompt(hybrid: Any) -> None:
@@ -270,8 +274,8 @@ def test_a_wrong_state_changes_tokens(hybrid: Any, monkeypatch: pytest.MonkeyPat
         if not wrong and int(step.inputs["starts"][1]) == 200 - 192:
             wrong.append(read)
             read = torch.where(read == 0, 1, 0)
-        found: torch.Tensor = run(replace(step, inputs={**step.inputs, "read": read}))
-        return found
+        output: torch.Tensor = run(replace(step, inputs={**step.inputs, "read": read}))
+        return output
 
     with Engine(hybrid, max_batch=2, **WIDER) as engine:
         wanted = engine.add(tokens, greedy(9)).result()[0].tokens
@@ -292,13 +296,13 @@ def test_five_hundred_random_mixes(tp: int) -> None:
 @pytest.mark.parametrize("tp", [2, 3])
 def test_ranks_in_processes(tp: int) -> None:
     eager, dice = lively("tiny-qwen3"), Random(2)
-    asked = [prompt(dice, n) for n in (3, 40, 70)]
+    prompts = [prompt(dice, n) for n in (3, 40, 70)]
     with tpcompile.compile(eager, tp, max_seq_len=160) as model:
         with Engine(model, max_batch=3, **SMALL) as engine:
-            handles = [engine.add(tokens, greedy(6)) for tokens in asked]
-            found = [handle.result()[0].tokens for handle in handles]
+            handles = [engine.add(tokens, greedy(6)) for tokens in prompts]
+            continuations = [handle.result()[0].tokens for handle in handles]
         mixed(model, seed=tp)
-    assert found == [alone(eager, tokens, 6) for tokens in asked]
+    assert continuations == [alone(eager, tokens, 6) for tokens in prompts]
 
 
 def test_a_shared_prefix(model: Any) -> None:
@@ -317,14 +321,14 @@ def test_a_shared_prefix(model: Any) -> None:
 def test_a_request_that_is_preempted(model: Any) -> None:
     """There is room for one sequence and a half; the second is computed again."""
     dice = Random(4)
-    asked = [prompt(dice, 60), prompt(dice, 30)]
+    prompts = [prompt(dice, 60), prompt(dice, 30)]
     with Engine(model, max_batch=2, kv_tokens=128, **SMALL) as engine:
-        handles = [engine.add(tokens, greedy(40)) for tokens in asked]
+        handles = [engine.add(tokens, greedy(40)) for tokens in prompts]
         lost = 0
         while engine.step():
-            lost += any(len(one.tokens) > 30 + 1 for one in engine.scheduler.waiting)
+            lost += any(len(sequence.tokens) > 30 + 1 for sequence in engine.scheduler.waiting)
         assert lost, "the second one must have been preempted"
-        for tokens, handle in zip(asked, handles, strict=True):
+        for tokens, handle in zip(prompts, handles, strict=True):
             assert handle.result()[0].tokens == alone(model, tokens, 40)
 
 
@@ -334,20 +338,20 @@ def test_bits_do_not_depend_on_the_batch(model: Any) -> None:
     tokens, params = prompt(dice, 40), greedy(8, logprobs=3)
     with Engine(model, max_batch=8, **SMALL) as engine:
         wanted = engine.add(tokens, params).result()[0].chosen
-        others = [engine.add(prompt(dice, 20 + n), greedy(9)) for n in range(6)]
-        found = engine.add(tokens, params).result()[0].chosen
-        assert found == wanted
-        for handle in others:
+        handles = [engine.add(prompt(dice, 20 + n), greedy(9)) for n in range(6)]
+        chosen = engine.add(tokens, params).result()[0].chosen
+        assert chosen == wanted
+        for handle in handles:
             handle.abort()
 
 
 def test_log_probabilities_are_those_of_the_model(model: Any) -> None:
     tokens = prompt(Random(6), 20)
     with Engine(model) as engine:
-        (found,) = engine.add(tokens, greedy(1, logprobs=5)).result()
+        (completion,) = engine.add(tokens, greedy(1, logprobs=5)).result()
     logits = model(torch.tensor([tokens])).logits[0, -1].float()
     wanted = torch.log_softmax(logits, 0)
-    (chosen,) = found.chosen
+    (chosen,) = completion.chosen
     assert chosen.logprob == pytest.approx(float(wanted.max()), abs=1e-4)
     assert [token for token, _ in chosen.top] == wanted.topk(5).indices.tolist()
 
@@ -359,8 +363,8 @@ def test_several_continuations_of_one_prompt(model: Any) -> None:
 def test_sampling_without_a_seed_differs(model: Any) -> None:
     params = SamplingParams(max_tokens=12, temperature=2.0, ignore_eos=True)
     with Engine(model) as engine:
-        found = [engine.add([1, 2, 3], params).result()[0].tokens for _ in range(3)]
-    assert len({tuple(own) for own in found}) > 1
+        continuations = [engine.add([1, 2, 3], params).result()[0].tokens for _ in range(3)]
+    assert len({tuple(continuation) for continuation in continuations}) > 1
 
 
 def test_tokens_that_end_a_request(model: Any) -> None:
@@ -368,26 +372,26 @@ def test_tokens_that_end_a_request(model: Any) -> None:
     whole = alone(model, tokens, 8)
     with Engine(model) as engine:
         params = SamplingParams(max_tokens=8, ignore_eos=True, stop_tokens=(whole[3],))
-        (found,) = engine.add(tokens, params).result()
-        at = whole.index(whole[3])
-        assert (found.tokens, found.finish) == (whole[: at + 1], "stop")
+        (completion,) = engine.add(tokens, params).result()
+        place = whole.index(whole[3])
+        assert (completion.tokens, completion.finish) == (whole[: place + 1], "stop")
         params = SamplingParams(max_tokens=8, min_tokens=6, stop_tokens=(whole[3],))
-        (found,) = engine.add(tokens, params).result()
-        assert len(found.tokens) >= 6 and whole[3] not in found.tokens[:6]
+        (completion,) = engine.add(tokens, params).result()
+        assert len(completion.tokens) >= 6 and whole[3] not in completion.tokens[:6]
 
 
 def test_an_aborted_request_frees_its_blocks(model: Any) -> None:
     with Engine(model, max_batch=2, **SMALL) as engine:
-        kept, gone = (engine.add(prompt(Random(n), 50), greedy(30)) for n in (1, 2))
+        other, gone = (engine.add(prompt(Random(n), 50), greedy(30)) for n in (1, 2))
         for _ in range(4):
             engine.step()
         free = engine.scheduler.blocks.available
         gone.abort()
         engine.step()
         assert engine.scheduler.blocks.available >= free + 1
-        (found,) = gone.result()
-        assert found.finish == "abort" and 0 < len(found.tokens) < 30
-        assert len(kept.result()[0].tokens) == 30
+        (completion,) = gone.result()
+        assert completion.finish == "abort" and 0 < len(completion.tokens) < 30
+        assert len(other.result()[0].tokens) == 30
 
 
 def test_asyncio(model: Any) -> None:
@@ -395,15 +399,15 @@ def test_asyncio(model: Any) -> None:
         return [event.chosen.token async for event in engine.add(tokens, greedy(5)) if event.chosen]
 
     async def all_of(engine: Engine) -> list[Any]:
-        asked = [prompt(Random(n), 10 + n) for n in range(5)]
-        streams = await asyncio.gather(*(stream(engine, tokens) for tokens in asked))
-        (last,) = await engine.add(asked[0], greedy(5))
+        prompts = [prompt(Random(n), 10 + n) for n in range(5)]
+        streams = await asyncio.gather(*(stream(engine, tokens) for tokens in prompts))
+        (last,) = await engine.add(prompts[0], greedy(5))
         assert last.tokens == streams[0]
-        return list(zip(asked, streams, strict=True))
+        return list(zip(prompts, streams, strict=True))
 
     with Engine(model, max_batch=3, **SMALL) as engine:  # `async for` starts its thread
-        found = asyncio.run(all_of(engine))
-    for tokens, new in found:
+        streams = asyncio.run(all_of(engine))
+    for tokens, new in streams:
         assert new == alone(model, tokens, 5)
 
 
@@ -448,13 +452,13 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_requests(model: Any, name: str) -> None:
-    tokens, options, said = BAD[name]
-    with Engine(model) as engine, pytest.raises(UsageError, match=said):
+    tokens, options, message = BAD[name]
+    with Engine(model) as engine, pytest.raises(UsageError, match=message):
         engine.add(tokens, SamplingParams(**options))
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"max_tokens": 0}, "max_tokens must be an integer of at least 1, got 0"),
         ({"temperature": -1}, "temperature must be a number from 0 to 100, got -1"),
@@ -471,8 +475,8 @@ def test_bad_requests(model: Any, name: str) -> None:
         ({"stop": ("",)}, "stop must consist of texts"),
     ],
 )
-def test_bad_options(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         SamplingParams(**options)
 
 
@@ -495,8 +499,8 @@ def test_a_salt_that_is_not_hashable(model: Any) -> None:
 )
 def test_the_limits_of_options(model: Any, options: dict[str, Any]) -> None:
     with Engine(model) as engine:
-        (found,) = engine.add([1, 2, 3], SamplingParams(max_tokens=4, **options)).result()
-    assert 1 <= len(found.tokens) <= 4
+        (completion,) = engine.add([1, 2, 3], SamplingParams(max_tokens=4, **options)).result()
+    assert 1 <= len(completion.tokens) <= 4
 
 
 def test_a_closed_engine(model: Any) -> None:

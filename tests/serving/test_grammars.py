@@ -13,9 +13,9 @@ from tpcompile.serving.grammars import Grammars
 
 @pytest.fixture
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(byte_tokenizer(), SIZE, frozenset([END]))
-    yield made
-    made.close()
+    created = Grammars(byte_tokenizer(), SIZE, frozenset([END]))
+    yield created
+    created.close()
 
 
 def test_each_structure_is_compiled_once(grammars: Grammars) -> None:

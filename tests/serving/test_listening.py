@@ -53,8 +53,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
          "-keyout", directory / "key.pem", "-out", directory / "cert.pem"],
         check=True, capture_output=True,
     )  # fmt: skip
-    both = (directory / "cert.pem").read_text() + (directory / "key.pem").read_text()
-    (directory / "both.pem").write_text(both)
+    bundle = (directory / "cert.pem").read_text() + (directory / "key.pem").read_text()
+    (directory / "both.pem").write_text(bundle)
     return directory
 
 

@@ -34,7 +34,7 @@ def test_the_scores_are_those_of_the_model(
         max_length=127,
         num_concurrent=concurrent,
     )
-    found = scored(harness, kind)
-    assert found[0] == pytest.approx(wanted[0], rel=TOLERANCE)
-    for ours, theirs in zip(_flat(found[1]), _flat(wanted[1]), strict=True):
+    actual = scored(harness, kind)
+    assert actual[0] == pytest.approx(wanted[0], rel=TOLERANCE)
+    for ours, theirs in zip(_flat(actual[1]), _flat(wanted[1]), strict=True):
         assert ours == (pytest.approx(theirs, rel=TOLERANCE) if isinstance(ours, float) else theirs)

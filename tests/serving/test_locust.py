@@ -23,10 +23,10 @@ def test_many_users_at_once(server: Served) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * MOST_S)
     assert done.returncode == 0, done.stderr + done.stdout
-    found = {row["name"]: row for row in json.loads(done.stdout)}
-    assert set(found) == {"complete", "stream", "give up", "call", "choose"}
-    assert sum(row["num_requests"] for row in found.values()) >= REQUESTS
-    assert sum(row["num_failures"] for row in found.values()) == 0
+    statistics = {row["name"]: row for row in json.loads(done.stdout)}
+    assert set(statistics) == {"complete", "stream", "give up", "call", "choose"}
+    assert sum(row["num_requests"] for row in statistics.values()) >= REQUESTS
+    assert sum(row["num_failures"] for row in statistics.values()) == 0
 
 
 def test_nothing_is_left_of_users_who_gave_up(server: Served) -> None:

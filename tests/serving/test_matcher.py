@@ -22,9 +22,9 @@ PADDING = SIZE - 1
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(byte_tokenizer(), SIZE, frozenset([END]))
-    yield made
-    made.close()
+    created = Grammars(byte_tokenizer(), SIZE, frozenset([END]))
+    yield created
+    created.close()
 
 
 def matcher(grammars: Grammars, kind: str, text: str = "", after: str = "") -> Matcher:
@@ -91,20 +91,20 @@ def test_a_name_cannot_be_written_as_escapes(grammars: Grammars) -> None:
 
 
 def test_the_end_is_allowed_only_where_the_text_may_end(grammars: Grammars) -> None:
-    own = matcher(grammars, "regex", "ab?")
+    constraint = matcher(grammars, "regex", "ab?")
     first, second = byte_tokenizer().encode("a")[0], byte_tokenizer().encode("b")[0]
-    assert own.forbidden()[[END, OTHER_END, PADDING, second]].all()
-    own.accept(first)
-    allowed = np.flatnonzero(~own.forbidden()).tolist()
-    assert allowed == sorted([END, OTHER_END, second]) and not own.complete
-    own.accept(second)
-    assert own.complete
+    assert constraint.forbidden()[[END, OTHER_END, PADDING, second]].all()
+    constraint.accept(first)
+    allowed = np.flatnonzero(~constraint.forbidden()).tolist()
+    assert allowed == sorted([END, OTHER_END, second]) and not constraint.complete
+    constraint.accept(second)
+    assert constraint.complete
 
 
 def test_an_empty_text_is_complete(grammars: Grammars) -> None:
-    own = matcher(grammars, "grammar", 'start: ""')
-    own.forbidden()
-    assert own.complete
+    constraint = matcher(grammars, "grammar", 'start: ""')
+    constraint.forbidden()
+    assert constraint.complete
 
 
 def test_a_mask_that_is_computed_ahead(grammars: Grammars) -> None:
@@ -122,9 +122,9 @@ def test_a_mask_that_is_computed_ahead(grammars: Grammars) -> None:
 def test_only_json_is_closed(grammars: Grammars) -> None:
     masks = []
     for closes in (False, True):
-        own = matcher(grammars, "regex", '[a-z",\\]]+')
-        own.look_ahead(closes)
-        masks.append(own.forbidden())
+        constraint = matcher(grammars, "regex", '[a-z",\\]]+')
+        constraint.look_ahead(closes)
+        masks.append(constraint.forbidden())
     assert np.array_equal(*masks)
 
 
@@ -135,23 +135,23 @@ def test_a_grammar_that_cannot_be_continued(grammars: Grammars) -> None:
 
 
 def test_a_token_that_is_not_allowed(grammars: Grammars) -> None:
-    own = matcher(grammars, "regex", "ab")
+    constraint = matcher(grammars, "regex", "ab")
     with pytest.raises(RequestError, match="The structure does not allow token"):
-        own.accept(byte_tokenizer().encode("b")[0])
+        constraint.accept(byte_tokenizer().encode("b")[0])
 
 
 @pytest.mark.parametrize("last", [THINK_END, "##\n", "aab"])
 @pytest.mark.parametrize("space", ["", "\n\n", " \n "])
 def test_a_structure_after_a_text(grammars: Grammars, last: str, space: str) -> None:
     for thought in ("", 'So {"a": 1} or a # a, ', "aa"):
-        own = matcher(grammars, "json_object", after=last)
-        assert fits(own, f"{thought}{last}{space}" + '{"id": 1}')
+        constraint = matcher(grammars, "json_object", after=last)
+        assert fits(constraint, f"{thought}{last}{space}" + '{"id": 1}')
 
 
 def test_free_text_does_not_end_the_sequence(grammars: Grammars) -> None:
-    own = matcher(grammars, "json_object", after=THINK_END)
-    assert np.flatnonzero(own.forbidden()).tolist() == [END]
-    assert not fits(own, "So " + THINK_END)
+    constraint = matcher(grammars, "json_object", after=THINK_END)
+    assert np.flatnonzero(constraint.forbidden()).tolist() == [END]
+    assert not fits(constraint, "So " + THINK_END)
 
 
 def test_no_token_reaches_from_free_text_into_the_structure(grammars: Grammars) -> None:
@@ -163,27 +163,27 @@ def test_no_token_reaches_from_free_text_into_the_structure(grammars: Grammars) 
         if (word := words.decode([token])).startswith('":') and word.strip() != '":'
     }
     assert crossing, "the tokenizer has such tokens"
-    own = matcher(grammars, "json_object", after='x":')
-    own.accept(words.encode("x")[0])
-    assert own.forbidden()[list(crossing)].all()
-    assert not own.forbidden()[words.encode('":')].any()
-    assert not own.forbidden()[words.encode('": ')].any()
+    constraint = matcher(grammars, "json_object", after='x":')
+    constraint.accept(words.encode("x")[0])
+    assert constraint.forbidden()[list(crossing)].all()
+    assert not constraint.forbidden()[words.encode('":')].any()
+    assert not constraint.forbidden()[words.encode('": ')].any()
 
 
 def test_little_whitespace_before_the_structure(grammars: Grammars) -> None:
-    own = matcher(grammars, "choice", '["yes"]', after=THINK_END)
+    constraint = matcher(grammars, "choice", '["yes"]', after=THINK_END)
     for token in byte_tokenizer().encode(THINK_END):
-        own.accept(token)
+        constraint.accept(token)
     (newline,) = byte_tokenizer().encode("\n")
     for _ in range(4):
-        assert own.forbidden()[[END, PADDING]].all() and not own.forbidden()[newline]
-        own.accept(newline)
-    assert own.forbidden()[newline] and fits(own, "yes")
+        assert constraint.forbidden()[[END, PADDING]].all() and not constraint.forbidden()[newline]
+        constraint.accept(newline)
+    assert constraint.forbidden()[newline] and fits(constraint, "yes")
 
 
 def test_no_whitespace_within_the_structure(grammars: Grammars) -> None:
-    own = matcher(grammars, "choice", '["yes"]', after=THINK_END)
+    constraint = matcher(grammars, "choice", '["yes"]', after=THINK_END)
     (newline,) = byte_tokenizer().encode("\n")
     for token in byte_tokenizer().encode(f"{THINK_END}y"):
-        own.accept(token)
-    assert own.forbidden()[newline]
+        constraint.accept(token)
+    assert constraint.forbidden()[newline]

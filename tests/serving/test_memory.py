@@ -34,8 +34,8 @@ def machine(
     limits, uses, copies = NAMES[version]
     for name, (limit, used, files) in groups.items():
         text = NO_LIMIT[version] if limit == "max" else limit
-        given = {limits: text, uses: str(used), "memory__stat": f"active_file 5\n{copies} {files}"}
-        group(root, ("memory/" if version == 1 else "") + name, **given)
+        texts = {limits: text, uses: str(used), "memory__stat": f"active_file 5\n{copies} {files}"}
+        group(root, ("memory/" if version == 1 else "") + name, **texts)
     return root
 
 
@@ -79,8 +79,8 @@ def test_more_than_there_is_is_refused() -> None:
 def hybrid() -> Iterator[tpcompile.CompiledModel]:
     with tpcompile.compile(
         preset_pair("tiny-qwen3.5").eager, max_seq_len=64, backend="torch"
-    ) as made:
-        yield made
+    ) as compiled:
+        yield compiled
 
 
 STATE = 3 * 4 * (6 * 16 * 16 + 3 * (2 * 3 + 6) * 16)
@@ -118,8 +118,8 @@ def test_the_ranks_have_no_more_states_than_that(hybrid: tpcompile.CompiledModel
     """A batch of two requests takes states for two, and an engine exactly as many as it says."""
     states = hybrid._cache_pool.states
     assert states is not None
-    found = hybrid.generate_batch([[1, 2], [3]], max_new_tokens=2)
-    assert len(found) == 2 and states.blocks == 2 * 2 + 2 * 2
+    outputs = hybrid.generate_batch([[1, 2], [3]], max_new_tokens=2)
+    assert len(outputs) == 2 and states.blocks == 2 * 2 + 2 * 2
     with Engine(hybrid, max_batch=3, snapshots=5, kv_tokens=128):
         assert states.blocks == states.used == 11
     assert states.used == 0

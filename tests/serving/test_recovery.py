@@ -44,7 +44,7 @@ def made(eager: Any, tp: int, **options: Any) -> tpcompile.CompiledModel:
 def added(engine: Engine) -> list[Handle]:
     common = COMMON if engine.model.keeps_states else []
     prompts = [[*common, *tokens] for tokens in ASKED]
-    return [engine.add(*asked) for asked in zip(prompts, PARAMS, strict=True)]
+    return [engine.add(*request) for request in zip(prompts, PARAMS, strict=True)]
 
 
 def results(handles: list[Handle]) -> list[list[int]]:
@@ -57,14 +57,14 @@ def streamed(engine: Engine) -> list[list[int]]:
 
 def disturbed(engine: Engine, dice: Random) -> list[list[int]]:
     """Stream all requests, and kill a rank at some moment."""
-    found: list[list[int]] = []
-    running = threading.Thread(target=lambda: found.extend(streamed(engine)))
+    outputs: list[list[int]] = []
+    running = threading.Thread(target=lambda: outputs.extend(streamed(engine)))
     running.start()
     time.sleep(dice.random() * 0.3)
     if running.is_alive():
         os.kill(dice.choice(engine.model.processes), signal.SIGKILL)
     running.join()
-    return found
+    return outputs
 
 
 def killed(tp: int, kills: int, eager: Any, made_by: Any, options: dict[str, Any]) -> None:

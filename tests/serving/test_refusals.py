@@ -20,9 +20,9 @@ OBJECT = {"type": "object", "required": ["a"]}
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(byte_tokenizer(), SIZE, frozenset([END]))
-    yield made
-    made.close()
+    created = Grammars(byte_tokenizer(), SIZE, frozenset([END]))
+    yield created
+    created.close()
 
 
 def refused(grammars: Grammars, schema: Any) -> StructureError:

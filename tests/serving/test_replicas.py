@@ -32,9 +32,9 @@ from tpcompile.replicas import app  # noqa: E402
 # Ray 2.50 closes neither its files nor its processes.
 pytestmark = [
     pytest.mark.filterwarnings(
-        f"ignore:Exception ignored in. <{it}:pytest.PytestUnraisableExceptionWarning"
+        f"ignore:Exception ignored in. <{source}:pytest.PytestUnraisableExceptionWarning"
     )
-    for it in (r"_io.FileIO name='/dev/null'", r"function Popen.__del__")
+    for source in (r"_io.FileIO name='/dev/null'", r"function Popen.__del__")
 ]
 
 LIMIT_S = 240
@@ -44,16 +44,16 @@ BODY: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 5, "logprobs": 0, "ig
 
 def replica_processes() -> list[int]:
     """Return the processes of this cluster's replicas, by the names that Ray gives them."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             title = (process / "cmdline").read_bytes()
         except OSError:
             continue
-        own = int(process.name)
-        if re.match(rb"ray::ServeReplica:[^:]*:Replica\b", title) and os.getpid() in parents(own):
-            found.append(own)
-    return found
+        pid = int(process.name)
+        if re.match(rb"ray::ServeReplica:[^:]*:Replica\b", title) and os.getpid() in parents(pid):
+            pids.append(pid)
+    return pids
 
 
 def parents(process: int) -> Iterator[int]:
@@ -127,8 +127,8 @@ def test_answers_are_those_of_an_engine(url: str, model_path: str) -> None:
     ):
         wanted = engine.add(BODY["prompt"], params).result()[0].tokens
     answer = httpx.post(f"{url}/v1/completions", json=BODY | {"seed": 4}, timeout=LIMIT_S).json()
-    found = answer["choices"][0]["logprobs"]["tokens"]
-    assert [int(token.removeprefix("token_id:")) for token in found] == wanted
+    tokens = answer["choices"][0]["logprobs"]["tokens"]
+    assert [int(token.removeprefix("token_id:")) for token in tokens] == wanted
     assert answer["model"] == "tiny"
     assert httpx.get(f"{url}/health", timeout=LIMIT_S).json() == {"status": "ok"}
 
@@ -184,8 +184,8 @@ def two(url: str) -> str:
                 time.sleep(0.2)
         finally:
             over.set()
-    for one in asking:
-        one.result()
+    for future in asking:
+        future.result()
     return url
 
 

@@ -26,8 +26,8 @@ LENGTHS = (32, 45, 64, 97, 17, 3, 33)
 def model(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
     dtype, weights = request.param
     eager = lively("tiny-qwen3").to(getattr(torch, dtype))
-    with tpcompile.compile(eager, max_seq_len=160, weights=weights) as made:
-        yield made
+    with tpcompile.compile(eager, max_seq_len=160, weights=weights) as compiled:
+        yield compiled
 
 
 def piece(number: int, first: int, count: int) -> Piece:
@@ -35,30 +35,32 @@ def piece(number: int, first: int, count: int) -> Piece:
 
 
 def test_groups_keep_the_order_of_a_sequence() -> None:
-    one, two = (Sequence((n, n), [1] * 64) for n in range(2))
-    chunks = [Piece(one, 0, 32), Piece(one, 32, 5), Piece(one, 37, 27), Piece(two, 0, 32)]
-    found = list(groups(chunks, lambda own: own.count < 16))
-    assert found == [[chunks[0], chunks[3]], [chunks[1]], [chunks[2]]]
-    assert list(groups([], lambda own: False)) == []
-    assert list(groups(chunks, lambda own: True)) == [[own] for own in chunks]
+    first, second = (Sequence((n, n), [1] * 64) for n in range(2))
+    chunks = [Piece(first, 0, 32), Piece(first, 32, 5), Piece(first, 37, 27), Piece(second, 0, 32)]
+    runs = list(groups(chunks, lambda chunk: chunk.count < 16))
+    assert runs == [[chunks[0], chunks[3]], [chunks[1]], [chunks[2]]]
+    assert list(groups([], lambda chunk: False)) == []
+    assert list(groups(chunks, lambda chunk: True)) == [[chunk] for chunk in chunks]
 
 
 def test_a_run_has_few_enough_tokens() -> None:
     """The first tokens of some requests do not wait for the prompts of all others in a step."""
     chunks = [piece(number, 0, 128) for number in range(9)]
-    found = list(groups(chunks, lambda own: False))
-    assert found == [chunks[:4], chunks[4:8], chunks[8:]]
+    runs = list(groups(chunks, lambda chunk: False))
+    assert runs == [chunks[:4], chunks[4:8], chunks[8:]]
     large = piece(0, 0, 600)
-    assert list(groups([large], lambda own: False)) == [[large]]
+    assert list(groups([large], lambda chunk: False)) == [[large]]
 
 
 def test_chunks_of_a_sequence_with_states_are_apart() -> None:
     """Each of them joins the first run after the one before it that has room."""
-    one, two, three = (Sequence((n, n), [1] * 512) for n in range(3))
-    chunks = [Piece(own, first, 128) for own in (one, two) for first in (0, 128, 256)]
-    chunks += [Piece(three, 0, 128), Piece(three, 128, 5), Piece(three, 133, 128)]
-    found = list(groups(chunks, lambda own: own.count < 16, apart=True))
-    assert found == [
+    first, second, third = (Sequence((n, n), [1] * 512) for n in range(3))
+    chunks = [
+        Piece(sequence, start, 128) for sequence in (first, second) for start in (0, 128, 256)
+    ]
+    chunks += [Piece(third, 0, 128), Piece(third, 128, 5), Piece(third, 133, 128)]
+    runs = list(groups(chunks, lambda chunk: chunk.count < 16, apart=True))
+    assert runs == [
         [chunks[0], chunks[3], chunks[6]],
         [chunks[1], chunks[4]],
         [chunks[2], chunks[5]],
@@ -67,7 +69,7 @@ def test_chunks_of_a_sequence_with_states_are_apart() -> None:
     ]
     many = [piece(number, 0, 128) for number in range(5)]
     follows = Piece(many[0].sequence, 128, 128)
-    assert list(groups([*many, follows], lambda own: False, apart=True)) == [
+    assert list(groups([*many, follows], lambda chunk: False, apart=True)) == [
         many[:4],
         [many[4], follows],
     ]
@@ -75,28 +77,28 @@ def test_chunks_of_a_sequence_with_states_are_apart() -> None:
 
 def counted(model: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the tokens of each run of modules from now on."""
-    found: list[int] = []
+    sizes: list[int] = []
     run = model.run_step
 
     def counting(step: Any) -> torch.Tensor:
         if len(step.inputs["lengths"]) < len(step.inputs["input_ids"]):
-            found.append(len(step.inputs["input_ids"]))
+            sizes.append(len(step.inputs["input_ids"]))
         result: torch.Tensor = run(step)
         return result
 
     monkeypatch.setattr(model, "run_step", counting)
-    return found
+    return sizes
 
 
 def test_prompts_have_the_bits_of_prompts_alone(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dice = Random(1)
-    asked = [(prompt(dice, n), greedy(3, logprobs=4)) for n in LENGTHS]
+    batch = [(prompt(dice, n), greedy(3, logprobs=4)) for n in LENGTHS]
     with Engine(model, max_batch=8, chunk=32) as engine:
-        alone = [engine.add(*one, salt=n).result()[0].chosen for n, one in enumerate(asked)]
+        alone = [engine.add(*request, salt=n).result()[0].chosen for n, request in enumerate(batch)]
         sizes = counted(model, engine, monkeypatch)
-        handles = [engine.add(*one, salt=f"again {n}") for n, one in enumerate(asked)]
+        handles = [engine.add(*request, salt=f"again {n}") for n, request in enumerate(batch)]
         together = [handle.result()[0].chosen for handle in handles]
     assert together == alone
     if engine._runs._least == 16:  # nearly all machines
@@ -107,12 +109,12 @@ def test_short_chunks_share_steps_of_a_program(model: Any) -> None:
     """The rest of a prompt is one too, whether the chunks before it are in the cache or not."""
     lengths = (5, 3, 32 + 5, 8, 2)
     dice = Random(2)
-    asked = [(prompt(dice, n), greedy(3, logprobs=4)) for n in lengths]
+    batch = [(prompt(dice, n), greedy(3, logprobs=4)) for n in lengths]
     with Engine(model, max_batch=8, chunk=32) as engine:
-        alone = [engine.add(*one, salt=n).result()[0].chosen for n, one in enumerate(asked)]
+        alone = [engine.add(*request, salt=n).result()[0].chosen for n, request in enumerate(batch)]
         for modules in (1, 0):  # the second time the whole chunk is in the cache
             before = model.steps
-            handles = [engine.add(*one) for one in asked]
+            handles = [engine.add(*request) for request in batch]
             assert [handle.result()[0].chosen for handle in handles] == alone
             # chunks of 5 + 3 + 5 and of 8 + 2 tokens, and two more tokens of each request
             assert model.steps.program - before.program == 2 + 2
@@ -128,9 +130,9 @@ def test_a_whole_chunk_is_longer_than_short_ones() -> None:
     ):
         assert model.most_program_tokens == 8
         assert engine.scheduler.limits.chunk == 12
-        asked = [(prompt(Random(3), n), greedy(3, logprobs=2)) for n in (8, 12, 31)]
-        alone = [engine.add(*each, salt=n).result()[0].chosen for n, each in enumerate(asked)]
-        assert [engine.add(*each).result()[0].chosen for each in asked] == alone
+        batch = [(prompt(Random(3), n), greedy(3, logprobs=2)) for n in (8, 12, 31)]
+        alone = [engine.add(*request, salt=n).result()[0].chosen for n, request in enumerate(batch)]
+        assert [engine.add(*request).result()[0].chosen for request in batch] == alone
 
 
 def replace_linear(monkeypatch: pytest.MonkeyPatch, linear: Any) -> None:
@@ -158,8 +160,8 @@ def test_rows_that_depend_on_each_other_are_computed_alone(
 
 def test_kernels_that_differ_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def few(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        found = torch.nn.functional.linear(x, weight)
-        return found if len(x) > 64 else found * (1 + 1e-6)
+        product = torch.nn.functional.linear(x, weight)
+        return product if len(x) > 64 else product * (1 + 1e-6)
 
     replace_linear(monkeypatch, few)
     with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as model:

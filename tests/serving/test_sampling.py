@@ -37,10 +37,10 @@ def sampler(prompt: int = 4, index: int = 0, **options: Any) -> Sampler:
 def test_the_scores_are_those_of_hugging_face(
     dtype: torch.dtype, penalty: float, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    recorded = []
 
     def remember(scores: Any, *options: Any) -> Any:
-        seen.append(torch.tensor(scores))
+        recorded.append(torch.tensor(scores))
         return kept(scores, *options)
 
     monkeypatch.setattr(module, "kept", remember)
@@ -48,22 +48,22 @@ def test_the_scores_are_those_of_hugging_face(
     processors = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
     if penalty != 1:
         processors.insert(0, RepetitionPenaltyLogitsProcessor(penalty))
-    own = sampler(temperature=temperature, repetition_penalty=penalty, seed=1)
+    chooser = sampler(temperature=temperature, repetition_penalty=penalty, seed=1)
     for tokens in ([9, 8, 9, 7], [9, 8, 9, 7, 1], [9, 8, 9, 7, 1, 8, 2]):
-        own.choose(row, tokens)
+        chooser.choose(row, tokens)
         ids: Any = torch.tensor([tokens])
-        assert torch.equal(seen.pop(), processors(ids, row.float()[None])[0])
+        assert torch.equal(recorded.pop(), processors(ids, row.float()[None])[0])
 
 
 def test_presence_and_frequency_count_new_tokens() -> None:
-    own = sampler(presence_penalty=1.0, frequency_penalty=0.5)
+    chooser = sampler(presence_penalty=1.0, frequency_penalty=0.5)
     row = torch.zeros(10)
     row[:4] = torch.tensor([3.0, 2.6, 1.4, 1.6])
-    tokens, found = [0, 0, 0, 0], []
+    tokens, chosen = [0, 0, 0, 0], []
     for _ in range(5):
-        found.append(own.choose(row, tokens).token)
-        tokens.append(found[-1])
-    assert found == [0, 1, 3, 0, 2]
+        chosen.append(chooser.choose(row, tokens).token)
+        tokens.append(chosen[-1])
+    assert chosen == [0, 1, 3, 0, 2]
 
 
 def test_the_end_does_not_come_too_early() -> None:
@@ -102,13 +102,13 @@ def test_a_row_gives_the_same_token_in_any_batch(options: dict[str, Any]) -> Non
 
 def test_seeds_continuations_and_places_differ() -> None:
     (row,) = logits()
-    found = {
+    tokens = {
         sampler(seed=seed, index=index, temperature=2.0).choose(row, [1] * length).token
         for seed in (1, 2)
         for index in (0, 1)
         for length in (4, 5)
     }
-    assert len(found) == 8
+    assert len(tokens) == 8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -64,7 +64,7 @@ class Driven(RuleBasedStateMachine):
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        before = {one.order: one.computed for one in self.alive}
+        before = {sequence.order: sequence.computed for sequence in self.alive}
         was_running = self.scheduler.running[:1]
         plan = self.scheduler.plan()
         self.check(plan)
@@ -130,7 +130,7 @@ class Driven(RuleBasedStateMachine):
         pieces = [*plan.decodes, *plan.chunks]
         assert sum(piece.count for piece in pieces) <= limits.step_tokens
         assert len(scheduler.running) <= limits.sequences
-        reached = {one.order: one.computed for one in self.alive}
+        reached = {sequence.order: sequence.computed for sequence in self.alive}
         for piece in pieces:
             sequence = piece.sequence
             assert sequence in scheduler.running and sequence not in plan.preempted
@@ -138,8 +138,8 @@ class Driven(RuleBasedStateMachine):
             reached[sequence.order] += piece.count
             end = piece.first + piece.count
             assert end <= min(len(sequence.blocks) * limits.block, len(sequence.tokens))
-            at = piece.first // limits.chunk, (end - 1) // limits.chunk
-            assert piece.count == 1 or at[0] == at[1], "pieces end at multiples of a chunk"
+            chunks = piece.first // limits.chunk, (end - 1) // limits.chunk
+            assert piece.count == 1 or chunks[0] == chunks[1], "pieces end at multiples of a chunk"
             for block in sequence.blocks[piece.first // limits.block :]:
                 assert scheduler.blocks.holders(block) == 1, "written blocks are not shared"
             assert (sequence.next_state is None) == (limits.states == 0)
@@ -160,10 +160,10 @@ class Driven(RuleBasedStateMachine):
         known = scheduler.blocks.find(head.tokens[:-1], head.salt)
         whole = len(known) * limits.block // limits.chunk * limits.chunk // limits.block
         shared = len(scheduler.states.resumable(known[:whole])) * limits.block
-        kept = [c.block for c in known[: shared // limits.block]]
-        idle = sum(scheduler.blocks.holders(block) == 0 for block in kept)
+        shared_blocks = [c.block for c in known[: shared // limits.block]]
+        idle = sum(scheduler.blocks.holders(block) == 0 for block in shared_blocks)
         end = min(len(head.tokens), shared + limits.chunk)
-        needed = -(-end // limits.block) - len(kept)
+        needed = -(-end // limits.block) - len(shared_blocks)
         assert needed > scheduler.blocks.available - idle
 
     @invariant()
@@ -171,32 +171,38 @@ class Driven(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         blocks = self.scheduler.blocks
-        held = [block for one in self.scheduler.running for block in one.blocks]
-        for one in self.scheduler.running:
-            assert len(set(one.blocks)) == len(one.blocks)
+        held = [block for sequence in self.scheduler.running for block in sequence.blocks]
+        for sequence in self.scheduler.running:
+            assert len(set(sequence.blocks)) == len(sequence.blocks)
         for block in range(blocks.count):
             assert blocks.holders(block) == held.count(block)
         assert blocks.available == blocks.count - len(set(held))
-        assert all(not one.blocks and not one.computed for one in self.scheduler.waiting)
+        assert all(
+            not sequence.blocks and not sequence.computed for sequence in self.scheduler.waiting
+        )
         self.check_states()
-        assert sorted(one.order for one in self.alive) == sorted(
-            one.order for one in (*self.scheduler.running, *self.scheduler.waiting)
+        assert sorted(sequence.order for sequence in self.alive) == sorted(
+            sequence.order for sequence in (*self.scheduler.running, *self.scheduler.waiting)
         )
 
     def check_states(self) -> None:
         """Each sequence that runs has the state that it reads, and one that nobody else has."""
         states = self.scheduler.states
-        read = [one.state for one in self.scheduler.running if one.state is not None]
-        write = [one.next_state for one in self.scheduler.running if one.next_state is not None]
+        read = [sequence.state for sequence in self.scheduler.running if sequence.state is not None]
+        write = [
+            sequence.next_state
+            for sequence in self.scheduler.running
+            if sequence.next_state is not None
+        ]
         assert len(write) == (len(self.scheduler.running) if self.limits.states else 0)
         assert len(set(write)) == len(write) and not set(write) & set(read)
         for state in range(states.count):
             assert states.holders(state) == read.count(state) + write.count(state)
         assert states.held == len({*read, *write}) and states.held + states.kept <= states.count
-        for one in self.scheduler.running:
-            assert (one.state is None) == (one.computed == 0 or not self.limits.states)
-        for one in self.scheduler.waiting:
-            assert one.state is None and one.next_state is None
+        for sequence in self.scheduler.running:
+            assert (sequence.state is None) == (sequence.computed == 0 or not self.limits.states)
+        for sequence in self.scheduler.waiting:
+            assert sequence.state is None and sequence.next_state is None
 
 
 class Memory:
@@ -232,12 +238,15 @@ class Memory:
                 assert piece.sequence.next_state is not None
                 self.states[piece.sequence.next_state] = stored(piece, piece.first + piece.count)
         for piece in pieces:
-            for at in range(piece.first + piece.count):
-                slot = piece.sequence.blocks[at // self.limits.block], at % self.limits.block
-                if at < piece.first:
-                    assert self.slots[slot] == stored(piece, at + 1)
+            for position in range(piece.first + piece.count):
+                slot = (
+                    piece.sequence.blocks[position // self.limits.block],
+                    position % self.limits.block,
+                )
+                if position < piece.first:
+                    assert self.slots[slot] == stored(piece, position + 1)
                 else:
-                    self.slots[slot] = stored(piece, at + 1)
+                    self.slots[slot] = stored(piece, position + 1)
 
 
 Stored = tuple[tuple[int, ...], Hashable]
@@ -282,14 +291,14 @@ def run(scheduler: Scheduler, steps: int) -> None:
 
 def test_a_prompt_is_cut_at_multiples_of_a_chunk() -> None:
     scheduler = Scheduler(Limits(**WIDE, step_tokens=8))
-    one = scheduler.add(list(range(15)))
+    sequence = scheduler.add(list(range(15)))
     first = scheduler.plan()
     assert [(p.first, p.count) for p in first.chunks] == [(0, 4), (4, 4)]
     scheduler.done(first.pieces)
     second = scheduler.plan()
     assert [(p.first, p.count, p.last) for p in second.chunks] == [(8, 4, False), (12, 3, True)]
     scheduler.done(second.pieces)
-    scheduler.append(one, 99)
+    scheduler.append(sequence, 99)
     assert [(p.first, p.count) for p in scheduler.plan().decodes] == [(15, 1)]
 
 
@@ -316,10 +325,10 @@ def test_a_shared_prefix_is_computed_once() -> None:
 def test_a_prompt_that_is_known_as_a_whole_computes_its_last_chunk() -> None:
     scheduler = Scheduler(Limits(**WIDE, step_tokens=32))
     for _ in range(2):
-        one = scheduler.add(list(range(8)))
+        sequence = scheduler.add(list(range(8)))
         plan = scheduler.plan()
         scheduler.done(plan.pieces)
-        scheduler.end(one)
+        scheduler.end(sequence)
     assert [(p.first, p.count) for p in plan.chunks] == [(4, 4)]
 
 
@@ -345,8 +354,8 @@ def test_a_fork_shares_full_blocks_and_copies_the_last_one() -> None:
     scheduler.done(scheduler.plan().pieces)
     child = scheduler.fork(parent)
     assert child.blocks[0] == parent.blocks[0] and child.blocks[1] != parent.blocks[1]
-    for one in (parent, child):
-        scheduler.append(one, 7)
+    for sequence in (parent, child):
+        scheduler.append(sequence, 7)
     plan = scheduler.plan()
     assert plan.copies == [(parent.blocks[1], child.blocks[1])]
     assert len(plan.decodes) == 2
@@ -360,13 +369,13 @@ def test_a_prompt_that_can_never_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"blocks": 0}, "blocks must be a positive int, got 0"),
         ({"chunk": 3}, "multiple of a block"),
         ({"step_tokens": 7}, "room for a token of every sequence"),
     ],
 )
-def test_limits_that_cannot_work(changes: dict[str, int], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_limits_that_cannot_work(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Limits(**{**WIDE, "step_tokens": 8, **changes})

@@ -32,8 +32,8 @@ def measured(served: Served) -> str:
 
 def eager_text(served: Served, prompt: str, new: int) -> str:
     ids = served.tokenizer(prompt, return_tensors="pt")["input_ids"]
-    found = served.eager.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=None)
-    text: str = served.tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
+    output = served.eager.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=None)
+    text: str = served.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
     return text
 
 
@@ -46,12 +46,12 @@ GREEDY: dict[str, Any] = {
 
 
 def test_completions(served: Served) -> None:
-    found = client(served).completions.create(prompt=PROMPT, **GREEDY)
-    assert found.choices[0].text == eager_text(served, PROMPT, 12)
-    assert found.choices[0].finish_reason == "length"
-    assert found.usage is not None
-    assert found.usage.completion_tokens == 12
-    assert found.usage.total_tokens == found.usage.prompt_tokens + 12
+    completion = client(served).completions.create(prompt=PROMPT, **GREEDY)
+    assert completion.choices[0].text == eager_text(served, PROMPT, 12)
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 12
+    assert completion.usage.total_tokens == completion.usage.prompt_tokens + 12
 
 
 def test_a_stream_is_the_same_text(served: Served) -> None:
@@ -68,33 +68,33 @@ def test_several_prompts_as_text_and_as_tokens(served: Served) -> None:
     texts = [PROMPT, "The grey cat", "One rainy morning"]
     ids = [served.tokenizer(text)["input_ids"] for text in texts]
     for prompt in (texts, ids):
-        found = client(served).completions.create(prompt=prompt, n=2, **GREEDY)
-        assert [choice.index for choice in found.choices] == list(range(6))
-        for choice in found.choices:
+        completion = client(served).completions.create(prompt=prompt, n=2, **GREEDY)
+        assert [choice.index for choice in completion.choices] == list(range(6))
+        for choice in completion.choices:
             assert choice.text == eager_text(served, texts[choice.index // 2], 12)
 
 
 def test_chat(served: Served) -> None:
     messages: Any = [{"role": "user", "content": PROMPT}]
-    found = client(served).chat.completions.create(messages=messages, **GREEDY)
-    assert found.choices[0].message.content == eager_text(served, PROMPT + " ", 12)
+    completion = client(served).chat.completions.create(messages=messages, **GREEDY)
+    assert completion.choices[0].message.content == eager_text(served, PROMPT + " ", 12)
     parts: Any = [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}]
     stream = client(served).chat.completions.create(messages=parts, stream=True, **GREEDY)
     pieces = [piece.choices[0] for piece in stream]
     assert pieces[0].delta.role == "assistant"
     text = "".join(piece.delta.content or "" for piece in pieces)
-    assert text == found.choices[0].message.content
+    assert text == completion.choices[0].message.content
     assert pieces[-1].finish_reason == "length"
 
 
 def test_an_async_client_with_many_streams(served: Served) -> None:
-    async def one(asked: openai.AsyncOpenAI, prompt: str) -> str:
-        stream = await asked.completions.create(prompt=prompt, stream=True, **GREEDY)
+    async def complete(session: openai.AsyncOpenAI, prompt: str) -> str:
+        stream = await session.completions.create(prompt=prompt, stream=True, **GREEDY)
         return "".join([piece.choices[0].text async for piece in stream])
 
     async def all_of(prompts: list[str]) -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=KEY) as asked:
-            return await asyncio.gather(*(one(asked, prompt) for prompt in prompts))
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=KEY) as session:
+            return await asyncio.gather(*(complete(session, prompt) for prompt in prompts))
 
     prompts = [f"{PROMPT} {word}" for word in ("is", "has", "and", "the", "a", "one", "cat")]
     assert asyncio.run(all_of(prompts)) == [eager_text(served, text, 12) for text in prompts]
@@ -107,72 +107,76 @@ def test_log_probabilities_and_echo(served: Served) -> None:
     with torch.inference_mode():
         wanted = torch.log_softmax(served.eager(torch.tensor([ids])).logits[0].float(), -1)
     for _ in range(2):
-        found = client(served).completions.create(
+        completion = client(served).completions.create(
             prompt=ids, echo=True, logprobs=3, **{**GREEDY, "max_tokens": 1}
         )
-        own = found.choices[0].logprobs
-        assert own is not None and own.token_logprobs is not None and own.top_logprobs is not None
-        assert own.token_logprobs[0] is None and len(own.token_logprobs) == len(ids) + 1
+        logprobs = completion.choices[0].logprobs
+        assert (
+            logprobs is not None
+            and logprobs.token_logprobs is not None
+            and logprobs.top_logprobs is not None
+        )
+        assert logprobs.token_logprobs[0] is None and len(logprobs.token_logprobs) == len(ids) + 1
         for place, token in enumerate(ids[1:], 1):
-            assert own.token_logprobs[place] == pytest.approx(
+            assert logprobs.token_logprobs[place] == pytest.approx(
                 float(wanted[place - 1, token]), abs=1e-4
             )
         best = wanted[-1].max()
-        assert own.token_logprobs[-1] == pytest.approx(float(best), abs=1e-4)
-        assert max(own.top_logprobs[-1].values()) == pytest.approx(float(best), abs=1e-4)
-        assert found.choices[0].text.startswith(served.tokenizer.decode(ids))
+        assert logprobs.token_logprobs[-1] == pytest.approx(float(best), abs=1e-4)
+        assert max(logprobs.top_logprobs[-1].values()) == pytest.approx(float(best), abs=1e-4)
+        assert completion.choices[0].text.startswith(served.tokenizer.decode(ids))
 
 
 def test_only_the_prompt_is_wanted(served: Served) -> None:
     """Nothing is added to the prompt, in one piece and in a stream."""
-    asked: dict[str, Any] = {"prompt": PROMPT, "logprobs": 1, **GREEDY, "max_tokens": 0}
-    found = client(served).completions.create(echo=True, **asked)
-    assert found.choices[0].text == PROMPT and found.choices[0].finish_reason == "length"
-    assert found.usage is not None and found.usage.completion_tokens == 0
+    options: dict[str, Any] = {"prompt": PROMPT, "logprobs": 1, **GREEDY, "max_tokens": 0}
+    completion = client(served).completions.create(echo=True, **options)
+    assert completion.choices[0].text == PROMPT and completion.choices[0].finish_reason == "length"
+    assert completion.usage is not None and completion.usage.completion_tokens == 0
     stream = client(served).completions.create(
-        echo=True, stream=True, stream_options={"include_usage": True}, **asked
+        echo=True, stream=True, stream_options={"include_usage": True}, **options
     )
     *pieces, last = stream
     assert "".join(piece.choices[0].text for piece in pieces) == PROMPT
     assert pieces[-1].choices[0].finish_reason == "length"
     assert last.usage is not None and last.usage.completion_tokens == 0
-    assert client(served).completions.create(**asked).choices[0].text == ""
+    assert client(served).completions.create(**options).choices[0].text == ""
 
 
 def test_a_stream_has_the_log_probabilities_of_the_whole(served: Served) -> None:
-    asked: dict[str, Any] = {"prompt": PROMPT, "logprobs": 2, "echo": True, "n": 2, **GREEDY}
-    whole = client(served).completions.create(**asked).choices
+    options: dict[str, Any] = {"prompt": PROMPT, "logprobs": 2, "echo": True, "n": 2, **GREEDY}
+    whole = client(served).completions.create(**options).choices
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-    found: dict[tuple[int, str], list[Any]] = {(i, name): [] for i in range(2) for name in names}
-    for piece in client(served).completions.create(stream=True, **asked):
+    columns: dict[tuple[int, str], list[Any]] = {(i, name): [] for i in range(2) for name in names}
+    for piece in client(served).completions.create(stream=True, **options):
         (choice,) = piece.choices
         for name in names if choice.logprobs else ():
-            found[choice.index, name] += getattr(choice.logprobs, name)
-    for (index, name), values in found.items():
+            columns[choice.index, name] += getattr(choice.logprobs, name)
+    for (index, name), values in columns.items():
         assert values == getattr(whole[index].logprobs, name)
 
 
 def test_chat_log_probabilities(served: Served) -> None:
-    found = client(served).chat.completions.create(
+    completion = client(served).chat.completions.create(
         messages=[{"role": "user", "content": PROMPT}], logprobs=True, top_logprobs=2, **GREEDY
     )
-    own = found.choices[0].logprobs
-    assert own is not None and own.content is not None and len(own.content) == 12
-    for one in own.content:
-        assert one.logprob == max(top.logprob for top in one.top_logprobs) <= 0
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None and len(logprobs.content) == 12
+    for entry in logprobs.content:
+        assert entry.logprob == max(top.logprob for top in entry.top_logprobs) <= 0
 
 
 def test_a_seed_and_stop_texts(served: Served) -> None:
-    asked = client(served).completions
+    completions = client(served).completions
     options = {**GREEDY, "temperature": 1.0, "seed": 7}
-    texts = {asked.create(prompt=PROMPT, **options).choices[0].text for _ in range(3)}
+    texts = {completions.create(prompt=PROMPT, **options).choices[0].text for _ in range(3)}
     assert len(texts) == 1
     whole = eager_text(served, PROMPT, 12)
     stop = whole[4:8]
-    found = asked.create(prompt=PROMPT, stop=[stop], **GREEDY).choices[0]
-    assert (found.text, found.finish_reason) == (whole[: whole.index(stop)], "stop")
-    pieces = list(asked.create(prompt=PROMPT, stop=[stop], stream=True, **GREEDY))
-    assert "".join(piece.choices[0].text for piece in pieces) == found.text
+    choice = completions.create(prompt=PROMPT, stop=[stop], **GREEDY).choices[0]
+    assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
+    pieces = list(completions.create(prompt=PROMPT, stop=[stop], stream=True, **GREEDY))
+    assert "".join(piece.choices[0].text for piece in pieces) == choice.text
 
 
 def test_models_health_metrics_and_the_page(served: Served) -> None:
@@ -255,9 +259,9 @@ BAD: dict[str, tuple[Any, int, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_requests(served: Served, name: str) -> None:
-    body, status, said = BAD[name]
+    body, status, message = BAD[name]
     answer = post(served, "completions", body)
-    assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True)
+    assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True)
 
 
 def test_a_bad_stop_token_names_its_field(served: Served) -> None:
@@ -282,7 +286,7 @@ def test_an_error_of_one_request(
     def start(sampler: Sampler, params: Any, *rest: Any) -> None:
         init(sampler, params, *rest)
         if params.seed == 666:
-            monkeypatch.setattr(sampler, "choose", lambda *given: fail(sampler, *given), False)
+            monkeypatch.setattr(sampler, "choose", lambda *args: fail(sampler, *args), False)
 
     monkeypatch.setattr(Sampler, "__init__", start)
     with ThreadPoolExecutor(1) as pool:

@@ -69,8 +69,8 @@ def test_a_slow_reader(served: Served) -> None:
     body = {"prompt": PROMPT, "max_tokens": 100, "stream": True, "ignore_eos": True, "logprobs": 20}
     with connected(served, body):
         until(lambda: not idle(served))
-        found = post(served, "completions", {"prompt": PROMPT, "max_tokens": 12, "temperature": 0})
-        assert found.json()["choices"][0]["text"].strip()
+        answer = post(served, "completions", {"prompt": PROMPT, "max_tokens": 12, "temperature": 0})
+        assert answer.json()["choices"][0]["text"].strip()
         until(lambda: idle(served))
 
 
@@ -126,8 +126,8 @@ def test_fuzzed_bodies_for_an_assistant(server: Served) -> None:
 
 @pytest.mark.slow
 def test_two_thousand_fuzzed_bodies(served: Served, server: Served) -> None:
-    for each in (served, server):
-        fuzzed(each, 2000)
+    for target in (served, server):
+        fuzzed(target, 2000)
 
 
 def resident() -> int:
@@ -161,5 +161,5 @@ def test_no_text_of_a_request_is_in_metrics(
     for body in ({"prompt": "SECRET", "max_tokens": 1}, {"prompt": "SECRET", "n": -1}, ["SECRET"]):
         post(served, "completions", body)
     post(served, "SECRET", {})
-    seen = "".join(capfd.readouterr())
-    assert "SECRET" not in seen + measured(served)
+    output = "".join(capfd.readouterr())
+    assert "SECRET" not in output + measured(served)

@@ -25,22 +25,22 @@ def content(number: int) -> Content:
 
 def computed(scheduler: Scheduler, tokens: list[int], salt: str | None = None) -> Sequence:
     """Compute a prompt to its end; return its sequence, which has ended."""
-    one = scheduler.add(tokens, salt)
-    while one.left:
+    added = scheduler.add(tokens, salt)
+    while added.left:
         scheduler.done(scheduler.plan().pieces)
-    scheduler.end(one)
-    return one
+    scheduler.end(added)
+    return added
 
 
 def test_a_sequence_reads_the_state_that_it_has_written() -> None:
-    states, one = States(4), sequence(0)
-    states.begin(one, [])
-    assert one.state is None and states.held == 1
-    written = one.next_state
-    states.advance(one)
-    assert one.state == written != one.next_state and states.held == 2
-    states.end(one)
-    assert (one.state, one.next_state, states.available) == (None, None, 4)
+    states, user = States(4), sequence(0)
+    states.begin(user, [])
+    assert user.state is None and states.held == 1
+    written = user.next_state
+    states.advance(user)
+    assert user.state == written != user.next_state and states.held == 2
+    states.end(user)
+    assert (user.state, user.next_state, states.available) == (None, None, 4)
 
 
 def test_a_fork_shares_the_state_and_writes_its_own() -> None:
@@ -57,59 +57,59 @@ def test_a_fork_shares_the_state_and_writes_its_own() -> None:
 
 def kept(states: States, *numbers: int) -> list[Content]:
     """Take a snapshot after each of these contents; return the contents."""
-    found = []
+    contents = []
     for number in numbers:
-        one, own = sequence(number), content(number)
-        states.begin(one, [])
-        states.advance(one)
-        states.keep(one, own)
-        states.end(one)
-        found.append(own)
-    return found
+        user, snapshot = sequence(number), content(number)
+        states.begin(user, [])
+        states.advance(user)
+        states.keep(user, snapshot)
+        states.end(user)
+        contents.append(snapshot)
+    return contents
 
 
 def test_the_least_recently_used_snapshot_is_lost() -> None:
     states, user = States(4), sequence(9)
-    one, two, three = kept(states, 1, 2, 3)
+    first, second, third = kept(states, 1, 2, 3)
     assert states.kept == 3
-    states.begin(user, [one])  # takes the last free state to write
+    states.begin(user, [first])  # takes the last free state to write
     states.advance(user)
-    assert states.resumable([one, two]) == [one], "the second one was used longest ago"
-    assert states.resumable([three, two]) == [three]
+    assert states.resumable([first, second]) == [first], "the second one was used longest ago"
+    assert states.resumable([third, second]) == [third]
     states.advance(user)
-    assert states.resumable([three]) == [three] and states.resumable([one]) == [one]
+    assert states.resumable([third]) == [third] and states.resumable([first]) == [first]
 
 
 def test_a_snapshot_in_use_is_not_lost() -> None:
     states, users = States(5), [sequence(7), sequence(8)]
-    (one,) = kept(states, 1)
+    (first,) = kept(states, 1)
     for user in users:
-        states.begin(user, [one])
-    (two,) = kept(states, 2)
+        states.begin(user, [first])
+    (second,) = kept(states, 2)
     states.end(users[1])
     kept(states, 3, 4)
     assert users[0].state is not None
-    assert states.resumable([one]) == [one] and states.resumable([two]) == []
+    assert states.resumable([first]) == [first] and states.resumable([second]) == []
 
 
 def test_a_snapshot_goes_with_its_block() -> None:
     states = States(4)
-    one, two = kept(states, 1, 2)
-    states.drop(one)
+    first, second = kept(states, 1, 2)
+    states.drop(first)
     states.drop(content(5))
-    assert states.resumable([one]) == [] and states.resumable([one, two]) == [one, two]
+    assert states.resumable([first]) == [] and states.resumable([first, second]) == [first, second]
     assert (states.kept, states.available) == (1, 4)
 
 
 def test_a_state_that_a_sequence_still_has_is_not_taken_with_its_block() -> None:
-    states, one = States(4), sequence(0)
-    states.begin(one, [])
-    states.advance(one)
-    own = content(1)
-    states.keep(one, own)
-    states.drop(own)
+    states, user = States(4), sequence(0)
+    states.begin(user, [])
+    states.advance(user)
+    snapshot = content(1)
+    states.keep(user, snapshot)
+    states.drop(snapshot)
     assert states.held == 2 and states.kept == 0
-    states.end(one)
+    states.end(user)
     assert states.available == 4
 
 
@@ -160,8 +160,8 @@ def test_a_snapshot_whose_blocks_are_needed_is_lost() -> None:
 
 def test_a_salt_separates_tenants() -> None:
     scheduler = Scheduler(Limits(**WIDE, states=12))
-    found = [computed(scheduler, list(range(13)), salt).shared for salt in ("a", "b", "a", None)]
-    assert found == [0, 0, 12, 0]
+    shared = [computed(scheduler, list(range(13)), salt).shared for salt in ("a", "b", "a", None)]
+    assert shared == [0, 0, 12, 0]
 
 
 def test_a_new_start_forgets_all_snapshots() -> None:

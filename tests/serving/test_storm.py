@@ -57,7 +57,8 @@ class Storm:
     def compare(self, body: dict[str, Any], alone: list[dict[str, Any]]) -> None:
         """Check that an answer is the one that the request gets alone."""
         close = [
-            each | {"logprobs": pytest.approx(each["logprobs"], abs=LOGPROB)} for each in alone
+            choice | {"logprobs": pytest.approx(choice["logprobs"], abs=LOGPROB)}
+            for choice in alone
         ]
         assert self.answer(body) == close, body
 

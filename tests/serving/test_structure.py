@@ -27,7 +27,7 @@ def test_structures(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("xml", "a"), "must be one of json_object, json_schema, regex, choice, grammar"),
         (("regex", ""), "of kind regex must not be empty"),
@@ -45,8 +45,8 @@ def test_structures(kind: str, text: str) -> None:
         (("regex", "a", None), "after of a structure must be a text"),
     ],
 )
-def test_wrong_structures(options: tuple[Any, ...], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_wrong_structures(options: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Structure(*options)
 
 

@@ -41,8 +41,8 @@ DIGITS = Structure("regex", "[0-9]{1,30}")
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[tpcompile.CompiledModel]:
-    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as made:
-        yield made
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as compiled:
+        yield compiled
 
 
 def engine_of(model: Any, **options: Any) -> Engine:
@@ -112,7 +112,10 @@ def results(engine: Engine, requests: Any) -> list[list[Completion]]:
 
 def texts(completions: list[list[Completion]]) -> list[Any]:
     """Return all but the log-probabilities, which differ by rounding if tokens are recomputed."""
-    return [[(own.tokens, own.text, own.finish) for own in each] for each in completions]
+    return [
+        [(completion.tokens, completion.text, completion.finish) for completion in continuations]
+        for continuations in completions
+    ]
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -125,15 +128,15 @@ def test_a_request_does_not_depend_on_others(tp: int) -> None:
         with engine_of(model, kv_tokens=256) as engine:  # requests are preempted
             assert texts(results(engine, mixed())) == texts(alone)
             assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
-    assert len({completion.text for each in alone for completion in each}) > 8
+    assert len({completion.text for continuations in alone for completion in continuations}) > 8
 
 
 def test_continuations_of_a_request_have_matchers_of_their_own(model: Any) -> None:
     params = SamplingParams(max_tokens=90, temperature=1, seed=4, n=4, structure=OF_PERSON)
     with engine_of(model) as engine:
         completions = engine.add([9] * 40, params).result()
-    assert all(is_instance(PERSON, each.text) for each in completions)
-    assert len({each.text for each in completions}) == 4
+    assert all(is_instance(PERSON, completion.text) for completion in completions)
+    assert len({completion.text for completion in completions}) == 4
 
 
 def test_new_ranks_go_on_with_a_structure() -> None:
@@ -205,8 +208,8 @@ def test_a_structure_that_no_token_continues(model: Any) -> None:
     loop = Structure("json_schema", '{"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}')
     with engine_of(model) as engine:
         good, bad = (
-            engine.add([7], SamplingParams(max_tokens=90, structure=each))
-            for each in (OF_PERSON, loop)
+            engine.add([7], SamplingParams(max_tokens=90, structure=structure))
+            for structure in (OF_PERSON, loop)
         )
         with pytest.raises(
             RequestError, match=r"structure cannot be continued|No token is allowed"
@@ -218,12 +221,12 @@ def test_a_structure_that_no_token_continues(model: Any) -> None:
 def test_wrong_structures(model: Any) -> None:
     bad = Structure("json_schema", '{"properties": {"a": {"format": "x"}}}')
     with engine_of(model) as engine:
-        for structure, said in (
+        for structure, message in (
             (bad, "Unknown format: x. At properties.a.format"),
             (Structure("regex", "(a"), "The regex is not supported: .*unclosed group"),
             (Structure("grammar", "start: x"), "The grammar is not supported: .*unknown name"),
         ):
-            with pytest.raises(StructureError, match=said):
+            with pytest.raises(StructureError, match=message):
                 engine.add([1], SamplingParams(structure=structure))
     with Engine(model) as engine, pytest.raises(UsageError, match="needs an engine with a tokeniz"):
         engine.add([1], SamplingParams(structure=DIGITS))
@@ -239,7 +242,7 @@ def test_random_schemas(model: Any) -> None:
 def shifted(patch: pytest.MonkeyPatch) -> None:
     """Apply the mask of each token to the next one."""
     forbidden = Matcher.forbidden
-    patch.setattr(Matcher, "forbidden", lambda own: np.roll(forbidden(own), 1))
+    patch.setattr(Matcher, "forbidden", lambda matcher: np.roll(forbidden(matcher), 1))
 
 
 def exchanged(patch: pytest.MonkeyPatch) -> None:
@@ -248,8 +251,8 @@ def exchanged(patch: pytest.MonkeyPatch) -> None:
 
     matcher, last = Grammar.matcher, list[Any]()
 
-    def previous(own: Any, ends: Any) -> Any:
-        last.append(matcher(own, ends))
+    def previous(grammar: Any, ends: Any) -> Any:
+        last.append(matcher(grammar, ends))
         return last[max(0, len(last) - 2)]
 
     patch.setattr(Grammar, "matcher", previous)
@@ -257,17 +260,17 @@ def exchanged(patch: pytest.MonkeyPatch) -> None:
 
 def still(patch: pytest.MonkeyPatch) -> None:
     """Do not advance the matcher."""
-    patch.setattr(Matcher, "accept", lambda own, token: None)
+    patch.setattr(Matcher, "accept", lambda matcher, token: None)
 
 
 def late(patch: pytest.MonkeyPatch) -> None:
     """Apply the mask after top-k."""
     choose = Sampler.choose
 
-    def after(own: Sampler, logits: torch.Tensor, tokens: Any, forbidden: Any = None) -> Any:
-        chosen = choose(own, logits, tokens)
+    def after(sampler: Sampler, logits: torch.Tensor, tokens: Any, forbidden: Any = None) -> Any:
+        chosen = choose(sampler, logits, tokens)
         allowed = forbidden is None or not forbidden[chosen.token]
-        return chosen if allowed else choose(own, logits * 0, tokens, forbidden)
+        return chosen if allowed else choose(sampler, logits * 0, tokens, forbidden)
 
     patch.setattr(Sampler, "choose", after)
 

@@ -135,12 +135,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "path", "said"), WRONG)
-def test_wrong_fields(served: Served, fields: Any, path: str, said: str) -> None:
+@pytest.mark.parametrize(("fields", "path", "message"), WRONG)
+def test_wrong_fields(served: Served, fields: Any, path: str, message: str) -> None:
     answer = post(served, "chat/completions", {"messages": MESSAGES, **fields})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, path)
-    assert said in error["message"]
+    assert message in error["message"]
 
 
 def test_wrong_fields_are_not_read_twice() -> None:

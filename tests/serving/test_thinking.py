@@ -21,8 +21,8 @@ CLOSING = (3, END, 4)
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[tpcompile.CompiledModel]:
-    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as made:
-        yield made
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as compiled:
+        yield compiled
 
 
 def rules(**options: Any) -> ThinkingRules:
@@ -84,8 +84,8 @@ def test_forced_tokens_do_not_depend_on_others(model: Any, logprobs: int | None)
             budget = 14 if limit is None else limit.budget or 0
             thought = alone(model, tokens, budget) if budget else []
             forced = [] if limit is None else list(CLOSING)
-            rest = 14 - len(thought) - len(forced)
-            after = alone(model, [*tokens, *thought, *forced], rest) if rest else []
+            remaining = 14 - len(thought) - len(forced)
+            after = alone(model, [*tokens, *thought, *forced], remaining) if remaining else []
             assert completion.tokens == [*thought, *forced, *after]
             if logprobs and forced:
                 place = len(thought)
@@ -99,8 +99,8 @@ def test_several_continuations_think_apart(model: Any) -> None:
     )
     with Engine(model, max_batch=4, **SMALL) as engine:
         completions = engine.add([5, 6, 7], params).result()
-    assert all(tuple(one.tokens[3:6]) == CLOSING for one in completions)
-    assert len({tuple(one.tokens) for one in completions}) == 3
+    assert all(tuple(completion.tokens[3:6]) == CLOSING for completion in completions)
+    assert len({tuple(completion.tokens) for completion in completions}) == 3
 
 
 def test_one_continuation_is_ended(model: Any) -> None:

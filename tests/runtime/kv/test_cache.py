@@ -89,7 +89,7 @@ def test_blocks_go_back_when_the_cache_dies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("filled", "more", "said"),
+    ("filled", "more", "message"),
     [
         (
             [[1] * 8],
@@ -102,12 +102,14 @@ def test_blocks_go_back_when_the_cache_dies() -> None:
         ([[1]] * 2, [[1]], "as the KV cache. Found a batch of 1. Expected a batch of 2"),
     ],
 )
-def test_what_has_no_room(filled: list[list[int]] | None, more: list[list[int]], said: str) -> None:
+def test_what_has_no_room(
+    filled: list[list[int]] | None, more: list[list[int]], message: str
+) -> None:
     cache = paged(max_seq_len=8, max_batch=3)
     if filled:
         fill(cache, filled)
     before = (cache.lengths, cache.get_seq_length(), cache.pool.used)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         fill(cache, more)
     assert (cache.lengths, cache.get_seq_length(), cache.pool.used) == before
 

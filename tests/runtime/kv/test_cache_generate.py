@@ -83,7 +83,7 @@ def models() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {},
         {"num_beams": 3, "num_return_sequences": 2},
@@ -96,20 +96,20 @@ def models() -> tuple[Any, Any]:
     ids=["greedy", "beams", "sampled beams", "samples", "prompt lookup", "assistant", "chunks"],
 )
 def test_generate_goes_the_way_it_goes_with_hugging_faces_cache(
-    models: tuple[Any, Any], asked: dict[str, Any]
+    models: tuple[Any, Any], options: dict[str, Any]
 ) -> None:
     ids = torch.tensor([[0, 0, 0, 7, 8, 7], [1, 2, 3, 1, 2, 3]])
     mask = (ids > 0).long()
-    assisted = "prompt_lookup_num_tokens" in asked or "assistant_model" in asked
+    assisted = "prompt_lookup_num_tokens" in options or "assistant_model" in options
     if assisted:
         ids, mask = ids[1:], mask[1:]
-    found = []
+    outputs = []
     for model in models:
         torch.manual_seed(1)
-        if "assistant_model" in asked:
-            asked = {"assistant_model": model}  # the model itself: two caches share one pool
-        found.append(
-            model.generate(ids, attention_mask=mask, max_new_tokens=12, pad_token_id=0, **asked)
+        if "assistant_model" in options:
+            options = {"assistant_model": model}  # the model itself: two caches share one pool
+        outputs.append(
+            model.generate(ids, attention_mask=mask, max_new_tokens=12, pad_token_id=0, **options)
         )
     assert models[1].pool.used == 0
-    assert found[0].tolist() == found[1].tolist()
+    assert outputs[0].tolist() == outputs[1].tolist()

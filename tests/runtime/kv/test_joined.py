@@ -12,16 +12,16 @@ BLOCK = 4
 
 
 def caches_of(pool: BlockPool, *lengths: int) -> list[PagedCache]:
-    made = [PagedCache(pool, layers=1, max_seq_len=32) for _ in lengths]
-    with append_all(made, lengths):
+    caches = [PagedCache(pool, layers=1, max_seq_len=32) for _ in lengths]
+    with append_all(caches, lengths):
         pass
-    return made
+    return caches
 
 
 def test_each_sequence_has_slots_blocks_and_a_length() -> None:
     caches = caches_of(BlockPool(BLOCK), 3, 9)
     with append_all(caches, [2, 1]) as placed:
-        first, second = ([each for each in row if each >= 0] for row in placed.tables.tolist())
+        first, second = ([block for block in row if block >= 0] for row in placed.tables.tolist())
         assert (len(first), len(second)) == (2, 3)
         assert not set(first) & set(second)
         assert placed.slots.tolist() == [
@@ -31,7 +31,7 @@ def test_each_sequence_has_slots_blocks_and_a_length() -> None:
         ]
         assert placed.lengths.tolist() == [5, 10]
         assert placed.blocks > max(*first, *second)
-    assert [each.lengths for each in caches] == [(5,), (10,)]
+    assert [cache.lengths for cache in caches] == [(5,), (10,)]
 
 
 def test_states_are_read_and_written_by_each() -> None:
@@ -58,5 +58,5 @@ def test_all_are_restored_if_the_step_raises() -> None:
     with pytest.raises(RuntimeError, match="no memory"), append_all(caches, [2, 20]):
         raise RuntimeError("no memory")
     assert pool.used == used
-    assert [each.lengths for each in caches] == [(3,), (9,)]
-    assert [each.real.shape[1] for each in caches] == [3, 9]
+    assert [cache.lengths for cache in caches] == [(3,), (9,)]
+    assert [cache.real.shape[1] for cache in caches] == [3, 9]

@@ -26,7 +26,7 @@ def lively(**changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def both(request: pytest.FixtureRequest) -> Both:
+def pair(request: pytest.FixtureRequest) -> Both:
     """Provide models with a window of 3 in layer 0 and without a window in layer 1."""
     eager = lively(
         use_sliding_window=True,
@@ -44,14 +44,14 @@ def _ids(rows: int, columns: int) -> torch.Tensor:
     return torch.randint(4, VOCABULARY, (rows, columns), generator=generator)
 
 
-def _logits(model: Any, **given: Any) -> torch.Tensor:
+def _logits(model: Any, **inputs: Any) -> torch.Tensor:
     with torch.inference_mode():
-        logits: torch.Tensor = model(**given).logits
+        logits: torch.Tensor = model(**inputs).logits
     return logits
 
 
-def _difference(both: Both, **given: Any) -> float:
-    return relative_error(_logits(both.compiled, **given), _logits(both.eager, **given))
+def _difference(pair: Both, **inputs: Any) -> float:
+    return relative_error(_logits(pair.compiled, **inputs), _logits(pair.eager, **inputs))
 
 
 LAYOUTS = {
@@ -70,25 +70,25 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_packed_rows(both: Both, attention: str, layout: str) -> None:
+def test_packed_rows(pair: Both, attention: str, layout: str) -> None:
     positions = torch.tensor(LAYOUTS[layout])
-    given = {"input_ids": _ids(*positions.shape), "position_ids": positions, "use_cache": False}
-    both.eager.set_attn_implementation(attention)
-    assert _difference(both, **given) < TOLERANCE
+    inputs = {"input_ids": _ids(*positions.shape), "position_ids": positions, "use_cache": False}
+    pair.eager.set_attn_implementation(attention)
+    assert _difference(pair, **inputs) < TOLERANCE
 
 
-def test_one_row_of_positions_for_the_whole_batch(both: Both) -> None:
+def test_one_row_of_positions_for_the_whole_batch(pair: Both) -> None:
     positions = torch.tensor([[0, 1, 2, 0, 1]])
-    assert _difference(both, input_ids=_ids(2, 5), position_ids=positions, use_cache=False) < (
+    assert _difference(pair, input_ids=_ids(2, 5), position_ids=positions, use_cache=False) < (
         TOLERANCE
     )
 
 
 @pytest.mark.parametrize("keep", [1, 3, torch.tensor([0, 4, -1])])
-def test_only_the_logits_asked_for(both: Both, keep: int | torch.Tensor) -> None:
+def test_only_the_logits_asked_for(pair: Both, keep: int | torch.Tensor) -> None:
     positions = torch.tensor(LAYOUTS["two rows"])
-    given = {"input_ids": _ids(2, 9), "position_ids": positions, "use_cache": False}
-    assert _difference(both, **given, logits_to_keep=keep) < TOLERANCE
+    inputs = {"input_ids": _ids(2, 9), "position_ids": positions, "use_cache": False}
+    assert _difference(pair, **inputs, logits_to_keep=keep) < TOLERANCE
 
 
 KEPT_WHOLE: dict[str, dict[str, Any]] = {
@@ -100,16 +100,16 @@ KEPT_WHOLE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", KEPT_WHOLE)
-def test_rows_that_are_kept_whole(both: Both, case: str) -> None:
+def test_rows_that_are_kept_whole(pair: Both, case: str) -> None:
     """Rows with a mask or a cache are not separated, although their positions restart."""
     positions = torch.tensor(LAYOUTS["two"])
-    given = {"input_ids": _ids(1, 9), "position_ids": positions}
-    found = _logits(both.compiled, **given, **KEPT_WHOLE[case])
-    assert relative_error(found, _logits(both.eager, **given, **KEPT_WHOLE[case])) < TOLERANCE
-    assert relative_error(found, _logits(both.compiled, **given, use_cache=False)) > 0.01
+    inputs = {"input_ids": _ids(1, 9), "position_ids": positions}
+    logits = _logits(pair.compiled, **inputs, **KEPT_WHOLE[case])
+    assert relative_error(logits, _logits(pair.eager, **inputs, **KEPT_WHOLE[case])) < TOLERANCE
+    assert relative_error(logits, _logits(pair.compiled, **inputs, use_cache=False)) > 0.01
 
 
-def test_a_cache_that_is_given_keeps_rows_whole(both: Both) -> None:
+def test_a_cache_that_is_given_keeps_rows_whole(pair: Both) -> None:
     ids = _ids(1, 9)
     positions = torch.tensor([[0, 1, 0]])
     with torch.inference_mode():
@@ -120,62 +120,62 @@ def test_a_cache_that_is_given_keeps_rows_whole(both: Both) -> None:
                 use_cache=False,
                 **{CACHE: model(ids[:, :6], use_cache=True)[CACHE]},
             ).logits
-            for model in (both.compiled, both.eager)
+            for model in (pair.compiled, pair.eager)
         ]
     assert relative_error(*logits) < TOLERANCE
 
 
-def test_use_cache_of_the_config(both: Both) -> None:
+def test_use_cache_of_the_config(pair: Both) -> None:
     positions = torch.tensor(LAYOUTS["two"])
-    given = {"input_ids": _ids(1, 9), "position_ids": positions}
-    split = _logits(both.compiled, **given, use_cache=False)
+    inputs = {"input_ids": _ids(1, 9), "position_ids": positions}
+    split = _logits(pair.compiled, **inputs, use_cache=False)
     try:
-        both.eager.config.use_cache = False
-        assert both.compiled.config is both.eager.config
-        assert _difference(both, **given) < TOLERANCE
-        assert torch.equal(_logits(both.compiled, **given), split)
+        pair.eager.config.use_cache = False
+        assert pair.compiled.config is pair.eager.config
+        assert _difference(pair, **inputs) < TOLERANCE
+        assert torch.equal(_logits(pair.compiled, **inputs), split)
     finally:
-        both.eager.config.use_cache = True
+        pair.eager.config.use_cache = True
 
 
-def test_masks_in_four_dimensions_are_refused(both: Both) -> None:
+def test_masks_in_four_dimensions_are_refused(pair: Both) -> None:
     mask = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
     with pytest.raises(UnsupportedError, match="attention_mask of query-key pairs"):
-        both.compiled(_ids(1, 9), attention_mask=mask, use_cache=False)
+        pair.compiled(_ids(1, 9), attention_mask=mask, use_cache=False)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_padding_free_is_the_padded_batch(both: Both, attention: str) -> None:
+def test_padding_free_is_the_padded_batch(pair: Both, attention: str) -> None:
     """Left-padded rows equal a flat row without padding, as in transformers' own tests."""
-    both.eager.set_attn_implementation(attention)
-    given = {name: value % VOCABULARY for name, value in prompt(4, 7).items()}
-    real = given["attention_mask"].bool()
+    pair.eager.set_attn_implementation(attention)
+    inputs = {name: value % VOCABULARY for name, value in prompt(4, 7).items()}
+    real = inputs["attention_mask"].bool()
     positions = (real.cumsum(1) - 1).clamp(min=0)
-    flat = {"input_ids": given["input_ids"][real][None], "position_ids": positions[real][None]}
-    padded = _logits(both.compiled, **given, position_ids=positions, use_cache=False)[real]
-    found = _logits(both.compiled, **flat, use_cache=False)[0]
-    assert relative_error(found, padded) < TOLERANCE
-    assert relative_error(found, _logits(both.eager, **flat, use_cache=False)[0]) < TOLERANCE
+    flat = {"input_ids": inputs["input_ids"][real][None], "position_ids": positions[real][None]}
+    padded = _logits(pair.compiled, **inputs, position_ids=positions, use_cache=False)[real]
+    logits = _logits(pair.compiled, **flat, use_cache=False)[0]
+    assert relative_error(logits, padded) < TOLERANCE
+    assert relative_error(logits, _logits(pair.eager, **flat, use_cache=False)[0]) < TOLERANCE
 
 
-def test_neither_max_batch_nor_the_cache_limits_packed_sequences(both: Both) -> None:
+def test_neither_max_batch_nor_the_cache_limits_packed_sequences(pair: Both) -> None:
     """Nine sequences in each of two rows run with `max_batch=2`, and free all their blocks."""
     positions = torch.tensor(LAYOUTS["decreasing"]).expand(2, -1)
-    given = {"position_ids": positions, "use_cache": False}
-    assert _difference(both, input_ids=_ids(2, 9), **given) < TOLERANCE
-    assert both.compiled._pool is not None and both.compiled._pool.used == 0
+    inputs = {"position_ids": positions, "use_cache": False}
+    assert _difference(pair, input_ids=_ids(2, 9), **inputs) < TOLERANCE
+    assert pair.compiled._pool is not None and pair.compiled._pool.used == 0
     with pytest.raises(UsageError, match="max_batch"):
-        both.compiled(_ids(3, 9), position_ids=positions[:1], use_cache=False)
+        pair.compiled(_ids(3, 9), position_ids=positions[:1], use_cache=False)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_generate_is_not_affected(both: Both, use_cache: bool) -> None:
+def test_generate_is_not_affected(pair: Both, use_cache: bool) -> None:
     """`generate` always passes a mask, so a prompt is not separated, whatever its positions."""
-    both.eager.set_attn_implementation("eager")
+    pair.eager.set_attn_implementation("eager")
     ids = _ids(1, 6)
-    asked = {"max_new_tokens": 3, "do_sample": False, "use_cache": use_cache}
-    both.same(ids, **asked)
-    both.same(ids, **asked, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    options = {"max_new_tokens": 3, "do_sample": False, "use_cache": use_cache}
+    pair.same(ids, **options)
+    pair.same(ids, **options, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
 
 
 class _NeverApart(Qwen3Model):
@@ -196,7 +196,7 @@ class _NeverApart(Qwen3Model):
 def test_a_model_that_never_packs_is_not_split() -> None:
     eager = lively()
     eager.model.__class__ = _NeverApart
-    both = Both(eager, tpcompile.compile(eager, tp=1, simulate=True))
+    pair = Both(eager, tpcompile.compile(eager, tp=1, simulate=True))
     positions = torch.tensor(LAYOUTS["two"])
-    given = {"input_ids": _ids(1, 9), "position_ids": positions, "use_cache": False}
-    assert _difference(both, **given) < TOLERANCE
+    inputs = {"input_ids": _ids(1, 9), "position_ids": positions, "use_cache": False}
+    assert _difference(pair, **inputs) < TOLERANCE

@@ -31,23 +31,23 @@ def test_only_the_logits_asked_for(columns: list[int]) -> None:
     ids = torch.arange(8).reshape(2, 4)
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     packed = pack(ids, mask, columns=columns)
-    found = packed.unpack(packed.input_ids[packed.logit_rows].float().unsqueeze(-1)).squeeze(-1)
-    assert found.tolist() == (ids * mask)[:, columns].float().tolist()
+    tokens = packed.unpack(packed.input_ids[packed.logit_rows].float().unsqueeze(-1)).squeeze(-1)
+    assert tokens.tolist() == (ids * mask)[:, columns].float().tolist()
 
 
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("with_positions", [False, True])
 @pytest.mark.parametrize("past", [0, 3])
 @pytest.mark.parametrize("columns", [None, [1], [2, 0]])
 def test_a_column_of_padding_changes_no_input(
-    columns: list[int] | None, past: int, given: bool
+    columns: list[int] | None, past: int, with_positions: bool
 ) -> None:
     """Batches without padding are packed by fewer operations, to the same numbers."""
     ids, positions = torch.arange(6).reshape(2, 3), torch.tensor([[7, 8, 9]])
     cached = torch.ones(2, past, dtype=torch.bool)
     padded = torch.nn.functional.pad(ids, (0, 1))
     mask = torch.nn.functional.pad(torch.ones(2, past + 3), (0, 1))
-    bare = pack(ids, None, positions if given else None, columns, cached)
-    more = torch.nn.functional.pad(positions, (0, 1)) if given else None
+    bare = pack(ids, None, positions if with_positions else None, columns, cached)
+    more = torch.nn.functional.pad(positions, (0, 1)) if with_positions else None
     packed = pack(padded, mask, more, [0, 1, 2] if columns is None else columns, cached)
     for name, value in bare.inputs().items():
         assert value.dtype == torch.long
@@ -63,7 +63,7 @@ def test_positions_that_are_given_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "mask", "said"),
+    ("ids", "mask", "message"),
     [
         (torch.zeros(3, dtype=torch.long), None, "input_ids"),
         (torch.zeros(2, 0, dtype=torch.long), None, "input_ids"),
@@ -72,8 +72,8 @@ def test_positions_that_are_given_are_taken() -> None:
         (torch.zeros(2, 3, dtype=torch.long), torch.tensor([[1, 1, 1], [0, 0, 0]]), "padding"),
     ],
 )
-def test_what_cannot_be_packed(ids: torch.Tensor, mask: torch.Tensor | None, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_packed(ids: torch.Tensor, mask: torch.Tensor | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         pack(ids, mask)
 
 

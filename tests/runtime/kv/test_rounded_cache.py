@@ -38,8 +38,8 @@ def eager_logits(name: str) -> torch.Tensor:
 def one_by_one(model: Any, cache: Any, first: int) -> torch.Tensor:
     """Return the logits of the tokens from `first` on, each in a step of its own."""
     steps = range(first, IDS.shape[1])
-    found = [model(IDS[:, at : at + 1], past_key_values=cache).logits for at in steps]
-    return torch.cat(found, 1)
+    logits = [model(IDS[:, column : column + 1], past_key_values=cache).logits for column in steps]
+    return torch.cat(logits, 1)
 
 
 @pytest.mark.parametrize(("name", "backend", "tp"), in_turn(["tiny-qwen2", "tiny-qwen3"]))
@@ -93,8 +93,8 @@ def test_copies_of_a_cache_hold_the_scales(backend: str) -> None:
 def test_beams_share_and_copy_blocks() -> None:
     options = {"num_beams": 3, "max_new_tokens": 40, "do_sample": False}
     with compiled("tiny-qwen3", backend="torch") as first, compiled("tiny-qwen3") as second:
-        found = [model.generate(IDS[:1], **options) for model in (first, second)]
-    assert torch.equal(*found)
+        tokens = [model.generate(IDS[:1], **options) for model in (first, second)]
+    assert torch.equal(*tokens)
 
 
 def test_the_error_is_below_that_of_weights_in_int8() -> None:
@@ -105,8 +105,8 @@ def test_the_error_is_below_that_of_weights_in_int8() -> None:
     for options in ({}, {"kv": None, "weights": "int8"}, {"weights": "int8"}):
         with compiled("tiny-qwen3", tp=2, backend="torch", **options) as model:
             errors.append(float((model(IDS).logits - exact).square().mean().sqrt()))
-    cache, weights, both = errors
-    assert 0 < cache < weights and both < 1.5 * weights
+    cache, weights, combined = errors
+    assert 0 < cache < weights and combined < 1.5 * weights
 
 
 def test_bytes_per_token() -> None:
@@ -128,8 +128,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[CompileError], str]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusals(name: str) -> None:
-    options, kind, said = REFUSALS[name]
-    with pytest.raises(kind, match=said):
+    options, kind, message = REFUSALS[name]
+    with pytest.raises(kind, match=message):
         compiled("tiny-qwen3", **options)
 
 

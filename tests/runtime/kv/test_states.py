@@ -127,9 +127,9 @@ def test_a_cache_with_states_is_never_cropped() -> None:
     cache = paged()
     fill(cache, 5)
     assert not cache.is_croppable and not cache.is_recording_past(0)
-    for asked in (-1, 4):
+    for length in (-1, 4):
         with pytest.raises(UnsupportedError, match="linear attention cannot be cropped") as refused:
-            cache.crop(asked)
+            cache.crop(length)
         assert "copy.deepcopy" in str(refused.value)
     assert (cache.get_seq_length(), held(cache)) == (5, 1)
     cache.crop(9)
@@ -164,11 +164,11 @@ def test_packed_sequences_are_those_run_alone(eager: Any, compiled: Any) -> None
     lengths = (70, 1, 2, 9)
     packed = ids(1, sum(lengths))
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    found = compiled(packed, position_ids=positions, use_cache=False).logits[0].split(lengths)
-    for own, part in zip(packed[0].split(lengths), found, strict=True):
+    logits = compiled(packed, position_ids=positions, use_cache=False).logits[0].split(lengths)
+    for tokens, part_logits in zip(packed[0].split(lengths), logits, strict=True):
         with torch.inference_mode():
-            expected = eager(own[None]).logits[0]
-        assert relative_error(part, expected) < TOLERANCE
+            expected = eager(tokens[None]).logits[0]
+        assert relative_error(part_logits, expected) < TOLERANCE
 
 
 def test_a_copied_cache_goes_on_from_the_same_state(eager: Any, compiled: Any) -> None:
@@ -176,13 +176,13 @@ def test_a_copied_cache_goes_on_from_the_same_state(eager: Any, compiled: Any) -
     cache = compiled(prompt, use_cache=True).past_key_values
     other = copy.deepcopy(cache)
     first, second = ids(2, 3, seed=1), ids(2, 3, seed=2)
-    for own, more in ((cache, first), (other, second), (other, first)):
-        found = compiled(more, past_key_values=own).logits
-        if own is other and more is first:
+    for branch, more in ((cache, first), (other, second), (other, first)):
+        logits = compiled(more, past_key_values=branch).logits
+        if branch is other and more is first:
             prompt = torch.cat([prompt, second], 1)
         with torch.inference_mode():
             expected = eager(torch.cat([prompt, more], 1)).logits[:, -3:]
-        assert relative_error(found, expected) < TOLERANCE
+        assert relative_error(logits, expected) < TOLERANCE
 
 
 def test_chunks_of_64_continue_the_prompt(compiled: Any) -> None:
@@ -191,9 +191,9 @@ def test_chunks_of_64_continue_the_prompt(compiled: Any) -> None:
     whole = compiled(prompt, use_cache=True).logits
     cache, parts = None, []
     for part in prompt.split((64, 128, 8), 1):
-        found = compiled(part, past_key_values=cache, use_cache=True)
-        cache = found.past_key_values
-        parts.append(found.logits)
+        output = compiled(part, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        parts.append(output.logits)
     assert relative_error(torch.cat(parts, 1), whole) < TOLERANCE
 
 
@@ -207,10 +207,10 @@ def test_a_step_that_fails_on_the_ranks_can_be_repeated(
         with pytest.raises(ZeroDivisionError):
             compiled(ids(1, 2), past_key_values=cache)
     more = ids(1, 2, seed=1)
-    found = compiled(more, past_key_values=cache).logits
+    logits = compiled(more, past_key_values=cache).logits
     with torch.inference_mode():
         expected = eager(torch.cat([prompt, more], 1)).logits[:, -2:]
-    assert relative_error(found, expected) < TOLERANCE
+    assert relative_error(logits, expected) < TOLERANCE
 
 
 def test_all_blocks_and_states_are_free_at_the_end(compiled: Any) -> None:
@@ -227,7 +227,7 @@ def test_workers_in_processes(eager: Any) -> None:
         expected = eager.generate(prompt, max_new_tokens=6, pad_token_id=0)
         beams = eager.generate(prompt, max_new_tokens=6, num_beams=2, pad_token_id=0)
     with tpcompile.compile(eager, tp=2, backend="torch", max_seq_len=64) as model:
-        found = model.generate(prompt, max_new_tokens=6, pad_token_id=0)
-        assert found.tolist() == expected.tolist()
-        found = model.generate(prompt, max_new_tokens=6, num_beams=2, pad_token_id=0)
-        assert found.tolist() == beams.tolist()
+        tokens = model.generate(prompt, max_new_tokens=6, pad_token_id=0)
+        assert tokens.tolist() == expected.tolist()
+        tokens = model.generate(prompt, max_new_tokens=6, num_beams=2, pad_token_id=0)
+        assert tokens.tolist() == beams.tolist()

@@ -56,19 +56,19 @@ def descendants() -> set[int]:
     """
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
     parents = {pid: parent_of(pid) for pid in pids}
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family - {os.getpid()}
 
 
 def own_files() -> set[str]:
     """Return the open files of this process, and the names in the memory file system."""
-    found = set(os.listdir("/dev/shm"))
+    files = set(os.listdir("/dev/shm"))
     for file in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
-            found.add(f"{file} {os.readlink(f'/proc/self/fd/{file}')}")
-    return found
+            files.add(f"{file} {os.readlink(f'/proc/self/fd/{file}')}")
+    return files
 
 
 def only_files(before: set[str]) -> bool:

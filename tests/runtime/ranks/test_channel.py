@@ -34,9 +34,9 @@ def _through(ends: tuple[Channel, Channel], message: object) -> Any:
     """Send from a thread, since a large message does not fit into the socket buffer."""
     sender = threading.Thread(target=ends[0].send, args=(message,))
     sender.start()
-    found = ends[1].receive()
+    received = ends[1].receive()
     sender.join()
-    return found
+    return received
 
 
 @pytest.mark.parametrize(
@@ -53,21 +53,21 @@ def _through(ends: tuple[Channel, Channel], message: object) -> Any:
     ],
 )
 def test_tensors_come_out_as_they_went_in(ends: tuple[Channel, Channel], x: torch.Tensor) -> None:
-    found = _through(ends, _Message("x", {"before": torch.ones(1), "x": x, "twice": [x, "end"]}))
-    assert found.name == "x"
-    for value in (found.values["x"], found.values["twice"][0]):
+    received = _through(ends, _Message("x", {"before": torch.ones(1), "x": x, "twice": [x, "end"]}))
+    assert received.name == "x"
+    for value in (received.values["x"], received.values["twice"][0]):
         assert value.dtype == x.dtype
         assert torch.equal(value, x)
         assert not value.requires_grad
-    assert found.values["twice"][1] == "end"
+    assert received.values["twice"][1] == "end"
 
 
 def test_tensors_that_came_can_be_written_and_are_aligned(ends: tuple[Channel, Channel]) -> None:
-    odd, found = _through(ends, [torch.ones(3, dtype=torch.uint8), torch.ones(2)])
-    found += 1
-    assert found.tolist() == [2.0, 2.0]
+    odd, aligned = _through(ends, [torch.ones(3, dtype=torch.uint8), torch.ones(2)])
+    aligned += 1
+    assert aligned.tolist() == [2.0, 2.0]
     assert odd.tolist() == [1, 1, 1]
-    assert (found.data_ptr() - odd.data_ptr()) % 8 == 0
+    assert (aligned.data_ptr() - odd.data_ptr()) % 8 == 0
 
 
 def test_tensors_are_not_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +83,8 @@ def test_messages_keep_their_order(ends: tuple[Channel, Channel]) -> None:
     for number in range(20):
         ends[0].send((number, torch.full((number,), number)))
     for number in range(20):
-        found, x = ends[1].receive()
-        assert (found, x.tolist()) == (number, [number] * number)
+        received, x = ends[1].receive()
+        assert (received, x.tolist()) == (number, [number] * number)
 
 
 def test_one_encoding_serves_several_receivers(ends: tuple[Channel, Channel]) -> None:

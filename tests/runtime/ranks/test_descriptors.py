@@ -20,17 +20,17 @@ def test_a_low_number_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(descriptors, "_FIRST", 200)
     before = set(os.listdir("/dev/fd"))
     reads, writes = descriptors.pipe()
-    one, other = descriptors.socket_pair()
+    first, second = descriptors.socket_pair()
     file = descriptors.nameless_file()
-    with one, other:
-        numbers = [reads, writes, one.fileno(), other.fileno(), file]
+    with first, second:
+        numbers = [reads, writes, first.fileno(), second.fileno(), file]
         assert min(numbers) >= 200
         assert not any(os.get_inheritable(number) for number in numbers)
         opened = {int(name) for name in set(os.listdir("/dev/fd")) - before}
         assert {number for number in opened if number < 200} <= {min(opened)}  # of listdir itself
         os.write(writes, b"a")
-        one.sendall(b"b")
+        first.sendall(b"b")
         os.pwrite(file, b"c", 0)
-        assert os.read(reads, 1) + other.recv(1) + os.pread(file, 1, 0) == b"abc"
+        assert os.read(reads, 1) + second.recv(1) + os.pread(file, 1, 0) == b"abc"
     for number in (reads, writes, file):
         os.close(number)

@@ -51,8 +51,8 @@ def _port(listening: bool) -> Iterator[int]:
 
 
 def _launched(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, port: int) -> None:
-    said = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in said.items():
+    variables = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
 
 
@@ -126,9 +126,11 @@ def test_a_fault_of_the_weights_is_of_its_own_class() -> None:
         raise CheckpointError(f"The model has no tensor {name}")
 
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, dist.default_pg_timeout)
-    own = [{"weight": LocalParameter(Tensor("model.weight", (2,)), torch.float32, Storage.ROWS)}]
+    parameters = [
+        {"weight": LocalParameter(Tensor("model.weight", (2,)), torch.float32, Storage.ROWS)}
+    ]
     with pytest.raises(CheckpointError, match=r"model\.weight"):
-        JoinedRanks(modules(1, parameters=own), missing, Doubled, group, CPU)
+        JoinedRanks(modules(1, parameters=parameters), missing, Doubled, group, CPU)
 
 
 _SCRIPT = """
@@ -147,22 +149,22 @@ from tpcompile.runtime.ranks.owner import Owner
 cpu = torch.device("cpu")
 group = find_group(2, cpu)
 values = torch.arange(24.0).view(6, 4)
-own = modules(2, "return self.group.all_reduce(x * (RANK + 1.0))", parameters=halves())
-ranks = JoinedRanks(own, lambda name, index: values[index], Doubled, group, cpu)
+sharded = modules(2, "return self.group.all_reduce(x * (RANK + 1.0))", parameters=halves())
+ranks = JoinedRanks(sharded, lambda name, index: values[index], Doubled, group, cpu)
 alone = modules(2, "return x * (RANK + 1.0)")
 itself = JoinedRanks(alone, lambda name, index: values, Doubled, group, cpu)
 x = step(x=torch.tensor([1.0]))
 torch.manual_seed(group.rank())
 ranks.agree()
-found = dict(
+answers = dict(
     sum=ranks.run(x).item(),
     weights=torch.cat([ranks.parameter(r, "weight") for r in (0, 1)]).equal(values),
     drawn=torch.randint(1000, (1,)).item(),
     same=ranks.same(torch.tensor([group.rank()])).item(),
-    all=[float(each) for each in itself.run_all(x)],
+    all=[float(value) for value in itself.run_all(x)],
     shared=ranks._group._shared is not None,
 )
-sys.stdout.write(str(found) + chr(10))  # in one piece: two ranks write
+sys.stdout.write(str(answers) + chr(10))  # in one piece: two ranks write
 sys.stdout.flush()
 {after}
 """
@@ -205,9 +207,9 @@ def test_processes_that_give_other_tokens_are_told_so(tmp_path: Path) -> None:
 _FORK = """
 def forked(close):
     signal.alarm(60)  # a call that hangs
-    one = torch.tensor([1])
+    token = torch.tensor([1])
     calls = dict(
-        run=lambda: ranks.run(x), all=lambda: itself.run_all(x), same=lambda: ranks.same(one),
+        run=lambda: ranks.run(x), all=lambda: itself.run_all(x), same=lambda: ranks.same(token),
         parameter=lambda: ranks.parameter(0, "weight"), agree=lambda: ranks.agree(),
         find=lambda: find_group(2, torch.device("cpu")),
     )
@@ -240,10 +242,10 @@ def test_torchrun(tmp_path: Path) -> None:
     """Ranks under torchrun work; a fork of a rank is refused, exits, and does not disturb them."""
     done = scripts.run([_script(tmp_path, after=_FORK)], ranks=2, timeout=SCRIPT_S)
     assert done.returncode == 0, done.stderr
-    found = [eval(line) for line in done.stdout.splitlines()]
-    first, second = (line for line in found if isinstance(line, dict))
+    lines = [eval(line) for line in done.stdout.splitlines()]
+    first, second = (line for line in lines if isinstance(line, dict))
     assert first == second == {**_EXPECTED, "drawn": first["drawn"]}
-    assert [line for line in found if isinstance(line, list)] == [[True, 0, True, 0]] * 2
+    assert [line for line in lines if isinstance(line, list)] == [[True, 0, True, 0]] * 2
 
 
 def test_a_fork_leaves_the_group_of_its_parent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,9 +258,9 @@ def test_a_fork_leaves_the_group_of_its_parent_alone(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("left"))
-    owner, group, own = Owner(), cast(Any, Group()), os.getpid()
+    owner, group, pid = Owner(), cast(Any, Group()), os.getpid()
     with monkeypatch.context() as forked:
-        forked.setattr(os, "getpid", lambda: own + 1)
+        forked.setattr(os, "getpid", lambda: pid + 1)
         joined._rest(owner, group)
         launched._leave(owner)
         assert not done
@@ -272,11 +274,11 @@ def test_a_rank_that_is_killed_is_missed_by_the_other(tmp_path: Path) -> None:
     script = _script(tmp_path, "dist.init_process_group('gloo')", _LOSE)
     with _port(listening=False) as port:
         pass
-    said = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     first, second = (
         subprocess.Popen(
             [sys.executable, "-W", "error", script],
-            env={**os.environ, **said, "RANK": str(rank)},
+            env={**os.environ, **variables, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

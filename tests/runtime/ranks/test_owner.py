@@ -27,8 +27,8 @@ import fcntl, gc, json, os, signal, sys, traceback
 sys.path.insert(0, {root!r})
 out = os.fdopen(fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 10), "w")
 
-def tell(**found):
-    print(json.dumps(found), file=out, flush=True)
+def tell(**line):
+    print(json.dumps(line), file=out, flush=True)
 
 def is_open(file):
     try:
@@ -156,16 +156,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_compiles_without_standard_streams(told: list[dict[str, Any]]) -> None:
     """Models compile without stdin, and without any standard stream; no file takes their place."""
-    found = [line for line in told if "streams" in line]
-    assert [line["streams"] for line in found] == [[False, True, True], [False] * 3]
-    assert all(line["right"] for line in found)
+    lines = [line for line in told if "streams" in line]
+    assert [line["streams"] for line in lines] == [[False, True, True], [False] * 3]
+    assert all(line["right"] for line in lines)
 
 
 def test_a_fork_is_refused_by_every_method(told: list[dict[str, Any]]) -> None:
     """Forks are refused, also during a call in the owner; sources remain readable."""
-    found = [line for line in told if "fork" in line]
-    assert [line["ranks"] for line in found] == ["workers", "threads", "alone"] * 10
-    for line in found:
+    lines = [line for line in told if "fork" in line]
+    assert [line["ranks"] for line in lines] == ["workers", "threads", "alone"] * 10
+    for line in lines:
         for method, answer in line["answers"].items():
             message = f"; this is process {line['fork']}, forked from it"
             assert answer.startswith("UsageError The model belongs to process "), (line, method)
@@ -176,18 +176,20 @@ def test_a_fork_is_refused_by_every_method(told: list[dict[str, Any]]) -> None:
 
 def test_the_owner_is_right_whatever_a_fork_does(told: list[dict[str, Any]]) -> None:
     """A fork exits normally: at the end, after `close`, and after models are collected."""
-    found = [line for line in told if "status" in line]
-    assert [line["status"] for line in found] == [0] * 10
-    assert all(line["right"] for line in found)
+    lines = [line for line in told if "status" in line]
+    assert [line["status"] for line in lines] == [0] * 10
+    assert all(line["right"] for line in lines)
 
 
 def test_owner() -> None:
-    own = Owner()
-    assert own.here and own.refusal == ""
-    own.check()
+    owner = Owner()
+    assert owner.here and owner.refusal == ""
+    owner.check()
     other = Owner(os.getppid())
     assert not other.here
-    with pytest.raises(UsageError, match=rf"belongs to process {other.pid}; this is .* {own.pid}"):
+    with pytest.raises(
+        UsageError, match=rf"belongs to process {other.pid}; this is .* {owner.pid}"
+    ):
         other.check()
 
 

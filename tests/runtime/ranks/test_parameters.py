@@ -48,25 +48,25 @@ def test_parameters_have_the_values_of_their_recipes() -> None:
         memory = Parameters(module, CPU)
         for name, (_, dtype, storage) in KINDS.items():
             value = VALUES[name].to(dtype)
-            found = (
+            parameter = (
                 memory.copy(name, value)
                 if how == "copied"
                 else memory.evaluate(name, lambda name, index: VALUES[name][index])
             )
-            assert found.dtype == dtype
+            assert parameter.dtype == dtype
             if storage is Storage.MATRIX:
-                assert found.is_mkldnn == as_matrix(value).is_mkldnn
-                found = found.to_dense() if found.is_mkldnn else found
-            assert torch.equal(found, value)
+                assert parameter.is_mkldnn == as_matrix(value).is_mkldnn
+                parameter = parameter.to_dense() if parameter.is_mkldnn else parameter
+            assert torch.equal(parameter, value)
 
 
 def test_a_parameter_with_another_order_is_not_kept_twice() -> None:
     """Its pages are freed; those of the others are not."""
     memory = Parameters(_module(), CPU)
     before = _resident()
-    found = memory.evaluate("matrix", lambda name, index: VALUES[name][index])
+    parameter = memory.evaluate("matrix", lambda name, index: VALUES[name][index])
     size = VALUES["matrix"].numel() * 2
-    assert _resident() - before < (1.5 * size if found.is_mkldnn else 2.5 * size)
+    assert _resident() - before < (1.5 * size if parameter.is_mkldnn else 2.5 * size)
 
 
 def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

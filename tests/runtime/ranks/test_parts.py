@@ -54,7 +54,7 @@ def step_with(counts: list[int], rows: list[int] | None = None, **options: Any) 
 
 
 @pytest.mark.parametrize(
-    ("counts", "parts"),
+    ("counts", "expected"),
     [
         ([1, 1], [(True, [1, 1])]),
         ([1] * 40, [(True, [1] * 40)]),
@@ -67,16 +67,18 @@ def step_with(counts: list[int], rows: list[int] | None = None, **options: Any) 
     ],
 )
 def test_the_number_of_tokens_decides(
-    counts: list[int], parts: list[tuple[bool, list[int]]]
+    counts: list[int], expected: list[tuple[bool, list[int]]]
 ) -> None:
-    made = parts_of(step_with(counts), MOST)
-    assert [(one.by_program, one.step.inputs["starts"].diff().tolist()) for one in made] == parts
-    assert [len(one.step.copies) for one in made] == [1] + [0] * (len(made) - 1)
+    parts = parts_of(step_with(counts), MOST)
+    assert [
+        (part.by_program, part.step.inputs["starts"].diff().tolist()) for part in parts
+    ] == expected
+    assert [len(part.step.copies) for part in parts] == [1] + [0] * (len(parts) - 1)
 
 
 def test_what_modules_run_as_a_whole() -> None:
     for step in (step_with([1], []), step_with([1, 9], routing=Routing())):
-        assert [(one.by_program, one.step) for one in parts_of(step, MOST)] == [(False, step)]
+        assert [(part.by_program, part.step) for part in parts_of(step, MOST)] == [(False, step)]
     without = step_with([1])
     inputs = {name: value for name, value in without.inputs.items() if name != "tables"}
     assert not parts_of(Step(inputs, "logits"), MOST)[0].by_program
@@ -85,7 +87,7 @@ def test_what_modules_run_as_a_whole() -> None:
 def test_guesses_are_rows() -> None:
     step = step_with([12, 3], rows=[14])
     step = replace(step, rows=True)
-    assert [(one.by_program, one.step) for one in parts_of(step, 1)] == [(True, step)]
+    assert [(part.by_program, part.step) for part in parts_of(step, 1)] == [(True, step)]
 
 
 @settings(deadline=None)
@@ -96,10 +98,10 @@ def test_parts_make_up_the_step(counts: list[int], dice: Random) -> None:
         return
     rows = [dice.randrange(sum(counts)) for _ in range(dice.randrange(1, 12))]
     step = step_with(counts, rows)
-    made = parts_of(step, MOST)
+    parts = parts_of(step, MOST)
     results = []
     tokens: list[int] = []
-    for part in made:
+    for part in parts:
         inputs = part.step.inputs
         ids = inputs["input_ids"]
         tokens += ids.tolist()
@@ -113,14 +115,14 @@ def test_parts_make_up_the_step(counts: list[int], dice: Random) -> None:
         if part.by_program and part.step.rows:
             assert len(ids) <= MOST_ROWS
     assert sorted(tokens) == [*range(sum(counts))]
-    assert joined(made, results).tolist() == rows
+    assert joined(parts, results).tolist() == rows
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, MOST_ROWS), max_size=20))
 def test_groups_of_rows(rows: list[int]) -> None:
-    groups = groups_of_rows(rows, lambda each: each)
-    assert [each for group in groups for each in group] == rows
+    groups = groups_of_rows(rows, lambda count: count)
+    assert [count for group in groups for count in group] == rows
     assert all(sum(group) <= MOST_ROWS for group in groups)
     assert all(sum(a) + b[0] > MOST_ROWS for a, b in pairwise(groups))
 
@@ -147,8 +149,8 @@ def test_rows_of_a_sequence_write_its_state() -> None:
 )
 def model(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
     make, options = request.param
-    with tpcompile.compile(make(), max_seq_len=96, **options) as made:
-        yield made
+    with tpcompile.compile(make(), max_seq_len=96, **options) as compiled:
+        yield compiled
 
 
 def prompt(length: int) -> list[int]:
@@ -158,16 +160,16 @@ def prompt(length: int) -> list[int]:
 def answer(model: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
     """Return the logits after prompts that are padded to one length, and those of two steps."""
     longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(own)) + own for own in prompts])
-    mask = torch.tensor([[0] * (longest - len(own)) + [1] * len(own) for own in prompts])
+    ids = torch.tensor([[0] * (longest - len(tokens)) + tokens for tokens in prompts])
+    mask = torch.tensor([[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in prompts])
     cache = model.new_cache()
-    found = []
+    logits = []
     for _ in range(3):
         out = model(ids, attention_mask=mask, past_key_values=cache, logits_to_keep=1)
-        found.append(out.logits[:, -1])
+        logits.append(out.logits[:, -1])
         ids = torch.full((len(prompts), 1), 9)
         mask = torch.cat([mask, torch.ones_like(ids)], 1)
-    return list(torch.stack(found, 1))
+    return list(torch.stack(logits, 1))
 
 
 @pytest.mark.usefixtures("few")
@@ -189,10 +191,10 @@ def test_each_token_of_a_short_prompt_has_the_bits_of_a_step(model: Any) -> None
 def test_company_changes_no_bit(model: Any) -> None:
     prompts = [prompt(length) for length in (1, MOST, MOST + 1, 3, 20, 7, 2)]
     if model.dtype == torch.float32:  # products of torch depend on the number of rows
-        prompts = [own for own in prompts if len(own) <= MOST]
+        prompts = [tokens for tokens in prompts if len(tokens) <= MOST]
     together = answer(model, prompts)
-    for own, logits in zip(prompts, together, strict=True):
-        assert torch.equal(answer(model, [own])[0], logits), len(own)
+    for tokens, logits in zip(prompts, together, strict=True):
+        assert torch.equal(answer(model, [tokens])[0], logits), len(tokens)
 
 
 @pytest.mark.usefixtures("few")
@@ -209,10 +211,10 @@ def test_a_state_that_a_row_does_not_pass_on(monkeypatch: pytest.MonkeyPatch) ->
     true = division.in_rows
 
     def wrong(step: Step) -> Step:
-        made = true(step)
+        row_step = true(step)
         if step.rows:
-            made.inputs["read"].fill_(int(made.inputs["read"][0]))
-        return made
+            row_step.inputs["read"].fill_(int(row_step.inputs["read"][0]))
+        return row_step
 
     monkeypatch.setattr("tpcompile.runtime.ranks.program.in_rows", wrong)
     with tpcompile.compile(remembering(), max_seq_len=64) as model:

@@ -32,8 +32,8 @@ MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
 
 
 def _compiled(backend: str, model: str = "preset:tiny-qwen3", **options: Any) -> CompiledModel:
-    given = {"simulate": True, "max_seq_len": 64, **options}
-    return tpcompile.compile(model, backend=backend, random_weights=0, **given)
+    settings = {"simulate": True, "max_seq_len": 64, **options}
+    return tpcompile.compile(model, backend=backend, random_weights=0, **settings)
 
 
 @pytest.mark.parametrize("pipeline", [None, "standard{block=4,interleaved=true}"])
@@ -47,23 +47,23 @@ def test_generates_as_modules_do(model: str, tp: int, pipeline: str | None) -> N
     ):
         for how in ({}, {"do_sample": True, "temperature": 2.0}, {"num_beams": 3}):
             texts = []
-            for each in (machine, modules):
+            for compiled in (machine, modules):
                 torch.manual_seed(0)
-                texts.append(each.generate(IDS, attention_mask=MASK, max_new_tokens=9, **how))
+                texts.append(compiled.generate(IDS, attention_mask=MASK, max_new_tokens=9, **how))
             assert torch.equal(*texts), how
 
 
 def test_logits_of_a_step() -> None:
     """Steps of one token run on the machine, prompts on the modules, with one cache."""
     with _compiled("reference", tp=2) as machine, _compiled("torch", tp=2) as modules:
-        found = []
-        for each in (machine, modules):
-            past = each(IDS[:, :4], use_cache=True).past_key_values
-            one = each(IDS[:, 4:5], past_key_values=past, use_cache=True).logits
-            two = each(IDS[:, 5:], past_key_values=past, use_cache=True).logits
-            again = each(IDS[:, :2], past_key_values=past, use_cache=True).logits
-            found.append((one, two, again))
-        for ours, theirs in zip(*found, strict=True):
+        logits = []
+        for compiled in (machine, modules):
+            past = compiled(IDS[:, :4], use_cache=True).past_key_values
+            first = compiled(IDS[:, 4:5], past_key_values=past, use_cache=True).logits
+            second = compiled(IDS[:, 5:], past_key_values=past, use_cache=True).logits
+            again = compiled(IDS[:, :2], past_key_values=past, use_cache=True).logits
+            logits.append((first, second, again))
+        for ours, theirs in zip(*logits, strict=True):
             assert float((ours - theirs).abs().max()) < TOLERANCE * float(theirs.abs().max())
 
 
@@ -71,16 +71,16 @@ def test_program() -> None:
     with _compiled("reference", tp=2, max_batch=3) as model:
         program = model.program
         assert program is model.program
-        found = program.schedule.to_json()
-        assert found["verified"] and found["tp"] == 2
-        assert found["batch"] == 3
+        summary = program.schedule.to_json()
+        assert summary["verified"] and summary["tp"] == 2
+        assert summary["batch"] == 3
         assert parse_program(program.text()) == program.program
 
 
 @pytest.mark.parametrize(("tp", "model"), [(2, "preset:tiny-qwen3"), (3, "preset:tiny-qwen2")])
 def test_ranks_that_are_processes_give_the_same_bits(tp: int, model: str) -> None:
     """Ranks in processes give the same tokens and logits while caches and batches change."""
-    found = []
+    outputs = []
     for simulate in (True, False):
         with _compiled("reference", model, tp=tp, simulate=simulate) as ranks:
             texts = ranks.generate(IDS, attention_mask=MASK, max_new_tokens=20)
@@ -89,8 +89,8 @@ def test_ranks_that_are_processes_give_the_same_bits(tp: int, model: str) -> Non
             past.batch_select_indices(torch.tensor([1, 0, 1]))
             three = ranks(IDS[:1, :1].repeat(3, 1), past_key_values=past, use_cache=True).logits
             assert ranks.steps[:2] == (21, 2)
-            found.append((texts, logits, three))
-    assert all(map(torch.equal, *found))
+            outputs.append((texts, logits, three))
+    assert all(map(torch.equal, *outputs))
 
 
 def test_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,9 +114,9 @@ with tpcompile.compile("preset:tiny-qwen3", tp=2, backend="reference", random_we
     ids = torch.tensor({ids})
     past = model(ids, use_cache=True).past_key_values
     logits = model(ids[:, :1], past_key_values=past, use_cache=True).logits
-    found = model.generate(ids, max_new_tokens=12), logits
+    outputs = model.generate(ids, max_new_tokens=12), logits
     ran = model.steps[:2]
-sys.stdout.write(f"{{ran}} {{all(map(torch.equal, found, torch.load({wanted!r})))}}" + chr(10))
+sys.stdout.write(f"{{ran}} {{all(map(torch.equal, outputs, torch.load({wanted!r})))}}" + chr(10))
 """
 
 
@@ -137,14 +137,14 @@ def test_a_smaller_batch_runs_in_the_next_larger_program() -> None:
     """Empty rows of the larger program write no keys and values, and are not in the result."""
     ids = torch.tensor([[5, 9, 2], [8, 8, 4], [1, 2, 3], [7, 7, 7], [6, 1, 4]])
     with _compiled("reference", tp=2) as machine, _compiled("torch", tp=2) as modules:
-        found = []
-        for each in (machine, modules):
-            past = each(ids, use_cache=True).past_key_values
+        outputs = []
+        for compiled in (machine, modules):
+            past = compiled(ids, use_cache=True).past_key_values
             for _ in range(3):
-                logits = each(ids[:, :1], past_key_values=past, use_cache=True).logits
-            found.append(logits)
-        assert found[0].shape == found[1].shape
-        assert relative_error(*found) < TOLERANCE
+                logits = compiled(ids[:, :1], past_key_values=past, use_cache=True).logits
+            outputs.append(logits)
+        assert outputs[0].shape == outputs[1].shape
+        assert relative_error(*outputs) < TOLERANCE
         assert list(machine._programs._made) == [(1, 1), (6, 1)]  # type: ignore[union-attr]
 
 
@@ -199,9 +199,9 @@ def test_a_streamer_gets_tokens_inside_a_launch(
         plain = model.generate(LATE_ENDS, max_new_tokens=20)
         streamer = _Streamer()
         ends = {"eos_token_id": plain[0, 6 + 5].item(), "pad_token_id": 1}
-        found = model.generate(LATE_ENDS, max_new_tokens=20, streamer=streamer, **ends)
+        tokens = model.generate(LATE_ENDS, max_new_tokens=20, streamer=streamer, **ends)
         assert launched == [19, 19], "tokens are streamed without single steps"
-        assert streamer.seen == [LATE_ENDS.tolist(), *found[:, 6:].t().tolist()]
+        assert streamer.seen == [LATE_ENDS.tolist(), *tokens[:, 6:].t().tolist()]
 
 
 @pytest.mark.parametrize("simulate", [True, False])
@@ -230,13 +230,13 @@ WATCHED: dict[str, Callable[[CompiledModel], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("who", WATCHED)
+@pytest.mark.parametrize("watcher", WATCHED)
 def test_one_step_at_a_time_if_something_looks_at_each(
-    who: str, monkeypatch: pytest.MonkeyPatch
+    watcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _compiled("reference") as model:
         launched = _launches(model, monkeypatch)
-        options = WATCHED[who](model)
+        options = WATCHED[watcher](model)
         model.generate(IDS[:1], max_new_tokens=5, min_new_tokens=None, **options)
         assert launched == [1] * 4
         if "past_key_values" in options:
@@ -288,23 +288,23 @@ def test_a_launch_ends_at_the_length_of_the_caller(monkeypatch: pytest.MonkeyPat
     short = [MaxLengthCriteria(9)]
     with _compiled("reference") as model:
         launched = _launches(model, monkeypatch)
-        found = model.generate(LATE_ENDS, max_new_tokens=30, stopping_criteria=short)
-        assert found.shape == (2, 9) and launched == [2]
+        tokens = model.generate(LATE_ENDS, max_new_tokens=30, stopping_criteria=short)
+        assert tokens.shape == (2, 9) and launched == [2]
 
 
 def _launches(model: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that receives the number of steps of each launch, but those of prompts."""
-    ranks, found = model._ranks, list[int]()
+    ranks, step_counts = model._ranks, list[int]()
     assert isinstance(ranks, ProgramRanks)
     launch = ranks.launch
 
-    def noted(step: Step, each: Any = None) -> torch.Tensor:
+    def noted(step: Step, on_tokens: Any = None) -> torch.Tensor:
         if not step.rows:
-            found.append(step.steps)
-        return launch(step, each)
+            step_counts.append(step.steps)
+        return launch(step, on_tokens)
 
     monkeypatch.setattr(ranks, "launch", noted)
-    return found
+    return step_counts
 
 
 @pytest.mark.parametrize("ids", [IDS[:, :1], IDS[:, :4]])
@@ -322,15 +322,15 @@ def test_results_outlive_later_steps_in_any_mode() -> None:
     """The caller may change logits, outside inference mode too, and later steps change none."""
     with _compiled("native") as model:
         past = model(IDS, use_cache=True).past_key_values
-        found = []
+        outputs = []
         for inference in (True, False, False, True, False):
             with torch.inference_mode(inference):
                 logits = model(IDS[:, :1], past_key_values=past).logits
-            found.append((inference, logits, logits.clone()))
+            outputs.append((inference, logits, logits.clone()))
             if not inference:
                 logits.add_(1)
         past.crop(IDS.shape[1])
-        for inference, logits, wanted in found:
+        for inference, logits, wanted in outputs:
             again = model(IDS[:, :1], past_key_values=past).logits
             assert torch.equal(again, wanted)
             assert torch.equal(logits, wanted if inference else wanted + 1)
@@ -357,7 +357,7 @@ def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork may not run prompts or decode steps, nor read weights."""
     steps: list[Step] = []
     with _compiled("reference") as model:
-        ranks, own = model._ranks, os.getpid()
+        ranks, pid = model._ranks, os.getpid()
         run = ranks.run
         monkeypatch.setattr(ranks, "run", lambda step: steps.append(step) or run(step))
         past = model(IDS, use_cache=True).past_key_values
@@ -367,7 +367,7 @@ def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             [True],
         ]
         with monkeypatch.context() as forked:
-            forked.setattr(os, "getpid", lambda: own + 1)
+            forked.setattr(os, "getpid", lambda: pid + 1)
             for call in (
                 lambda: model(IDS),
                 lambda: model.generate(IDS),
@@ -375,6 +375,6 @@ def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
                 lambda: ranks.parameter(0, "model.norm.weight"),
                 *(partial(ranks.run, step) for step in steps),
             ):
-                with pytest.raises(UsageError, match=rf"belongs to process {own}; .* {own + 1}"):
+                with pytest.raises(UsageError, match=rf"belongs to process {pid}; .* {pid + 1}"):
                     call()
         assert torch.equal(ranks.run(steps[-1]), before[:, -1])

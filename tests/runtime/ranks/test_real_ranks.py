@@ -50,9 +50,9 @@ def _compiled(source: Any, tp: int, **options: Any) -> Iterator[tpcompile.Compil
         yield model
 
 
-def _greedy(model: Any, given: dict[str, torch.Tensor], **asked: Any) -> torch.Tensor:
+def _greedy(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> torch.Tensor:
     settings = {"max_new_tokens": NEW, "min_new_tokens": NEW, "pad_token_id": PAD}
-    tokens: torch.Tensor = model.generate(**given, **settings, eos_token_id=None, **asked)
+    tokens: torch.Tensor = model.generate(**inputs, **settings, eos_token_id=None, **options)
     return tokens
 
 
@@ -64,21 +64,21 @@ def _logits(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def _check_sampling(model: Any, eager: Any) -> None:
     """Assert that sampling equals eager's, and therefore does not depend on tp."""
-    found = []
-    for each in (eager, model):
+    texts = []
+    for candidate in (eager, model):
         torch.manual_seed(9)
-        found.append(
-            each.generate(
+        texts.append(
+            candidate.generate(
                 **prompt(6, 3), do_sample=True, top_k=40, max_new_tokens=16, pad_token_id=PAD
             ).tolist()
         )
-    assert found[0] == found[1]
+    assert texts[0] == texts[1]
 
 
 def _check_weights(model: Any, eager: Any) -> None:
     for name, parameter in eager.named_parameters(remove_duplicate=False):
-        found = model.gather_weight(name)
-        assert found.dtype == parameter.dtype and torch.equal(found, parameter), name
+        gathered = model.gather_weight(name)
+        assert gathered.dtype == parameter.dtype and torch.equal(gathered, parameter), name
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
@@ -90,36 +90,36 @@ def test_fp32(name: str, tp: int, tmp_path: Path) -> None:
     if tp != 3:
         source = tmp_path
         eager.save_pretrained(tmp_path)
-    given = prompt(5, 11)
-    expected = _greedy(eager, given)
+    inputs = prompt(5, 11)
+    expected = _greedy(eager, inputs)
     assert len(set(expected[0].tolist())) > NEW / 2
     with _compiled(source, tp) as model:
-        assert _greedy(model, given).tolist() == expected.tolist()
-        mask = given["attention_mask"]
-        found = _logits(model, given["input_ids"], mask)
-        assert relative_error(found, _logits(eager, given["input_ids"], mask)) < TOLERANCE
+        assert _greedy(model, inputs).tolist() == expected.tolist()
+        mask = inputs["attention_mask"]
+        logits = _logits(model, inputs["input_ids"], mask)
+        assert relative_error(logits, _logits(eager, inputs["input_ids"], mask)) < TOLERANCE
         _check_sampling(model, eager)
         _check_weights(model, eager)
 
 
-def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).square().mean().sqrt())
+def _error(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((logits - expected).square().mean().sqrt())
 
 
 def _check_by_teacher_forcing(
-    found: Sequence[int], start: int, theirs: torch.Tensor, margin: float
+    tokens: Sequence[int], start: int, theirs: torch.Tensor, margin: float
 ) -> int:
     """Return how many tokens are not eager's best; assert that these are within the margin.
 
     `theirs` are eager's logits along the generated text.
     """
-    others = 0
-    for place in range(start, len(found)):
+    misses = 0
+    for place in range(start, len(tokens)):
         row = theirs[place - 1]
-        if found[place] != int(row.argmax()):
-            assert float(row.max() - row[found[place]]) <= margin, place
-            others += 1
-    return others
+        if tokens[place] != int(row.argmax()):
+            assert float(row.max() - row[tokens[place]]) <= margin, place
+            misses += 1
+    return misses
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
@@ -133,14 +133,14 @@ def test_bf16(name: str, tp: int, request: pytest.FixtureRequest) -> None:
     with _compiled(eager, tp, simulate=simulate) as model:
         theirs, truth = _logits(eager, ids, mask), _logits(exact, ids, mask)
         assert _error(_logits(model, ids, mask), truth) <= NOISE * _error(theirs, truth)
-        given = prompt(7)
-        start = given["input_ids"].shape[1]
-        tokens = _greedy(model, given)
-        forced = [_logits(each, tokens, torch.ones_like(tokens)) for each in (eager, exact)]
+        inputs = prompt(7)
+        start = inputs["input_ids"].shape[1]
+        tokens = _greedy(model, inputs)
+        forced = [_logits(module, tokens, torch.ones_like(tokens)) for module in (eager, exact)]
     # A difference of two logits, each with eager's error.
     margin = 4 * float((forced[0] - forced[1]).abs().max())
-    others = _check_by_teacher_forcing(tokens[0].tolist(), start, forced[0], margin)
-    assert others <= NEW / 8
+    misses = _check_by_teacher_forcing(tokens[0].tolist(), start, forced[0], margin)
+    assert misses <= NEW / 8
 
 
 @pytest.mark.slow
@@ -149,11 +149,11 @@ def test_the_demo(tp: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A trained model has no near ties, so bf16 gives the text of fp32."""
     directory = _demo(tmp_path_factory.getbasetemp())
     eager = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
-    given = {"input_ids": torch.tensor([[40, 41, 42, 43]])}
-    expected = _greedy(eager, given)
+    inputs = {"input_ids": torch.tensor([[40, 41, 42, 43]])}
+    expected = _greedy(eager, inputs)
     for options in ({}, {"dtype": "bfloat16"}):
         with _compiled(directory, tp, **options) as model:
-            assert _greedy(model, given).tolist() == expected.tolist()
+            assert _greedy(model, inputs).tolist() == expected.tolist()
 
 
 @lru_cache

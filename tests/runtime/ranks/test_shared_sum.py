@@ -66,8 +66,8 @@ def _found(tp: int) -> list[int]:
     ranks = SpawnedRanks(tp)
     try:
         ranks.load(modules(tp, BODY), lambda name, index: torch.ones(1), Doubled)
-        found: list[int] = ranks.run(step(x=torch.tensor([8, 9]))).tolist()
-        return found
+        values: list[int] = ranks.run(step(x=torch.tensor([8, 9]))).tolist()
+        return values
     finally:
         ranks.close()
 
@@ -86,9 +86,9 @@ def test_too_little_memory_is_a_warning(capfd: pytest.CaptureFixture[str]) -> No
             with offered(2) as offer:
                 assert offer is None
         assert _found(2) == [16, 18, 0]
-    said = capfd.readouterr().err
-    assert said.startswith(WARNING) and "File too large" in said
-    assert said.count("\n") == 1
+    warning = capfd.readouterr().err
+    assert warning.startswith(WARNING) and "File too large" in warning
+    assert warning.count("\n") == 1
 
 
 def test_no_compiler_is_a_warning(
@@ -96,9 +96,9 @@ def test_no_compiler_is_a_warning(
 ) -> None:
     monkeypatch.setattr(cpp.shutil, "which", lambda name: None)
     assert _found(2) == [16, 18, 0]
-    said = capfd.readouterr().err
-    assert said.startswith(WARNING) and "needs a C++ compiler" in said
-    assert said.count("\n") == 1
+    warning = capfd.readouterr().err
+    assert warning.startswith(WARNING) and "needs a C++ compiler" in warning
+    assert warning.count("\n") == 1
 
 
 def test_one_rank_needs_no_memory() -> None:
@@ -132,13 +132,15 @@ def _agreed(ranks: int, timeout: float = 30.0) -> list[SharedExchange | None]:
 
 
 def test_ranks_of_a_launcher_agree_on_memory() -> None:
-    found = _agreed(3, timeout=7.0)
-    every = [one for one in found if one is not None]
+    exchanges = _agreed(3, timeout=7.0)
+    every = [exchange for exchange in exchanges if exchange is not None]
     assert len(every) == 3
-    assert {one._timeout for one in every} == {7.0}
+    assert {exchange._timeout for exchange in every} == {7.0}
     with ThreadPoolExecutor(3) as pool:
-        sums = list(pool.map(lambda one: one.all_reduce(torch.ones(2), torch.float32), every))
-    assert [one.tolist() for one in sums] == [[3.0, 3.0]] * 3
+        sums = list(
+            pool.map(lambda exchange: exchange.all_reduce(torch.ones(2), torch.float32), every)
+        )
+    assert [total.tolist() for total in sums] == [[3.0, 3.0]] * 3
 
 
 def test_one_rank_and_other_devices_have_no_memory() -> None:
@@ -203,6 +205,6 @@ def test_too_little_memory_under_a_launcher_is_a_warning(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert _agreed(2) == [None] * 2
-    said = capfd.readouterr().err
-    assert said.startswith(WARNING) and "No space left on device" in said
-    assert said.count("\n") == 1
+    warning = capfd.readouterr().err
+    assert warning.startswith(WARNING) and "No space left on device" in warning
+    assert warning.count("\n") == 1

@@ -62,15 +62,15 @@ def ranks() -> Iterator[SpawnedRanks]:
         if len(x) == 3:
             return torch.tensor([RANK])
         cos, sin = self.rotary(x, 3, torch.bfloat16)
-        seen = [name in sys.modules for name in ("transformers", "pytest", "tests")]
-        state = [*seen, torch.get_num_threads(), RANK, int(cos[1, 0]), int(sin[1, 0])]
+        imported = [name in sys.modules for name in ("transformers", "pytest", "tests")]
+        state = [*imported, torch.get_num_threads(), RANK, int(cos[1, 0]), int(sin[1, 0])]
         return self.group.all_gather(torch.tensor([state]), 0, (1, 1))"""
     shown: list[tuple[int, int]] = []
-    found: list[SpawnedRanks] = []
+    started: list[SpawnedRanks] = []
 
     def make() -> None:
-        found.append(SpawnedRanks(2))
-        found[0].load(
+        started.append(SpawnedRanks(2))
+        started[0].load(
             modules(
                 2,
                 body,
@@ -88,8 +88,8 @@ def ranks() -> Iterator[SpawnedRanks]:
     maker.join()
     assert until(lambda: not Path(f"/proc/self/task/{maker.native_id}").exists())
     assert shown == [(1, 2), (2, 2)]
-    yield found[0]
-    found[0].close()
+    yield started[0]
+    started[0].close()
 
 
 def _healthy(x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -111,8 +111,8 @@ def test_ranks_work_together(ranks: SpawnedRanks) -> None:
 def test_every_rank_can_be_asked(ranks: SpawnedRanks) -> None:
     """Each rank can return its own result, and afterwards ordinary calls work again."""
     x = torch.tensor([4, 5, 0])
-    found = ranks.run_all(step(**_healthy(x)))
-    assert [result.tolist() for result in found] == [[0], [1]]
+    outputs = ranks.run_all(step(**_healthy(x)))
+    assert [result.tolist() for result in outputs] == [[0], [1]]
     assert ranks.run(step(**_healthy(x))).tolist() == [0]
 
 
@@ -123,9 +123,9 @@ def test_large_values_go_both_ways(ranks: SpawnedRanks) -> None:
 
 def test_workers_are_interpreters_of_their_own(ranks: SpawnedRanks) -> None:
     """Workers import only needed modules, have the given tables, and use their share of cores."""
-    found = ranks.run(step(**_healthy(torch.tensor([4, 5])))).tolist()
+    states = ranks.run(step(**_healthy(torch.tensor([4, 5])))).tolist()
     threads = threads_of(2)
-    assert found == [[0, 0, 0, threads, rank, 5, 10] for rank in range(2)]
+    assert states == [[0, 0, 0, threads, rank, 5, 10] for rank in range(2)]
 
 
 def test_weights_are_there_and_can_be_had_back(ranks: SpawnedRanks) -> None:
@@ -140,19 +140,19 @@ def test_the_memory_that_weights_are_sent_in_is_freed(ranks: SpawnedRanks) -> No
 
 
 def test_callers_of_several_threads_take_turns(ranks: SpawnedRanks) -> None:
-    found: dict[int, float] = {}
+    outputs: dict[int, float] = {}
 
     def call(number: int) -> None:
         for _ in range(5):
             x = torch.full((1, 4), float(number))
-            found[number] = float(ranks.run(step(**_healthy(x)))[0, 0])
+            outputs[number] = float(ranks.run(step(**_healthy(x)))[0, 0])
 
     callers = [threading.Thread(target=call, args=(number,)) for number in range(1, 5)]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
-    assert found == {number: 2.0 * number for number in range(1, 5)}
+    assert outputs == {number: 2.0 * number for number in range(1, 5)}
 
 
 def test_what_cannot_be_sent_does_not_end_the_ranks(ranks: SpawnedRanks) -> None:

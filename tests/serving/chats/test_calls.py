@@ -67,9 +67,9 @@ def check_nothing_is_lost(form: str, text: str, events: list[Event]) -> None:
     place, name, arguments = 0, "", ""
     for event in events:
         match event:
-            case Text(said):
-                assert text.startswith(said, place)
-                place += len(said)
+            case Text(piece):
+                assert text.startswith(piece, place)
+                place += len(piece)
             case Begin(name):
                 arguments = ""
             case Arguments(arguments):
@@ -119,7 +119,7 @@ def call_end(form: str, text: str, place: int, name: str, arguments: Any) -> int
         call, end = json.JSONDecoder().raw_decode(text, begin.end())
         assert (call["name"], call.get("arguments", {})) == (name, arguments)
         return end
-    ends = [found.end() for found in re.finditer("</function>", text) if found.end() > begin.end()]
+    ends = [match.end() for match in re.finditer("</function>", text) if match.end() > begin.end()]
     return next(end for end in ends if element(text[begin.end() : end]) == (name, arguments))
 
 

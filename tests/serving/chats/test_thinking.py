@@ -35,8 +35,8 @@ def split(inside: bool, *pieces: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_thinking_and_text(name: str) -> None:
-    inside, text, thought, said = CASES[name]
-    assert split(inside, text) == (thought, said)
+    inside, text, thought, answer = CASES[name]
+    assert split(inside, text) == (thought, answer)
 
 
 def test_random_texts_cut_at_every_place() -> None:

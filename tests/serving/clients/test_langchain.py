@@ -47,8 +47,8 @@ def _model(server: Address, max_tokens: int) -> ChatOpenAI:
 
 @pytest.fixture(scope="module")
 def weather_of() -> BaseTool:
-    made: BaseTool = tool("weather", args_schema=Weather)(weather)
-    return made
+    weather_tool: BaseTool = tool("weather", args_schema=Weather)(weather)
+    return weather_tool
 
 
 def test_whole_answers_streams_and_batches(model: ChatOpenAI) -> None:

@@ -10,11 +10,11 @@ from tpcompile.serving.speculation.gain import Rate, Times, counts_for
 
 
 def measured(times: dict[int, float]) -> Times:
-    made = Times()
+    known = Times()
     for rows, seconds in times.items():
-        for each in (99.0, seconds, 99.0):  # the first step makes its program; another is held up
-            made.add(rows, each, guesses=rows > 1)
-    return made
+        for time in (99.0, seconds, 99.0):  # the first step makes its program; another is held up
+            known.add(rows, time, guesses=rows > 1)
+    return known
 
 
 def speed(counts: tuple[int, ...], rates: list[float], times: Times, per_guess: float) -> float:
@@ -40,7 +40,7 @@ def test_no_other_numbers_are_faster(
     known, most = measured(times), [4] * len(rates)
     counts = counts_for(rates, most, known, 16, per_guess)
     best = max(
-        speed(each, rates, known, per_guess) for each in product(range(5), repeat=len(rates))
+        speed(numbers, rates, known, per_guess) for numbers in product(range(5), repeat=len(rates))
     )
     assert speed(tuple(counts), rates, known, per_guess) >= best / 1.01
 

@@ -37,8 +37,8 @@ class Subject:
 
     def guessed(self) -> list[list[Any]]:
         texts = [
-            [*tokens, *(chosen.token for chosen in own)]
-            for (tokens, params), own in zip(self._requests, self.plain, strict=True)
+            [*tokens, *(chosen.token for chosen in answer)]
+            for (tokens, params), answer in zip(self._requests, self.plain, strict=True)
             if params.n == 1
         ]
         return self._tokens(Oracle(texts, 0.5))
@@ -48,36 +48,37 @@ class Subject:
         sizes = {**SIZES_WITH_STATES, "max_batch": 3}
         with Engine(self._model, speculate=speculate, **sizes) as engine:
             take_equal_times(engine)
-            handles = [engine.add(*each) for each in self._requests]
+            handles = [engine.add(*request) for request in self._requests]
             for _ in range(MOST_STEPS):
                 if not engine.step():
                     break
-            events = [sorted(handle.ready(), key=lambda each: each.index) for handle in handles]
+            events = [sorted(handle.ready(), key=lambda event: event.index) for handle in handles]
             return [
-                [each.chosen for each in own if each.chosen is not None]  # of each continuation
-                for own in events
+                # of each continuation
+                [event.chosen for event in stream if event.chosen is not None]
+                for stream in events
             ]
 
 
 @pytest.fixture(scope="module")
 def subject(model: Any) -> Subject:
-    made = Subject(model)
+    created = Subject(model)
     before = model.steps
-    assert made.guessed() == made.plain
+    assert created.guessed() == created.plain
     drafted, accepted = (now - past for now, past in zip(model.steps[2:], before[2:], strict=True))
     assert drafted - accepted > 20 and accepted > 20
-    return made
+    return created
 
 
 def test_a_row_that_sees_a_later_row(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     true = program.in_rows
 
     def seeing(step: Any) -> Any:
-        made = true(step)
+        row_step = true(step)
         if step.rows:
             counts = step.inputs["starts"].diff()
-            made.inputs["lengths"].copy_(step.inputs["lengths"].repeat_interleave(counts))
-        return made
+            row_step.inputs["lengths"].copy_(step.inputs["lengths"].repeat_interleave(counts))
+        return row_step
 
     monkeypatch.setattr(program, "in_rows", seeing)
     with pytest.raises(UsageError, match="must continue the sequence of the row before it"):

@@ -51,15 +51,15 @@ def test_guesses_are_greedy_continuations(draft: Any) -> None:
     drafter, texts = ModelDrafter(draft, draft, 8), texts_of(draft)
     for _ in range(4):
         guesses = proposed(drafter, texts)
-        for (key, tokens), own in zip(texts.items(), guesses, strict=True):
-            assert own == continuation(draft, tokens, MOST)
-            tokens += [*own[: 2 * key], 7 + key]
+        for (key, tokens), drafted in zip(texts.items(), guesses, strict=True):
+            assert drafted == continuation(draft, tokens, MOST)
+            tokens += [*drafted[: 2 * key], 7 + key]
 
 
 def test_different_numbers_of_guesses(draft: Any) -> None:
     drafter, texts = ModelDrafter(draft, draft, 8), texts_of(draft)
     wanted = [Wanted(key, tokens, key + 1) for key, tokens in texts.items()]
-    expected = [continuation(draft, list(each.tokens), each.most) for each in wanted]
+    expected = [continuation(draft, list(item.tokens), item.most) for item in wanted]
     assert drafter.propose(wanted) == expected
     assert drafter.propose(wanted) == expected
 
@@ -94,14 +94,14 @@ def test_no_guesses_after_the_longest_sequence(draft: Any) -> None:
 def test_blocks_and_states_are_freed(draft: Any) -> None:
     pool = draft._pool
     pools = [pool, *([pool.states] if pool.states else [])]
-    before = [each.used for each in pools]
+    before = [block_pool.used for block_pool in pools]
     drafter, texts = ModelDrafter(draft, draft, 8), texts_of(draft)
     proposed(drafter, texts)
-    held = [each.used for each in pools]
+    held = [block_pool.used for block_pool in pools]
     assert all(now > past for now, past in zip(held, before, strict=True))
     for key in texts:
         drafter.forget(key)
-    assert [each.used for each in pools] == before
+    assert [block_pool.used for block_pool in pools] == before
 
 
 def test_modules_guess_too() -> None:

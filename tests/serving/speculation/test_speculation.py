@@ -56,41 +56,41 @@ def model(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
 
 
 def test_no_bit_depends_on_guesses(model: Any) -> None:
-    asked = requests(Random(1), 6, TOKENS)
-    plain = answers(model, asked)
-    known = texts(asked, plain)
+    batch = requests(Random(1), 6, TOKENS)
+    plain = answers(model, batch)
+    known = texts(batch, plain)
     before = model.steps
     for right in (1.0, 0.8, 0.0):
-        assert answers(model, asked, speculate=Oracle(known, right), max_batch=4) == plain
-    assert answers(model, asked, speculate="prompt", max_batch=3) == plain
+        assert answers(model, batch, speculate=Oracle(known, right), max_batch=4) == plain
+    assert answers(model, batch, speculate="prompt", max_batch=3) == plain
     drafted, accepted = (now - past for now, past in zip(model.steps[2:], before[2:], strict=True))
     assert drafted > accepted > 100
 
 
 def test_aborts_and_preemption(model: Any) -> None:
     """Preempted sequences are computed again as prompts, so tokens are compared in fp32 alone."""
-    asked = requests(Random(2), 8, TOKENS)
-    plain = answers(model, asked)
-    known = texts(asked, plain)
+    batch = requests(Random(2), 8, TOKENS)
+    plain = answers(model, batch)
+    known = texts(batch, plain)
     oracle = Oracle(known, 0.9)
-    others = {number: result for number, result in plain.items() if number != 3}
-    assert answers(model, asked, aborted=[3], speculate=oracle) == others
+    remaining = {number: result for number, result in plain.items() if number != 3}
+    assert answers(model, batch, aborted=[3], speculate=oracle) == remaining
     assert oracle.forgotten
     preempted: set[int] = set()
-    few = answers(model, asked, preempted=preempted, speculate=Oracle(known, 0.9), kv_tokens=192)
+    few = answers(model, batch, preempted=preempted, speculate=Oracle(known, 0.9), kv_tokens=192)
     assert preempted
     if model.dtype == torch.float32:
-        assert texts(asked, few) == known
+        assert texts(batch, few) == known
     assert all(few[number] == plain[number] for number in plain.keys() - preempted)
 
 
 def test_fewer_steps() -> None:
     with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as model:
-        asked = [([5, 6, 7], SamplingParams(max_tokens=60))]
-        known = texts(asked, answers(model, asked))
+        batch = [([5, 6, 7], SamplingParams(max_tokens=60))]
+        known = texts(batch, answers(model, batch))
         with Engine(model, speculate=Oracle(known, most=3), **SIZES) as engine:
             take_equal_times(engine)
-            engine.add(*asked[0]).result()
+            engine.add(*batch[0]).result()
             assert engine.steps <= 1 + 60 / 4 + 8  # the first steps measure
         assert model.steps.accepted >= 40
 
@@ -98,15 +98,15 @@ def test_fewer_steps() -> None:
 def test_a_draft_model() -> None:
     """The model itself is right about greedy tokens, and another one seldom."""
     eager = lively("tiny-qwen3")
-    asked = requests(Random(3), 8, TOKENS)
+    batch = requests(Random(3), 8, TOKENS)
     with (
         tpcompile.compile(eager, max_seq_len=160) as model,
         tpcompile.compile(lively("tiny-qwen3", seed=5), max_seq_len=100) as other,
     ):
-        plain = answers(model, asked)
+        plain = answers(model, batch)
         for draft in (model, other):
             before = model.steps
-            assert answers(model, asked, speculate=draft) == plain
+            assert answers(model, batch, speculate=draft) == plain
             assert model.steps.drafted > before.drafted
         greedy = [([5, 6, 7], SamplingParams(max_tokens=60))]
         before = model.steps
@@ -137,8 +137,8 @@ class _Never:
         self.asked: list[int] = []
 
     def propose(self, wanted: Any) -> list[list[int]]:
-        self.asked.append(sum(each.most for each in wanted))
-        return [[0] * each.most for each in wanted]
+        self.asked.append(sum(item.most for item in wanted))
+        return [[0] * item.most for item in wanted]
 
     def forget(self, key: Any) -> None: ...
 
@@ -188,7 +188,7 @@ def test_free_guesses_are_tested_without_rows() -> None:
         free = True
 
         def propose(self, wanted: Any) -> list[list[int]]:
-            return [[7] * each.most for each in wanted]
+            return [[7] * item.most for item in wanted]
 
     drafter, sequence = Free(), Sequence((0, 0), [1, 2, 3])
     speculation = Speculation(drafter, Guesses(), 199)
@@ -236,7 +236,7 @@ def test_guesses_that_cannot_pay_are_not_tried() -> None:
 
     class Slow(_Never):
         def propose(self, wanted: Any) -> list[list[int]]:
-            time.sleep(0.05 * max(each.most for each in wanted))
+            time.sleep(0.05 * max(item.most for item in wanted))
             return super().propose(wanted)
 
     counts = _steps(drafter := Slow(), 200, right=True)
@@ -246,14 +246,14 @@ def test_guesses_that_cannot_pay_are_not_tried() -> None:
 
 def test_guesses_take_no_blocks_from_others() -> None:
     scheduler = Scheduler(Limits(blocks=2, block=32, chunk=32, step_tokens=64, sequences=2))
-    one, other = (scheduler.add([number] * 30) for number in (1, 2))
+    first, second = (scheduler.add([number] * 30) for number in (1, 2))
     scheduler.done(scheduler.plan().pieces)
-    for sequence in (one, other):
+    for sequence in (first, second):
         scheduler.append(sequence, 5)
-    one.draft, other.draft = [1] * 8, [1]
+    first.draft, second.draft = [1] * 8, [1]
     plan = scheduler.plan()
     assert [len(piece.guesses) for piece in plan.decodes] == [0, 1]
-    assert not plan.preempted and not one.draft and not other.draft
+    assert not plan.preempted and not first.draft and not second.draft
 
 
 def test_guesses_that_are_no_tokens_end_no_request() -> None:
@@ -264,8 +264,8 @@ def test_guesses_that_are_no_tokens_end_no_request() -> None:
             return [[3, 5, -1, 7, 10**9] * 20 for _ in wanted]
 
     with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=64) as model:
-        asked = [([1, 2, 3], SamplingParams(max_tokens=20))]
-        assert answers(model, asked, speculate=Broken()) == answers(model, asked)
+        batch = [([1, 2, 3], SamplingParams(max_tokens=20))]
+        assert answers(model, batch, speculate=Broken()) == answers(model, batch)
         assert model.steps.drafted > model.steps.accepted
 
 
@@ -275,11 +275,11 @@ def test_wanted_is_at_most_the_room() -> None:
 
     class Greedy(_Never):
         def propose(self, wanted: Any) -> list[list[int]]:
-            ends.extend(len(each.tokens) + each.most for each in wanted)
-            return [[0] * each.most for each in wanted]
+            ends.extend(len(item.tokens) + item.most for item in wanted)
+            return [[0] * item.most for item in wanted]
 
     compiled = tpcompile.compile(lively("tiny-qwen3"), max_seq_len=64)
     with compiled as model, Engine(model, speculate=Greedy()) as engine:
-        (found,) = engine.add([1, 2, 3], SamplingParams(max_tokens=9)).result()
-    assert len(found.tokens) == 9
+        (completion,) = engine.add([1, 2, 3], SamplingParams(max_tokens=9)).result()
+    assert len(completion.tokens) == 9
     assert max(ends) == 3 + 9 - 1

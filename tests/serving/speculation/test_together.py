@@ -47,16 +47,19 @@ REQUESTS = (
 
 @pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-qwen3.5"])
 def model(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
-    with tpcompile.compile(lively(request.param), tp=2, max_seq_len=160) as made:
-        yield made
+    with tpcompile.compile(lively(request.param), tp=2, max_seq_len=160) as compiled:
+        yield compiled
 
 
 def answers(model: Any, **options: Any) -> list[Any]:
     sizes = SMALL | ({"chunk": 64, "max_tokens_per_step": 128} if model.keeps_states else {})
     with Engine(model, tokenizer=byte_tokenizer(), **sizes, **options) as engine:
-        handles = [engine.add(*each) for each in REQUESTS]
+        handles = [engine.add(*request) for request in REQUESTS]
         return [
-            [(each.chosen, each.text, each.finish) for each in handle.result()]
+            [
+                (completion.chosen, completion.text, completion.finish)
+                for completion in handle.result()
+            ]
             for handle in handles
         ]
 
@@ -64,7 +67,7 @@ def answers(model: Any, **options: Any) -> list[Any]:
 def test_nothing_depends_on_guesses(model: Any) -> None:
     plain = answers(model)
     texts = [
-        [*byte_tokenizer()(prompt)["input_ids"], *(each.token for each in chosen)]
+        [*byte_tokenizer()(prompt)["input_ids"], *(choice.token for choice in chosen)]
         for (prompt, _), completions in zip(REQUESTS, plain, strict=True)
         for chosen, _, _ in completions
     ]
