@@ -29,13 +29,13 @@ def adapter(base: Path, directory: Path, seed: int = 1, **options: Any) -> Path:
     """Save an adapter of a model, whose random A and B change it much; return its directory."""
     model = AutoModelForCausalLM.from_pretrained(base)
     with _of_peft():
-        made = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    made.save_pretrained(directory)
+    adapted.save_pretrained(directory)
     return directory
 
 

@@ -39,36 +39,36 @@ def captured_once(
     stamped: bool = True,
 ) -> Captured:
     """Capture a model, or return a copy of an earlier capture of an equal model."""
-    given = isinstance(model, nn.Module)
-    config = model.config if given else config_of(model)
+    in_memory = isinstance(model, nn.Module)
+    config = model.config if in_memory else config_of(model)
     values = config.to_dict()
     values.pop("_name_or_path", None)
-    seen = tuple(_seen(model)) if given else ()
+    attributes = tuple(_seen(model)) if in_memory else ()
     wanted = dtype or config.dtype or torch.get_default_dtype()
     scales = tuple(scale_dtypes(model, config).items())
     told = repr(sorted(values.items(), key=str))
-    key = (type(config), told, wanted, scheme, rounds, stamped, seen, scales)
+    key = (type(config), told, wanted, scheme, rounds, stamped, attributes, scales)
     if key not in _CAPTURED:
         for unseen in ("dtype", "quantization_config"):
             values.pop(unseen, None)
         told = repr(sorted(values.items(), key=str))
-        traced = (type(config), told, wanted, seen)
+        traced = (type(config), told, wanted, attributes)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(frontend, "export", _traced_once(traced, frontend.export))
             _CAPTURED[key] = capture(
                 model, dtype=dtype, scheme=scheme, rounds=rounds, stamped=stamped
             )
-    found = _CAPTURED[key]
-    graph = clone(found.graph)
+    captured = _CAPTURED[key]
+    graph = clone(captured.graph)
     graph.meta["tpcompile"] = dataclasses.replace(graph.meta["tpcompile"], name=name_of(model))
-    if given and scheme is None:
-        return dataclasses.replace(found, graph=graph, config=config, model=model)
-    if given:
-        own = copy.deepcopy(found.config)
-        return dataclasses.replace(found, graph=graph, config=own, model=model)
-    own = copy.deepcopy(found.config)
-    own.name_or_path = config.name_or_path
-    return dataclasses.replace(found, graph=graph, config=own)
+    if in_memory and scheme is None:
+        return dataclasses.replace(captured, graph=graph, config=config, model=model)
+    if in_memory:
+        config_copy = copy.deepcopy(captured.config)
+        return dataclasses.replace(captured, graph=graph, config=config_copy, model=model)
+    config_copy = copy.deepcopy(captured.config)
+    config_copy.name_or_path = config.name_or_path
+    return dataclasses.replace(captured, graph=graph, config=config_copy)
 
 
 def _traced_once(
@@ -81,10 +81,10 @@ def _traced_once(
 
     def traced(shell: nn.Module) -> torch.export.ExportedProgram:
         names = tuple(name for name, _ in shell.named_modules())
-        own = key, names, sum(1 for _ in shell.parameters())
-        if own not in _TRACED:
-            _TRACED[own] = export(shell)
-        return _TRACED[own]
+        full_key = key, names, sum(1 for _ in shell.parameters())
+        if full_key not in _TRACED:
+            _TRACED[full_key] = export(shell)
+        return _TRACED[full_key]
 
     return traced
 
@@ -107,7 +107,7 @@ def _seen(model: nn.Module) -> Iterator[Any]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         yield name, tuple(parameter.shape), parameter.dtype, parameter.device.type
     ties = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
-    yield tuple(ties.index(one) for one in ties)
+    yield tuple(ties.index(address) for address in ties)
     for name, buffer in model.named_buffers():
         small = buffer.numel() <= _MOST_NUMBERS and not buffer.is_meta
         yield name, tuple(buffer.shape), buffer.dtype, repr(buffer.tolist()) if small else ""

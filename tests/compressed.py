@@ -45,11 +45,11 @@ def group(
 
 def floats(strategy: str, block: Sequence[int] | None = None) -> dict[str, Any]:
     """Return a group of a scheme of 8-bit floating point."""
-    given = {"num_bits": 8, "type": "float", "strategy": strategy}
-    weights = {**given, "symmetric": True, "dynamic": False, "block_structure": block}
-    inputs = {**given, "strategy": "token", "dynamic": True}
-    found = group(layout="float-quantized")
-    return {**found, "weights": weights, "input_activations": inputs}
+    common = {"num_bits": 8, "type": "float", "strategy": strategy}
+    weights = {**common, "symmetric": True, "dynamic": False, "block_structure": block}
+    inputs = {**common, "strategy": "token", "dynamic": True}
+    base = group(layout="float-quantized")
+    return {**base, "weights": weights, "input_activations": inputs}
 
 
 def write_compressed(
@@ -73,7 +73,7 @@ def write_compressed(
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter).mul_(0.1))
     truth = copy.deepcopy(model).float()
-    named = {f"group_{number}": copy.deepcopy(dict(one)) for number, one in enumerate(groups)}
+    named = {f"group_{number}": copy.deepcopy(dict(scheme)) for number, scheme in enumerate(groups)}
     apply_quantization_config(model, QuantizationConfig(config_groups=named, ignore=list(ignore)))
     compressor = ModelCompressor.from_pretrained_model(model)
     for path, linear in model.named_modules():

@@ -47,7 +47,7 @@ def header() -> str:
         f"#undef _mm512_{name}\n#define _mm512_{name} emulated_{name}"
         for name in sorted(emulated_names())
     )
-    features = (f"#define __AVX512{one}__ 1" for one in FEATURES)
+    features = (f"#define __AVX512{feature}__ 1" for feature in FEATURES)
     return "\n".join([HEADER.read_text(encoding="utf-8"), *macros, *features, ""])
 
 
@@ -78,8 +78,8 @@ def pytest_cmdline_main() -> Iterator[None]:
             return replace(
                 library,
                 units={
-                    name: (*flags, *(flag for flag in own if flag.startswith("-D")))
-                    for name, own in library.units.items()
+                    name: (*flags, *(flag for flag in unit_flags if flag.startswith("-D")))
+                    for name, unit_flags in library.units.items()
                 },
                 headers={**library.headers, "emulated.h": header()},
             )

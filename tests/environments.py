@@ -94,7 +94,7 @@ def run(environment: Environment, arguments: Sequence[str]) -> Ran:
     """Run pytest in the environment and stream its output to the terminal."""
     environment.check()
     command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
-    start, used, said = time.monotonic(), _cpu_s(), ""
+    start, used, last_line = time.monotonic(), _cpu_s(), ""
     with _load(environment.busy):
         variables = {**os.environ, **environment.variables, "PYTHONUNBUFFERED": "1"}
         with subprocess.Popen(
@@ -104,10 +104,10 @@ def run(environment: Environment, arguments: Sequence[str]) -> Ran:
             for line in process.stdout:
                 sys.stdout.write(line)
                 sys.stdout.flush()
-                said = line.strip() or said
+                last_line = line.strip() or last_line
         # The load processes are children too, but count only after they are waited for.
         cpu = _cpu_s() - used
-    return Ran(process.returncode, said, time.monotonic() - start, cpu)
+    return Ran(process.returncode, last_line, time.monotonic() - start, cpu)
 
 
 @contextmanager
@@ -135,17 +135,17 @@ def _cpu_flags() -> set[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    own, rest = list(arguments), []
-    if "--" in own:
-        at = own.index("--")
-        own, rest = own[:at], own[at + 1 :]
+    words, options = list(arguments), []
+    if "--" in words:
+        separator = words.index("--")
+        words, options = words[:separator], words[separator + 1 :]
     parser = argparse.ArgumentParser(
         prog="python -m tests.environments",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENVIRONMENTS))
-    names = parser.parse_args(own).names or list(ENVIRONMENTS)
+    names = parser.parse_args(words).names or list(ENVIRONMENTS)
     unknown = [name for name in names if name not in ENVIRONMENTS]
     if unknown:
         parser.error(f"{unknown[0]} must be one of {', '.join(ENVIRONMENTS)}")
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
         if not environment.possible():
             lines.append(f"{name:12} not possible here: this CPU has no {environment.needs}")
             continue
-        ran = run(environment, rest)
+        ran = run(environment, options)
         failed |= ran.status != 0
         lines.append(f"{name:12} {ran.said} [{ran.wall_s:.0f} s, {ran.cpu_s:.0f} CPU s]")
     sys.stdout.write("\n".join(["", *lines, ""]))

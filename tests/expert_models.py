@@ -69,44 +69,44 @@ class _Expert(nn.Module):
 
 def unstacked(model: Any) -> Any:
     """Replace stacked experts by modules, as checkpoints and other libraries have them."""
-    for path, one in list(model.named_modules()):
-        if hasattr(one, "gate_up_proj") and isinstance(one.gate_up_proj, nn.Parameter):
-            pairs = zip(one.gate_up_proj.data, one.down_proj.data, strict=True)
-            made = nn.ModuleList(_Expert(*pair) for pair in pairs)
-            model.set_submodule(path, made)
+    for path, module in list(model.named_modules()):
+        if hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, nn.Parameter):
+            pairs = zip(module.gate_up_proj.data, module.down_proj.data, strict=True)
+            experts = nn.ModuleList(_Expert(*pair) for pair in pairs)
+            model.set_submodule(path, experts)
     return model
 
 
 def restacked(model: Any) -> Any:
     """Return a model of Hugging Face with the weights of a model of `unstacked`."""
-    if not any(isinstance(one, _Expert) for one in model.modules()):
+    if not any(isinstance(module, _Expert) for module in model.modules()):
         return model
-    found = mixture_of(model.config, model.dtype)
+    stacked = mixture_of(model.config, model.dtype)
     with torch.no_grad():
-        for name, parameter in found.named_parameters():
-            path, _, own = name.rpartition(".")
-            if own not in ("gate_up_proj", "down_proj"):
+        for name, parameter in stacked.named_parameters():
+            path, _, leaf = name.rpartition(".")
+            if leaf not in ("gate_up_proj", "down_proj"):
                 parameter.copy_(model.get_parameter(name))
                 continue
-            sides = ("down_proj",) if own == "down_proj" else ("gate_proj", "up_proj")
+            sides = ("down_proj",) if leaf == "down_proj" else ("gate_proj", "up_proj")
             for expert, values in enumerate(parameter):
                 parts = [model.get_parameter(f"{path}.{expert}.{side}.weight") for side in sides]
                 values.copy_(torch.cat(parts))
-    return found
+    return stacked
 
 
 def logits_of(model: Any) -> torch.Tensor:
     """Return the logits of `IDS`."""
     with torch.inference_mode():
-        found: torch.Tensor = model(IDS).logits
-    return found
+        logits: torch.Tensor = model(IDS).logits
+    return logits
 
 
 def sharding(experts: str, tp: int) -> list[Pass]:
     """Return the standard passes with this plan for experts."""
     return [
-        replace(one, experts=experts) if isinstance(one, PlanSharding) else one
-        for one in default_pipeline(tp)
+        replace(current, experts=experts) if isinstance(current, PlanSharding) else current
+        for current in default_pipeline(tp)
     ]
 
 

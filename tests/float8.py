@@ -34,11 +34,11 @@ def in_blocks(
     )
     most = wide.abs().amax((1, 3)).clamp_min(1e-6)
     steps = torch.arange(most.shape[0])[:, None] + torch.arange(most.shape[1])
-    found = (most / LARGEST * (1 + steps % 3)).to(scales)
-    each = found.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    each = each[: weight.shape[0], : weight.shape[1]]
-    numbers = (weight / each).to(torch.float8_e4m3fn)
-    return numbers, found if block else found.reshape(()), numbers.float() * each
+    stored = (most / LARGEST * (1 + steps % 3)).to(scales)
+    factors = stored.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    factors = factors[: weight.shape[0], : weight.shape[1]]
+    numbers = (weight / factors).to(torch.float8_e4m3fn)
+    return numbers, stored if block else stored.reshape(()), numbers.float() * factors
 
 
 def write_fp8(
@@ -66,9 +66,9 @@ def write_fp8(
             parameter.copy_(parameter.bfloat16())
         for path, linear in truth.named_modules():
             if isinstance(linear, nn.Linear) and not path.endswith(left or ("lm_head",)):
-                numbers, found, values = in_blocks(linear.weight, block, scales)
+                numbers, block_scales, values = in_blocks(linear.weight, block, scales)
                 linear.weight.copy_(values)
-                stored |= {f"{path}.weight": numbers, f"{path}.weight_scale_inv": found}
+                stored |= {f"{path}.weight": numbers, f"{path}.weight_scale_inv": block_scales}
     for key, value in truth.state_dict().items():
         stored.setdefault(key, value.bfloat16().contiguous())
     if config.tie_word_embeddings:

@@ -93,17 +93,17 @@ def write_gguf(
         for name, tensor, index in _parts(config, state):
             if config.tie_word_embeddings and name == "lm_head.weight":
                 continue
-            own = _name(names, name)
-            rows = _stored(config, own, tensor[index]).contiguous()
-            chosen = next((k for e, k in (kinds or {}).items() if own.endswith(e)), kind)
-            if rows.dim() == 1 or "conv1d" in own:
+            file_name = _name(names, name)
+            rows = _stored(config, file_name, tensor[index]).contiguous()
+            chosen = next((k for e, k in (kinds or {}).items() if file_name.endswith(e)), kind)
+            if rows.dim() == 1 or "conv1d" in file_name:
                 chosen = Kind.F32
             elif rows.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
                 chosen = Kind.F16  # as llama.cpp does
             data = blocks(rows, chosen) if chosen in _WITHOUT else quantize(rows.numpy(), chosen)
             values = torch.from_numpy(np.array(dequantize(data, chosen))).view(rows.shape)
-            tensor[index] = _restored(config, own, values).view(tensor[index].shape)
-            writer.add_tensor(own, data, raw_dtype=chosen)
+            tensor[index] = _restored(config, file_name, values).view(tensor[index].shape)
+            writer.add_tensor(file_name, data, raw_dtype=chosen)
         for name, (stored, kind) in (tensors or {}).items():
             writer.add_tensor(name, stored, raw_dtype=kind)
         if config.rope_parameters["rope_type"] == "llama3":
@@ -118,8 +118,8 @@ def write_gguf(
 def _parts(config: Any, state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any, Any]]:
     """Yield tensors of a model, and the index of the rows of each tensor of a file."""
     for name, tensor in state.items():
-        path, _, own = name.rpartition(".")
-        if own == "gate_up_proj":
+        path, _, leaf = name.rpartition(".")
+        if leaf == "gate_up_proj":
             half = tensor.shape[1] // 2
             yield f"{path}.gate_proj.weight", tensor, (slice(None), slice(half))
             yield f"{path}.up_proj.weight", tensor, (slice(None), slice(half, None))
@@ -127,14 +127,14 @@ def _parts(config: Any, state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str
             for part, rows in gguf_hybrids.fused_rows(config).items():
                 yield f"{path.replace('qkvz', part)}.weight", tensor, rows
         else:
-            yield (f"{name}.weight" if own == "down_proj" else name), tensor, ...
+            yield (f"{name}.weight" if leaf == "down_proj" else name), tensor, ...
 
 
 def _name(names: Any, name: str) -> str:
     """Return the name of a tensor in the file."""
     stem, _, end = name.replace(".dt_bias", ".dt_proj.bias").rpartition(".")
-    found: str | None = names.get_name(name)
-    return found if found is not None else f"{names.get_name(stem)}.{end}"
+    mapped: str | None = names.get_name(name)
+    return mapped if mapped is not None else f"{names.get_name(stem)}.{end}"
 
 
 def _stored(config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -177,30 +177,30 @@ def _halves(rows: torch.Tensor, heads: int) -> torch.Tensor:
 
 def rotary_factors(config: Any) -> np.ndarray[Any, Any]:
     """Return the factors of Llama 3, as llama.cpp's scripts compute them from its configuration."""
-    told, found = config.rope_parameters, []
-    low, high = told["low_freq_factor"], told["high_freq_factor"]
-    original = told["original_max_position_embeddings"]
+    parameters, factors = config.rope_parameters, []
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    original = parameters["original_max_position_embeddings"]
     for place in range(0, config.head_dim, 2):
-        wave = 2 * math.pi * told["rope_theta"] ** (place / config.head_dim)
+        wave = 2 * math.pi * parameters["rope_theta"] ** (place / config.head_dim)
         if wave < original / high:
-            found.append(1.0)
+            factors.append(1.0)
         elif wave > original / low:
-            found.append(told["factor"])
+            factors.append(parameters["factor"])
         else:
             smooth = (original / wave - low) / (high - low)
-            found.append(1 / ((1 - smooth) / told["factor"] + smooth))
-    return np.array(found, np.float32)
+            factors.append(1 / ((1 - smooth) / parameters["factor"] + smooth))
+    return np.array(factors, np.float32)
 
 
 def blocks(tensor: torch.Tensor, kind: Kind) -> np.ndarray[Any, Any]:
     """Return random blocks for a tensor, of about its magnitude."""
     columns, size = gguf.GGML_QUANT_SIZES[kind]
     shape = *tensor.shape[:-1], tensor.shape[-1] // columns
-    found = torch.randint(256, (*shape, size), dtype=torch.uint8)
-    halves = found.view(torch.float16)
+    random_blocks = torch.randint(256, (*shape, size), dtype=torch.uint8)
+    halves = random_blocks.view(torch.float16)
     for place in _SCALES[kind]:
         halves[..., place] = torch.rand(shape) * tensor.std() / 500
-    return found.flatten(-2).numpy()
+    return random_blocks.flatten(-2).numpy()
 
 
 def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -245,10 +245,10 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def check_configuration(path: Path, truth: Any, near: Sequence[str]) -> None:
     """Compare the configuration of a file with the model's; numbers in `near` may be rounded."""
-    found, wanted = config_of(str(path)).to_dict(), truth.config.to_dict()
+    actual, expected = config_of(str(path)).to_dict(), truth.config.to_dict()
     for name in near:
-        assert found.pop(name) == pytest.approx(wanted.pop(name)), name
+        assert actual.pop(name) == pytest.approx(expected.pop(name)), name
     left = {"quantization_config", "dtype", "transformers_version", "architectures"}
     left |= {"bos_token_id", "eos_token_id"}
-    same = {name for name in found if name not in left}
-    assert {name: found[name] for name in same} == {name: wanted[name] for name in same}
+    same = {name for name in actual if name not in left}
+    assert {name: actual[name] for name in same} == {name: expected[name] for name in same}

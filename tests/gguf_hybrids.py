@@ -35,21 +35,21 @@ def fused_rows(config: Any) -> dict[str, torch.Tensor]:
 
 def stored(config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as it is in a file."""
-    found = _tiled(config, name, tensor, config.linear_num_key_heads)
+    tiled = _tiled(config, name, tensor, config.linear_num_key_heads)
     if name.endswith("ssm_a"):
-        return -found.exp()
+        return -tiled.exp()
     if "conv1d" in name:
-        return found.squeeze(1)
-    return found + 1 if _is_centred(name) else found
+        return tiled.squeeze(1)
+    return tiled + 1 if _is_centred(name) else tiled
 
 
 def restored(config: Any, name: str, values: torch.Tensor) -> torch.Tensor:
     """Return a tensor as it is in transformers."""
     per_key = config.linear_num_value_heads // config.linear_num_key_heads
-    found = _tiled(config, name, values, per_key)
+    tiled = _tiled(config, name, values, per_key)
     if name.endswith("ssm_a"):
-        return found.double().neg().log().float()
-    return found - 1 if _is_centred(name) else found
+        return tiled.double().neg().log().float()
+    return tiled - 1 if _is_centred(name) else tiled
 
 
 def _is_centred(name: str) -> bool:
@@ -73,5 +73,5 @@ def _tiled(config: Any, name: str, tensor: torch.Tensor, outer: int) -> torch.Te
 
 
 def _exchanged(rows: torch.Tensor, outer: int, heads: int) -> torch.Tensor:
-    found = rows.reshape(outer, heads // outer, -1, *rows.shape[1:])
-    return found.transpose(0, 1).reshape(rows.shape).contiguous()
+    grouped = rows.reshape(outer, heads // outer, -1, *rows.shape[1:])
+    return grouped.transpose(0, 1).reshape(rows.shape).contiguous()

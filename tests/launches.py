@@ -81,7 +81,7 @@ class Forked:
 
 def start_forked(control: int, lifeline: int, threads: int, ranks: Sequence[Files]) -> Forked:
     """Do what `tpcompile.runtime.ranks.launcher.start_process` does, without the import."""
-    files = [[File(file) for file in own] for own in ranks]
+    files = [[File(file) for file in rank_files] for rank_files in ranks]
     process = CONTEXT.Process(
         target=_launch, args=(File(control), File(lifeline), threads, files), daemon=True
     )
@@ -90,5 +90,7 @@ def start_forked(control: int, lifeline: int, threads: int, ranks: Sequence[File
 
 
 def _launch(control: File, lifeline: File, threads: int, ranks: Sequence[Sequence[File]]) -> None:
-    numbers = [(one.number, two.number, three.number) for one, two, three in ranks]
+    numbers = [
+        (connection.number, output.number, stacks.number) for connection, output, stacks in ranks
+    ]
     main(os.getppid(), control.number, lifeline.number, threads, numbers)

@@ -58,7 +58,7 @@ def declared() -> dict[str, str]:
     """Return the lower bound of each library that users install, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = (project["optional-dependencies"][name] for name in EXTRAS)
-    return dict(_bounds([*project["dependencies"], *(each for extra in extras for each in extra)]))
+    return dict(_bounds([*project["dependencies"], *(item for extra in extras for item in extra)]))
 
 
 def _bounds(requirements: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -73,13 +73,15 @@ def _bounds(requirements: Sequence[str]) -> Iterator[tuple[str, str]]:
 def main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--oldest"]:
         sys.stdout.writelines(f"{name}=={lowest}.*\n" for name, lowest in declared().items())
-        sys.stdout.writelines(f"{each}\n" for each in _OF_THAT_TIME)
+        sys.stdout.writelines(f"{requirement}\n" for requirement in _OF_THAT_TIME)
         return 0
     installed = ", ".join(f"{name} {version(name)}" for name in declared())
     sys.stdout.write(f"Python {platform.python_version()}, {installed}\n")
     sys.stdout.flush()
-    rest = [word for word in arguments if word != "--"]
-    return subprocess.run([sys.executable, "-m", "pytest", *TESTS, *rest], check=False).returncode
+    options = [word for word in arguments if word != "--"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *TESTS, *options], check=False
+    ).returncode
 
 
 if __name__ == "__main__":

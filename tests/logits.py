@@ -34,9 +34,9 @@ def check_logits(checkpoint: Path, truth: Any, backend: str, tp: int) -> None:
         wanted = truth(IDS).logits
     options: dict[str, Any] = {"tp": tp, "simulate": True, "backend": backend}
     with tpcompile.compile(str(checkpoint), **options, dtype=torch.float32) as model:
-        found = model(IDS[:, :-1], use_cache=True)
-        assert relative_error(found.logits, wanted[:, :-1]) < TOLERANCE
-        step = model(IDS[:, -1:], past_key_values=found.past_key_values, use_cache=True)
+        prefill = model(IDS[:, :-1], use_cache=True)
+        assert relative_error(prefill.logits, wanted[:, :-1]) < TOLERANCE
+        step = model(IDS[:, -1:], past_key_values=prefill.past_key_values, use_cache=True)
         assert relative_error(step.logits, wanted[:, -1:]) < TOLERANCE
         assert model.steps.program == (backend != "torch")
 

@@ -180,15 +180,15 @@ def whole(node: fx.Node, values: Values) -> torch.Tensor:
 def stage_logits(gm: fx.GraphModule, pair: Pair, packed: Packed) -> torch.Tensor:
     """Return the result of a stage; assert that all ranks return the same bits."""
     values = run(gm, pair, packed)
-    first, *others = logits_of(values)
-    assert len(others) == info_of(gm).tp - 1
-    for other in others:
+    first, *other_logits = logits_of(values)
+    assert len(other_logits) == info_of(gm).tp - 1
+    for other in other_logits:
         assert torch.equal(first, other)
     return first
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference over the largest magnitude; infinite if not all are finite."""
-    if not bool(torch.isfinite(found).all()):
+    if not bool(torch.isfinite(actual).all()):
         return float("inf")
-    return float((found - expected).abs().max() / expected.abs().max())
+    return float((actual - expected).abs().max() / expected.abs().max())

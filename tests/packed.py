@@ -33,9 +33,10 @@ class Integers:
 
     @property
     def weight(self) -> torch.Tensor:
-        each = self.values.shape[1] // self.zeros.shape[1]
+        group_columns = self.values.shape[1] // self.zeros.shape[1]
         zeros, scales = (
-            one.float().repeat_interleave(each, 1) for one in (self.zeros, self.scales)
+            tensor.float().repeat_interleave(group_columns, 1)
+            for tensor in (self.zeros, self.scales)
         )
         return (self.values.float() - zeros) * scales
 
@@ -50,31 +51,31 @@ def drawn(shape: tuple[int, int], bits: int, columns: int, zeros: range) -> Inte
 
 def words(integers: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
     """Pack neighbours along the last dimension into int32 words."""
-    each = 32 // bits
-    found = torch.zeros(*integers.shape[:-1], integers.shape[-1] // each, dtype=torch.int64)
-    for place, neighbour in enumerate(order or range(each)):
-        found |= integers[..., neighbour::each].long() << bits * place
-    return torch.where(found >= 1 << 31, found - (1 << 32), found).int()
+    per_word = 32 // bits
+    packed = torch.zeros(*integers.shape[:-1], integers.shape[-1] // per_word, dtype=torch.int64)
+    for place, neighbour in enumerate(order or range(per_word)):
+        packed |= integers[..., neighbour::per_word].long() << bits * place
+    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()
 
 
-def gptq(one: Integers, bits: int, version: int) -> dict[str, torch.Tensor]:
+def gptq(integers: Integers, bits: int, version: int) -> dict[str, torch.Tensor]:
     """Return the tensors of a linear: `qweight` has words of columns, `qzeros` of rows."""
-    columns = one.values.shape[1]
+    columns = integers.values.shape[1]
     less = 1 if version == 1 else 0
     return {
-        "qweight": words(one.values, bits).T,
-        "qzeros": words((one.zeros - less).T, bits),
-        "scales": one.scales.T,
-        "g_idx": torch.arange(columns, dtype=torch.int32) // (columns // one.zeros.shape[1]),
+        "qweight": words(integers.values, bits).T,
+        "qzeros": words((integers.zeros - less).T, bits),
+        "scales": integers.scales.T,
+        "g_idx": torch.arange(columns, dtype=torch.int32) // (columns // integers.zeros.shape[1]),
     }
 
 
-def awq(one: Integers) -> dict[str, torch.Tensor]:
+def awq(integers: Integers) -> dict[str, torch.Tensor]:
     """Return the tensors of a linear, which have words of rows."""
     return {
-        "qweight": words(one.values.T, 4, AWQ_ORDER),
-        "qzeros": words(one.zeros.T, 4, AWQ_ORDER),
-        "scales": one.scales.T,
+        "qweight": words(integers.values.T, 4, AWQ_ORDER),
+        "qzeros": words(integers.zeros.T, 4, AWQ_ORDER),
+        "scales": integers.scales.T,
     }
 
 
@@ -94,11 +95,11 @@ def write_gptq(
 
     def stored(linear: nn.Linear) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         shape = (linear.out_features, linear.in_features)
-        one = drawn(shape, bits, columns, range(middle, middle + 1) if symmetric else zeros)
-        found = gptq(one, bits, version)
+        integers = drawn(shape, bits, columns, range(middle, middle + 1) if symmetric else zeros)
+        tensors = gptq(integers, bits, version)
         if zero_biases and linear.bias is None:
-            found["bias"] = torch.zeros(linear.out_features, dtype=torch.float16)
-        return one.weight, found
+            tensors["bias"] = torch.zeros(linear.out_features, dtype=torch.float16)
+        return integers.weight, tensors
 
     scheme = {
         "quant_method": "gptq",
@@ -117,8 +118,8 @@ def write_awq(
     """Write a checkpoint of AWQ; return a model in fp32 with its values."""
 
     def stored(linear: nn.Linear) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        one = drawn((linear.out_features, linear.in_features), 4, columns, range(16))
-        return one.weight, awq(one)
+        integers = drawn((linear.out_features, linear.in_features), 4, columns, range(16))
+        return integers.weight, awq(integers)
 
     scheme = {
         "quant_method": "awq",
@@ -144,7 +145,7 @@ def _write(
     make: Any = AutoModelForCausalLM.from_config
     model = unstacked(make(config, dtype=torch.float16).eval())
     truth = unstacked(make(config, dtype=torch.float32).eval())
-    found: dict[str, torch.Tensor] = {}
+    saved: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -155,17 +156,17 @@ def _write(
             if isinstance(linear, nn.Linear) and not skipped:
                 weight, tensors = stored(linear)
                 truth.get_submodule(path).weight.copy_(weight)
-                found |= {f"{path}.{key}": value.contiguous() for key, value in tensors.items()}
-                found[f"{path}.weight"] = torch.empty(0)
+                saved |= {f"{path}.{key}": value.contiguous() for key, value in tensors.items()}
+                saved[f"{path}.weight"] = torch.empty(0)
     for key, value in model.state_dict().items():
-        found.setdefault(key, value.contiguous())
+        saved.setdefault(key, value.contiguous())
     if config.tie_word_embeddings:
-        del found["lm_head.weight"]
+        del saved["lm_head.weight"]
     directory.mkdir(parents=True, exist_ok=True)
     config.dtype = torch.float16
     config.save_pretrained(directory)
     save_file(
-        {key: value for key, value in found.items() if value.numel()},
+        {key: value for key, value in saved.items() if value.numel()},
         directory / "model.safetensors",
         {"format": "pt"},
     )

@@ -49,8 +49,8 @@ def write_quantised(
                 values, scales = quantised(linear.weight.float(), columns)
                 scales = scales.to(dtype)
                 stored |= {f"{path}.weight": values, f"{path}.weight_scale": scales}
-                each = scales.float().repeat_interleave(columns or values.shape[1], 1)
-                linear.weight.copy_(values.float() * each)
+                value_scales = scales.float().repeat_interleave(columns or values.shape[1], 1)
+                linear.weight.copy_(values.float() * value_scales)
     tied = config.tie_word_embeddings
     for path, parameter in model.named_parameters():
         if not (tied and path == "lm_head.weight"):
@@ -68,7 +68,7 @@ def write_quantised(
 
 def scheme(columns: int, ignore: tuple[str, ...] = ("lm_head",), **weights: Any) -> dict[str, Any]:
     """Return the `quantization_config` of a checkpoint."""
-    given = {
+    quantization = {
         "num_bits": 8,
         "type": "int",
         "symmetric": True,
@@ -77,7 +77,7 @@ def scheme(columns: int, ignore: tuple[str, ...] = ("lm_head",), **weights: Any)
         "group_size": columns or None,
         **weights,
     }
-    group = {"targets": ["Linear"], "weights": given, "input_activations": None}
+    group = {"targets": ["Linear"], "weights": quantization, "input_activations": None}
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
@@ -87,11 +87,11 @@ def scheme(columns: int, ignore: tuple[str, ...] = ("lm_head",), **weights: Any)
     }
 
 
-def rewritten(directory: Path, made: Path, **tensors: torch.Tensor | None) -> Path:
+def rewritten(directory: Path, destination: Path, **tensors: torch.Tensor | None) -> Path:
     """Copy a checkpoint with other tensors, or without those that are None."""
-    made.mkdir()
+    destination.mkdir()
     stored: dict[str, Any] = {**load_file(directory / "model.safetensors"), **tensors}
-    kept = {name: tensor for name, tensor in stored.items() if tensor is not None}
-    save_file(kept, made / "model.safetensors", {"format": "pt"})
-    (made / "config.json").write_text((directory / "config.json").read_text())
-    return made
+    present = {name: tensor for name, tensor in stored.items() if tensor is not None}
+    save_file(present, destination / "model.safetensors", {"format": "pt"})
+    (destination / "config.json").write_text((directory / "config.json").read_text())
+    return destination

@@ -27,6 +27,6 @@ def add_code(directory: Path, file: str, **entries: Any) -> Path:
 
 def answer_yes(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Answer yes to all prompts on stdin; unread answers show that no prompt appeared."""
-    said = io.StringIO("y\n" * 5)
-    monkeypatch.setattr("sys.stdin", said)
-    return said
+    stdin = io.StringIO("y\n" * 5)
+    monkeypatch.setattr("sys.stdin", stdin)
+    return stdin

@@ -30,8 +30,8 @@ def start(arguments: Sequence[str], out: int, err: int, *, ranks: int = 0) -> Fo
 
     With `ranks`, do what `torchrun --nproc-per-node RANKS *arguments` does.
     """
-    given = (list(arguments), [File(out), File(err)], ranks)
-    process = CONTEXT.Process(target=_main, args=given)
+    main_arguments = (list(arguments), [File(out), File(err)], ranks)
+    process = CONTEXT.Process(target=_main, args=main_arguments)
     process.start()
     return Forked(process)
 

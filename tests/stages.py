@@ -30,7 +30,7 @@ def graph_after(pair: Pair, passes: Sequence[Pass]) -> fx.GraphModule:
 
 def until(passes: Sequence[Pass], name: str) -> list[Pass]:
     """Return the passes up to the one of this name, which is the last."""
-    return list(passes[: [one.name for one in passes].index(name) + 1])
+    return list(passes[: [current.name for current in passes].index(name) + 1])
 
 
 def after(passes: Sequence[Pass], name: str) -> list[Pass]:

@@ -50,15 +50,15 @@ def test_no_other_repeat_has_more_layers() -> None:
         kinds = [layer % period for layer in range(count)]
         for _ in range(dice.randint(0, 2) if kinds else 0):
             kinds[dice.randrange(count)] = 3
-        kept = dice.randint(1, 4)
-        found = repeat_of(kinds, kept)
-        wanted = max((beyond(one, kept) for one in repeats_in(kinds)), default=0)
-        assert max(0, wanted) == (0 if found is None else beyond(found, kept))
-        assert found is None or found in repeats_in(kinds)
+        least = dice.randint(1, 4)
+        repeat = repeat_of(kinds, least)
+        wanted = max((beyond(candidate, least) for candidate in repeats_in(kinds)), default=0)
+        assert max(0, wanted) == (0 if repeat is None else beyond(repeat, least))
+        assert repeat is None or repeat in repeats_in(kinds)
 
 
-def beyond(repeat: Repeat, kept: int) -> int:
-    return (repeat.count - kept) * repeat.period
+def beyond(repeat: Repeat, least: int) -> int:
+    return (repeat.count - least) * repeat.period
 
 
 def repeats_in(kinds: Sequence[int]) -> list[Repeat]:

@@ -32,12 +32,12 @@ def test_a_preset_with_random_weights() -> None:
     pair = preset_pair("tiny-qwen3")
     ids, mask = padded((5, 9), vocabulary=1013)
     with _compiled(tp=3) as model:
-        found = model(ids, attention_mask=mask).logits
+        logits = model(ids, attention_mask=mask).logits
     with torch.inference_mode():
         expected = pair.eager(ids, attention_mask=mask).logits
-    assert found.shape == expected.shape
-    assert relative_error(found[mask.bool()], expected[mask.bool()]) < TOLERANCE
-    assert not found[~mask.bool()].any()
+    assert logits.shape == expected.shape
+    assert relative_error(logits[mask.bool()], expected[mask.bool()]) < TOLERANCE
+    assert not logits[~mask.bool()].any()
 
 
 def test_a_model_in_memory_and_positions() -> None:
@@ -45,11 +45,11 @@ def test_a_model_in_memory_and_positions() -> None:
     ids = torch.randint(1013, (1, 7))
     positions = torch.arange(3, 10)[None]
     with tpcompile.compile(eager, tp=2, simulate=True) as model:
-        found = model(ids, position_ids=positions, logits_to_keep=2).logits
+        logits = model(ids, position_ids=positions, logits_to_keep=2).logits
     with torch.inference_mode():
         expected = eager(ids, position_ids=positions, logits_to_keep=2).logits
-    assert found.shape == (1, 2, 1013)
-    assert relative_error(found, expected) < TOLERANCE
+    assert logits.shape == (1, 2, 1013)
+    assert relative_error(logits, expected) < TOLERANCE
 
 
 def test_dtype() -> None:
@@ -88,9 +88,9 @@ def test_stages_plan_and_source() -> None:
 
 def test_the_source_of_the_kernel_follows_that_of_the_module() -> None:
     with _compiled(tp=2, backend="triton", max_seq_len=32) as model:
-        found = model.source(1)
-        assert found.index("class Rank1(") < found.index("def megakernel(")
-        compile(found, "source.py", "exec")
+        source = model.source(1)
+        assert source.index("class Rank1(") < source.index("def megakernel(")
+        compile(source, "source.py", "exec")
 
 
 def test_gather_weight() -> None:
@@ -173,8 +173,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals(name: str) -> None:
-    options, error, said = REFUSED[name]
-    with pytest.raises(error, match=said):
+    options, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
         tpcompile.compile("preset:tiny-qwen3", **{"random_weights": 0, "simulate": True, **options})
 
 
@@ -189,9 +189,9 @@ def test_a_cache_goes_from_call_to_call() -> None:
         whole = model(ids, use_cache=False)
         assert whole.past_key_values is None
         cache = model(ids[:, :5]).past_key_values
-        found = model(ids[:, 5:], past_key_values=cache)
-        assert found.past_key_values is cache
-        assert relative_error(found.logits, whole.logits[:, 5:]) < TOLERANCE
+        output = model(ids[:, 5:], past_key_values=cache)
+        assert output.past_key_values is cache
+        assert relative_error(output.logits, whole.logits[:, 5:]) < TOLERANCE
         with pytest.raises(tpcompile.UsageError, match="at most max_seq_len=8"):
             model(ids[:, :1], past_key_values=cache)
         with pytest.raises(tpcompile.UsageError, match="must be a cache of this model"):
@@ -201,11 +201,11 @@ def test_a_cache_goes_from_call_to_call() -> None:
 def test_text_is_generated() -> None:
     ids = torch.randint(1013, (2, 4))
     with _compiled(tp=2) as model:
-        found = model.generate(ids, max_new_tokens=3, eos_token_id=None, pad_token_id=0)
+        tokens = model.generate(ids, max_new_tokens=3, eos_token_id=None, pad_token_id=0)
     expected = preset_pair("tiny-qwen3").eager.generate(
         ids, max_new_tokens=3, eos_token_id=None, pad_token_id=0
     )
-    assert found.tolist() == expected.tolist()
+    assert tokens.tolist() == expected.tolist()
 
 
 def test_ranks_are_processes_of_their_own() -> None:
@@ -242,8 +242,10 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     code = (
         "import sys, tpcompile; print(sorted({'torch', 'transformers', 'rich'} & set(sys.modules)))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.strip() == "[]"
 
 
 def test_errors_are_paragraphs() -> None:
@@ -263,7 +265,7 @@ def test_capture_gives_the_raw_graph() -> None:
 
 def test_passes_of_ones_own() -> None:
     ids = torch.randint(1013, (2, 5))
-    passes = [each for each in default_pipeline(2) if each.name != "fuse-add-norm"]
+    passes = [current for current in default_pipeline(2) if current.name != "fuse-add-norm"]
     with _compiled(tp=2, pipeline=passes) as unfused, _compiled(tp=2) as standard:
         assert len(unfused.stages) == len(standard.stages) - 1
         assert relative_error(unfused(ids).logits, standard(ids).logits) < TOLERANCE
@@ -308,8 +310,8 @@ BAD_CALLS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", BAD_CALLS)
 def test_calls_that_make_no_sense(name: str) -> None:
-    ids, said = BAD_CALLS[name]
-    with _compiled(tp=2) as model, pytest.raises(tpcompile.UsageError, match=said):
+    ids, message = BAD_CALLS[name]
+    with _compiled(tp=2) as model, pytest.raises(tpcompile.UsageError, match=message):
         model(ids)
 
 

@@ -15,26 +15,28 @@ TINY = "preset:tiny-qwen3"
 
 
 def test_a_calibrated_target_predicts_steps() -> None:
-    said: list[str] = []
-    found = calibrate(TINY, context=40, name="mine", workers=1, repeats=3, say=said.append)
-    assert (found.target.name, found.target.workers) == ("mine", 1)
-    assert found.target.bytes_per_us > 0 and found.target.instruction_us > 0
-    assert found.fit.error >= 0
-    assert len(found.trace.measured.steps) == 3
-    assert found.trace.title == f"{TINY}, batch 1, 40 tokens"
+    messages: list[str] = []
+    calibration = calibrate(
+        TINY, context=40, name="mine", workers=1, repeats=3, say=messages.append
+    )
+    assert (calibration.target.name, calibration.target.workers) == ("mine", 1)
+    assert calibration.target.bytes_per_us > 0 and calibration.target.instruction_us > 0
+    assert calibration.fit.error >= 0
+    assert len(calibration.trace.measured.steps) == 3
+    assert calibration.trace.title == f"{TINY}, batch 1, 40 tokens"
     layers = f"{TINY}, first 2 layers, batch"
-    assert [text for text in said if text.startswith("measuring")] == [
+    assert [text for text in messages if text.startswith("measuring")] == [
         f"measuring {TINY}, batch 1, 40 tokens",
         f"measuring {layers} 4, 64 tokens",
         f"measuring {layers} 16, 64 tokens",
     ]
     cases = [Case(TINY, 64), Case("preset:tiny-qwen2", 64, 2)]
-    checked = list(verify(found.target, cases, repeats=2))
-    assert [one.case for one in checked] == cases
-    for one in checked:
-        assert one.predicted_us > 0 and one.measured_us <= one.median_us
-        assert one.ratio == one.predicted_us / one.measured_us
-        assert one.to_json()["context"] == 64
+    checked = list(verify(calibration.target, cases, repeats=2))
+    assert [prediction.case for prediction in checked] == cases
+    for prediction in checked:
+        assert prediction.predicted_us > 0 and prediction.measured_us <= prediction.median_us
+        assert prediction.ratio == prediction.predicted_us / prediction.measured_us
+        assert prediction.to_json()["context"] == 64
 
 
 def test_only_the_first_layers() -> None:
@@ -45,8 +47,8 @@ def test_only_the_first_layers() -> None:
 
 
 def test_the_cases_to_verify() -> None:
-    found = cases_of("a", "b")
-    assert {(case.model, case.context, case.batch) for case in found} == {
+    cases = cases_of("a", "b")
+    assert {(case.model, case.context, case.batch) for case in cases} == {
         ("a", 64, 1),
         ("a", 1024, 1),
         ("a", 4096, 1),

@@ -150,8 +150,8 @@ def test_choices_that_are_refused(name: str, tensors: Tensors, tmp_path: Path) -
     (directory / "deep").mkdir(parents=True)
     for place in (tmp_path / OTHER, directory / OTHER, directory / SINGLE):
         save_file({UP: tensors[UP]}, place)
-    chosen, said = CHOICES[name]
-    with pytest.raises(tpcompile.CheckpointError, match=said) as caught:
+    chosen, message = CHOICES[name]
+    with pytest.raises(tpcompile.CheckpointError, match=message) as caught:
         files_of(directory, chosen)
     assert len(str(caught.value)) < 1000
 
@@ -172,10 +172,10 @@ NOT_READ: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize("name", NOT_READ)
 def test_other_files_are_refused(name: str, tensors: Tensors, tmp_path: Path) -> None:
-    files, said = NOT_READ[name]
+    files, message = NOT_READ[name]
     for file in files:
         save_file({UP: tensors[UP]}, tmp_path / file)
-    with pytest.raises(tpcompile.CheckpointError, match=said) as caught:
+    with pytest.raises(tpcompile.CheckpointError, match=message) as caught:
         files_of(tmp_path)
     assert f"Expected {SINGLE}" in str(caught.value) or ADAPTER in files
 
@@ -219,9 +219,9 @@ def test_indexes_that_are_refused(name: str, tensors: Tensors, tmp_path: Path) -
     for place in (tmp_path / OTHER, directory / OTHER, directory / "single"):
         save_file({UP: tensors[UP]}, place)
     (directory / "single").rename(directory / "a.safetensors")
-    text, said = INDEXES[name]
+    text, message = INDEXES[name]
     (directory / INDEX).write_text(text.replace(SINGLE, "a.safetensors"))
-    with pytest.raises(tpcompile.CheckpointError, match=said) as caught:
+    with pytest.raises(tpcompile.CheckpointError, match=message) as caught:
         files_of(directory)
     assert len(str(caught.value)) < 1000
 

@@ -76,7 +76,7 @@ def test_both_versions_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "mounted"),
+    ("path", "mounted"),
     [
         ("/docker/id", "/docker/id"),  # the host's paths
         ("/", "/"),  # a namespace
@@ -87,10 +87,10 @@ def test_both_versions_at_once(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_mount_in_a_container_is_its_own_group(
-    tmp_path: Path, own: str, mounted: str, version: int
+    tmp_path: Path, path: str, mounted: str, version: int
 ) -> None:
     mount = V1.format("cpu") if version == 1 else V2.format("")
-    process(tmp_path, f"4:cpu:{own}\n" if version == 1 else f"0::{own}\n", f"{mounted} {mount}")
+    process(tmp_path, f"4:cpu:{path}\n" if version == 1 else f"0::{path}\n", f"{mounted} {mount}")
     group(tmp_path, "cpu", cpu__cfs_quota_us="300000", cpu__cfs_period_us="100000")
     group(tmp_path, "", cpu__max="300000 100000")
     group(tmp_path, "../sibling", cpu__cfs_quota_us="100000", cpu__cfs_period_us="100000")
@@ -113,7 +113,7 @@ def test_a_mount_point_with_a_space(tmp_path: Path) -> None:
 def test_groups_end_at_the_mount(tmp_path: Path) -> None:
     process(tmp_path, "0::/a/b\n", CPU2)
     mount = tmp_path / "sys/fs/cgroup"
-    assert [one.path for one in groups_of("cpu", tmp_path)] == [mount / "a/b", mount / "a", mount]
+    assert [item.path for item in groups_of("cpu", tmp_path)] == [mount / "a/b", mount / "a", mount]
 
 
 @pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])

@@ -58,10 +58,10 @@ def test_a_library_is_built_once(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found: ctypes.CDLL = library.load()
-    assert found.own() == 7
-    said = "tpcompile: building the library of this test, which takes a moment\n"
-    assert capsys.readouterr().err == said
+    handle: ctypes.CDLL = library.load()
+    assert handle.own() == 7
+    message = "tpcompile: building the library of this test, which takes a moment\n"
+    assert capsys.readouterr().err == message
     monkeypatch.setattr(CppLibrary, "_build", None)
     assert library.load(library.built()).own() == 7
 
@@ -189,7 +189,7 @@ FULL = (errno.ENOSPC, "No space left on device.*Free space on the disk, or do wi
 OPEN = (errno.EMFILE, "Too many open files.*Close files.*or do without")
 
 
-@pytest.mark.parametrize(("number", "said"), [FULL, OPEN], ids=["full disk", "open files"])
+@pytest.mark.parametrize(("number", "message"), [FULL, OPEN], ids=["full disk", "open files"])
 @pytest.mark.parametrize(
     ("where", "name"),
     [(cpp.subprocess, "run"), (Path, "write_text"), (Path, "replace"), (Path, "open")],
@@ -199,13 +199,13 @@ def test_a_failure_of_the_machine_is_not_one_of_the_compiler(
     where: object,
     name: str,
     number: int,
-    said: str,
+    message: str,
     home: Path,
     library: CppLibrary,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _failing(monkeypatch, where, name, number)
-    with pytest.raises(UnsupportedError, match=f"(?s)cannot be built.*{said}") as caught:
+    with pytest.raises(UnsupportedError, match=f"(?s)cannot be built.*{message}") as caught:
         library.load()
     assert "Install" not in str(caught.value)
     monkeypatch.undo()
@@ -213,16 +213,16 @@ def test_a_failure_of_the_machine_is_not_one_of_the_compiler(
     assert library.load().own() == 7
 
 
-@pytest.mark.parametrize(("number", "said"), [FULL, OPEN], ids=["full disk", "open files"])
+@pytest.mark.parametrize(("number", "message"), [FULL, OPEN], ids=["full disk", "open files"])
 def test_a_compiler_that_says_what_failed(
-    number: int, said: str, home: Path, library: CppLibrary, monkeypatch: pytest.MonkeyPatch
+    number: int, message: str, home: Path, library: CppLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f"""
 if "--version" not in sys.argv:
     sys.exit("a.s: fatal error: cannot write: {os.strerror(number)}")
 """
     _only(monkeypatch, _compiler(home / "full", script))
-    with pytest.raises(UnsupportedError, match=f"(?s)cannot be built.*{said}") as caught:
+    with pytest.raises(UnsupportedError, match=f"(?s)cannot be built.*{message}") as caught:
         library.load()
     assert "Install" not in str(caught.value)
 
@@ -273,11 +273,11 @@ os.execv({real!r}, [{real!r}, *sys.argv[1:]])
     environment = {**os.environ, "HOME": str(tmp_path)}
     environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
     command = [sys.executable, "-c", BUILD, str(library.sources)]
-    both = [
+    builds = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         for _ in range(2)
     ]
-    assert [one.communicate(timeout=300)[0] for one in both] == ["7\n", "7\n"]
+    assert [build.communicate(timeout=300)[0] for build in builds] == ["7\n", "7\n"]
     runs = (tmp_path / "runs").read_text().splitlines()
     assert sorted(run == "--version" for run in runs) == [False, False, True, True]
 

@@ -41,9 +41,9 @@ def run_here(
 
 @pytest.mark.parametrize("page", ["ir", "program"])
 def test_a_page_is_what_the_tool_prints(page: str, run_here: Callable[..., str]) -> None:
-    found = run_here(f"docs/make_{page}_page.py", "--print")
+    printed = run_here(f"docs/make_{page}_page.py", "--print")
     expected = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    assert found == expected, f"docs/{page}.md is stale: run `make docs`"
+    assert printed == expected, f"docs/{page}.md is stale: run `make docs`"
 
 
 def test_the_worked_pass_of_the_page_works() -> None:
@@ -108,10 +108,10 @@ NEED_A_CHECKPOINT = {"03_generate_tp2.py", "04_torchrun.py"}
 
 def _run(*arguments: str, ranks: int = 0) -> str:
     """Run an example in its own process, or in one per rank, and return its output."""
-    found = scripts.run(arguments, ranks=ranks)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout
-    return found.stdout
+    completed = scripts.run(arguments, ranks=ranks)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout
+    return completed.stdout
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES - NEED_A_CHECKPOINT))
@@ -157,16 +157,16 @@ def test_the_engine_of_the_page_works(demo: str) -> None:
 
 
 def test_generating_on_two_ranks(demo: str) -> None:
-    said = _run("examples/03_generate_tp2.py", demo)
-    assert said.count("\n") == 4, "three texts and the verdict; ranks do not run the script"
-    assert said.endswith("all 96 tokens are equal to those of Hugging Face eager\n")
+    output = _run("examples/03_generate_tp2.py", demo)
+    assert output.count("\n") == 4, "three texts and the verdict; ranks do not run the script"
+    assert output.endswith("all 96 tokens are equal to those of Hugging Face eager\n")
 
 
 def test_an_example_under_torchrun(demo: str, run_here: Callable[..., str]) -> None:
-    said = _run("examples/04_torchrun.py", demo, ranks=2)
-    assert said.startswith("2 ranks: Anna is")
-    assert said.count("ranks:") == 1
-    assert run_here("examples/04_torchrun.py", demo) == said.replace("2 ranks", "1 ranks")
+    output = _run("examples/04_torchrun.py", demo, ranks=2)
+    assert output.startswith("2 ranks: Anna is")
+    assert output.count("ranks:") == 1
+    assert run_here("examples/04_torchrun.py", demo) == output.replace("2 ranks", "1 ranks")
 
 
 def test_the_dump_of_the_readme_is_what_the_tool_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,9 +216,9 @@ def test_command_lines_of_a_page_are_valid(page: str) -> None:
 
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
     blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    found = re.findall(r"^(?:\$ )?(?:torchrun.* -m )?tpcompile (.*)$", "\n".join(blocks), re.M)
-    assert found
-    for line in found:
+    commands = re.findall(r"^(?:\$ )?(?:torchrun.* -m )?tpcompile (.*)$", "\n".join(blocks), re.M)
+    assert commands
+    for line in commands:
         name, *words = shlex.split(line, comments=True)
         COMMANDS[name].parser(f"tpcompile {name}").parse(words)
 
@@ -238,6 +238,6 @@ def test_files_that_a_page_names_exist(page: str) -> None:
 def test_every_room_is_described() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     rooms = {path.parent for path in (ROOT / "tpcompile").rglob("__init__.py")}
-    described = {ROOT / path for path in re.findall(r"^\| `(tpcompile/[\w/]*)` \|", text, re.M)}
+    listed = {ROOT / path for path in re.findall(r"^\| `(tpcompile/[\w/]*)` \|", text, re.M)}
     for room in rooms - {ROOT / "tpcompile"}:
-        assert any(room.is_relative_to(one) or one.is_relative_to(room) for one in described), room
+        assert any(room.is_relative_to(path) or path.is_relative_to(room) for path in listed), room

@@ -113,8 +113,8 @@ def run(python: Python) -> Run:
     """Return a function that runs tpcompile commands with the plugin, in one process."""
 
     def ran(*commands: str, before: str = "") -> list[Ran]:
-        found = python(before + _MAIN, json.dumps([line.split() for line in commands]))
-        return [Ran(*each) for each in json.loads(found)]
+        output = python(before + _MAIN, json.dumps([line.split() for line in commands]))
+        return [Ran(*outcome) for outcome in json.loads(output)]
 
     return ran
 
@@ -127,13 +127,13 @@ def test_passes_and_pipelines_are_listed(run: Run) -> None:
 
 def test_a_program_has_the_instruction_policy_and_target(run: Run, granite: Path) -> None:
     options = "--tp 2 --target server-64 --policy mirrored --max-seq-len 64 --text"
-    made, policy, target = run(
+    scheduled, policy, target = run(
         f"schedule {granite} {options} -p granite-decode{{spans=2}}",
         f"schedule {granite} --target cpu --policy mirrord -p granite-decode",
         f"schedule {granite} --target server-46 -p granite-decode",
     )
-    assert len(re.findall(r"^  i\d+ scaled_embed ", made.out, re.MULTILINE)) == 2
-    assert "scale=12" in made.out
+    assert len(re.findall(r"^  i\d+ scaled_embed ", scheduled.out, re.MULTILINE)) == 2
+    assert "scale=12" in scheduled.out
     assert (policy.status, "Did you mean mirrored" in policy.err) == (2, True)
     assert (target.status, "Did you mean server-64" in target.err) == (2, True)
 
@@ -149,17 +149,17 @@ def test_the_backend_generates_what_hugging_face_does(run: Run, granite: Path) -
         f"generate {granite} {options} torch",
         f"generate {granite} --prompt-ids 1 --backend wrods",
     )
-    assert [each.out for each in done] == [",".join(map(str, wanted)) + "\n"] * 2
+    assert [outcome.out for outcome in done] == [",".join(map(str, wanted)) + "\n"] * 2
     assert (misspelt.status, "Did you mean words" in misspelt.err) == (2, True)
 
 
 def test_the_backend_is_compared_value_by_value(run: Run) -> None:
     """Its executor runs instructions one by one; the comparison has all values of its program."""
     line = "compare preset:tiny-qwen3 --tp 2 --random-weights 0 --backend words --lengths 5"
-    (found,) = run(f"{line} --json")
-    rows = json.loads(found.out)["rows"]
+    (compared,) = run(f"{line} --json")
+    rows = json.loads(compared.out)["rows"]
     sides = {side: [row["node"] for row in rows if row["side"] == side] for side in SIDES}
-    assert found.status == 0, found.err
+    assert compared.status == 0, compared.err
     assert sides["program"] == sides["words"]
     assert {"norm", "q_rotated", "token"} < set(sides["words"])
 
@@ -246,20 +246,20 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "output"),
     [
         ("", "true"),
         (
-            "ScaledEmbed.reads = property(lambda one: ())",
+            "ScaledEmbed.reads = property(lambda instruction: ())",
             "The regions of scaled_embed are wrong: it writes x0 from undeclared reads",
         ),
     ],
     ids=["correct", "reads omitted"],
 )
 def test_the_regions_of_the_instruction_are_checked(
-    python: Python, granite: Path, change: str, said: str
+    python: Python, granite: Path, change: str, output: str
 ) -> None:
-    assert python(_PLACE.format(model=str(granite), change=change)).startswith(said)
+    assert python(_PLACE.format(model=str(granite), change=change)).startswith(output)
 
 
 _BREAKS = """
@@ -273,6 +273,6 @@ passes.insert = lambda like, op, table, ids, *rest: insert(like, op, table, tabl
 
 def test_a_pass_that_breaks_types_is_named(run: Run, granite: Path) -> None:
     """A pass that looks up table rows by the table itself is named in the error."""
-    (found,) = run(f"dump {granite} --tp 1 -p granite", before=_BREAKS)
-    assert found.status == 1
-    assert "The pass fuse-scaled-embedding left an invalid graph" in found.err
+    (dumped,) = run(f"dump {granite} --tp 1 -p granite", before=_BREAKS)
+    assert dumped.status == 1
+    assert "The pass fuse-scaled-embedding left an invalid graph" in dumped.err

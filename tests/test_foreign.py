@@ -24,8 +24,8 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", ARGUMENTS)
 @pytest.mark.parametrize("function", [tpcompile.compile, tpcompile.capture])
 def test_the_sentence_names_our_argument(function: Any, name: str) -> None:
-    value, said = ARGUMENTS[name]
-    with pytest.raises(UsageError, match=said):
+    value, message = ARGUMENTS[name]
+    with pytest.raises(UsageError, match=message):
         function("preset:tiny-qwen3", **{name: value})
 
 
@@ -33,7 +33,7 @@ def test_sentences_name_arguments_that_exist() -> None:
     ours = inspect.signature(tpcompile.compile).parameters
     assert not ours.keys() & _INSTEAD.keys()
     for name in ("dtype", "device", "tp", "weights", "kv", "max_seq_len"):
-        assert name in ours and any(name in said for said in _INSTEAD.values())
+        assert name in ours and any(name in message for message in _INSTEAD.values())
 
 
 def test_other_names_are_errors_of_python() -> None:

@@ -43,11 +43,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
     @contextmanager
     def serve(status: int | None) -> Iterator[list[str]]:
-        asked: list[str] = []
+        paths: list[str] = []
 
         class Answer(BaseHTTPRequestHandler):
             def do_HEAD(self) -> None:
-                asked.append(self.path)
+                paths.append(self.path)
                 self.send_response(status or 0)
                 self.send_header("X-Error-Code", "RepoNotFound" if status == 404 else "")
                 self.send_header("Content-Length", "0")
@@ -66,10 +66,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Hub:
             monkeypatch.setattr(constants, "ENDPOINT", endpoint)
             if status is not None:
                 threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-                yield asked
+                yield paths
                 server.shutdown()
         if status is None:  # the port is closed
-            yield asked
+            yield paths
 
     return serve
 
@@ -90,14 +90,16 @@ def _cached(*, tokenizer: bool = False, weights: bool = False) -> Path:
 
 @pytest.mark.parametrize("status", [None, 503])
 def test_without_the_hub_one_sentence_says_so_at_once(status: int | None, served: Hub) -> None:
-    with served(status) as asked:
+    with served(status) as paths:
         with pytest.raises(CaptureError) as caught:
             config_of("me/mine")
-        assert len(asked) <= 1
-    said = str(caught.value)
-    assert said.startswith("There is no model 'me/mine'. Found no such directory, no copy in the ")
-    assert ("and the hub cannot be reached (" in said) == (status is None)
-    assert ("and the hub answers with status 503." in said) == (status == 503)
+        assert len(paths) <= 1
+    message = str(caught.value)
+    assert message.startswith(
+        "There is no model 'me/mine'. Found no such directory, no copy in the "
+    )
+    assert ("and the hub cannot be reached (" in message) == (status is None)
+    assert ("and the hub answers with status 503." in message) == (status == 503)
 
 
 def test_offline_mode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,21 +127,21 @@ def test_what_the_cache_lacks_is_named(served: Hub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [(404, "is not a valid model identifier"), (403, "the hub answers with status 403")],
 )
-def test_an_answer_of_the_hub_is_told_as_it_is(status: int, said: str, served: Hub) -> None:
-    with served(status) as asked:
-        with pytest.raises(CaptureError, match=said):
+def test_an_answer_of_the_hub_is_told_as_it_is(status: int, message: str, served: Hub) -> None:
+    with served(status) as paths:
+        with pytest.raises(CaptureError, match=message):
             config_of("me/mine")
-        assert asked
+        assert paths
 
 
 def test_one_answer_serves_several_questions(served: Hub) -> None:
-    with served(503) as asked:
-        said = {hub.unreachable("me/mine"), hub.unreachable("me/mine")}
-        assert said == {"the hub answers with status 503"}
-        assert len(asked) == 1
+    with served(503) as paths:
+        messages = {hub.unreachable("me/mine"), hub.unreachable("me/mine")}
+        assert messages == {"the hub answers with status 503"}
+        assert len(paths) == 1
 
 
 def test_a_name_that_is_no_hub_id() -> None:

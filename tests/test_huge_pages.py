@@ -40,10 +40,10 @@ def test_the_system_is_asked_for_huge_pages() -> None:
     place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     flags = ""
     for line in maps.read_text().splitlines():
-        first, _, rest = line.partition(" ")
+        first, _, values = line.partition(" ")
         if "-" in first:
             start, stop = (int(edge, 16) for edge in first.split("-"))
             inside = start <= place < stop
         elif first == "VmFlags:" and inside:
-            flags = rest
+            flags = values
     assert FLAG in flags.split()

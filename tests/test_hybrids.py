@@ -50,13 +50,13 @@ def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def answers(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
     """Return the logits of a batch, and those of three more tokens one by one."""
     with torch.inference_mode():
-        found = model(ids, attention_mask=mask, use_cache=True)
-        logits, cache = [found.logits[mask.bool()]], found.past_key_values
+        output = model(ids, attention_mask=mask, use_cache=True)
+        logits, cache = [output.logits[mask.bool()]], output.past_key_values
         for token in (5, 17, 41):
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
             new = torch.full_like(ids[:, :1], token)
-            found = model(new, attention_mask=mask, past_key_values=cache)
-            logits.append(found.logits)
+            output = model(new, attention_mask=mask, past_key_values=cache)
+            logits.append(output.logits)
     return logits
 
 
@@ -66,13 +66,13 @@ def test_any_configuration_at_any_tp(family: str, seed: int, half: int) -> None:
     """Each configuration is compiled at every second tp, or at tp 1 if it has no other."""
     config = random_config(seed, family)
     eager = lively_hybrid(config, seed)
-    given = batch(seed)
-    expected = answers(eager, *given)
+    inputs = batch(seed)
+    expected = answers(eager, *inputs)
     tps = range(1, min(5, most_ranks(config)) + 1)
     for tp in tps[(seed + half) % 2 :: 2] or tps:
         with tpcompile.compile(eager, tp=tp, simulate=True, backend="torch") as compiled:
-            for found, wanted in zip(answers(compiled, *given), expected, strict=True):
-                assert relative_error(found, wanted) < TOLERANCE, tp
+            for actual, expected_step in zip(answers(compiled, *inputs), expected, strict=True):
+                assert relative_error(actual, expected_step) < TOLERANCE, tp
 
 
 def test_errors_above_the_tolerance_are_not_above_eager_s() -> None:
@@ -83,12 +83,12 @@ def test_errors_above_the_tolerance_are_not_above_eager_s() -> None:
     ratios = []
     for family, seed in AMPLIFYING[:2]:
         eager = lively_hybrid(random_config(seed, family), seed)
-        given = batch(seed)
-        exact = in_float64(eager, lambda model, given=given: answers(model, *given))
-        theirs = largest_error(answers(eager, *given), exact)
+        inputs = batch(seed)
+        exact = in_float64(eager, lambda model, inputs=inputs: answers(model, *inputs))
+        theirs = largest_error(answers(eager, *inputs), exact)
         for tp in (2, 5):
             with tpcompile.compile(eager, tp=tp, simulate=True, backend="torch") as compiled:
-                ratios.append(largest_error(answers(compiled, *given), exact) / theirs)
+                ratios.append(largest_error(answers(compiled, *inputs), exact) / theirs)
     assert geometric_mean(ratios) <= 1, ratios
 
 
@@ -102,26 +102,29 @@ def test_each_amplified_error_is_about_eager_s(family: str, seed: int) -> None:
     config = random_config(seed, family)
     eager = lively_hybrid(config, seed)
     prompts = [batch(seed + 100 * number) for number in range(8)]
-    exact = in_float64(eager, lambda wide: [answers(wide, *given) for given in prompts])
-    theirs = [answers(eager, *given) for given in prompts]
+    exact = in_float64(eager, lambda wide: [answers(wide, *inputs) for inputs in prompts])
+    theirs = [answers(eager, *inputs) for inputs in prompts]
     assert max(map(largest_error, theirs, exact)) > TOLERANCE / 2
     for tp in (1, min(5, most_ranks(config))):
         with tpcompile.compile(eager, tp=tp, simulate=True, backend="torch") as compiled:
-            ours = [answers(compiled, *given) for given in prompts]
+            ours = [answers(compiled, *inputs) for inputs in prompts]
         ratios = [
-            mean_error(found, wanted) / mean_error(own, wanted)
-            for found, own, wanted in zip(ours, theirs, exact, strict=True)
+            mean_error(compiled_logits, exact_logits) / mean_error(eager_logits, exact_logits)
+            for compiled_logits, eager_logits, exact_logits in zip(ours, theirs, exact, strict=True)
         ]
         assert geometric_mean(ratios) <= 1.25, (tp, ratios)
 
 
-def largest_error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
-    return max(relative_error(one, other) for one, other in zip(found, exact, strict=True))
+def largest_error(actual: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    return max(
+        relative_error(logits, exact_logits)
+        for logits, exact_logits in zip(actual, exact, strict=True)
+    )
 
 
-def mean_error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+def mean_error(actual: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     errors = [
-        (a.float() - b).abs().mean() / b.abs().mean() for a, b in zip(found, exact, strict=True)
+        (a.float() - b).abs().mean() / b.abs().mean() for a, b in zip(actual, exact, strict=True)
     ]
     return float(torch.stack(errors).mean())
 
@@ -139,19 +142,19 @@ def test_a_fused_projection_is_whole_again() -> None:
 @pytest.mark.parametrize("tp", [1, 4])
 def test_programs_continue_prompts_of_qwen3_next(tp: int, backend: str) -> None:
     eager = lively_hybrid(random_config(NEXT_SEED, "qwen3_next"))
-    given = batch(NEXT_SEED)
-    expected = answers(eager, *given)
+    inputs = batch(NEXT_SEED)
+    expected = answers(eager, *inputs)
     with tpcompile.compile(eager, tp=tp, simulate=True, backend=backend) as compiled:
-        for found, wanted in zip(answers(compiled, *given), expected, strict=True):
-            assert relative_error(found, wanted) < TOLERANCE
+        for actual, expected_step in zip(answers(compiled, *inputs), expected, strict=True):
+            assert relative_error(actual, expected_step) < TOLERANCE
         assert compiled.steps[:2] == (3, 1)
 
 
 def test_more_ranks_than_heads_are_refused() -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "full_attention_interval": 2}
     config = random_config(0, **heads, linear_num_key_heads=1, linear_num_value_heads=3)
-    said = "tp=4 is more than the number of value heads of linear attention. Found 3"
-    with pytest.raises(ShardingError, match=said):
+    message = "tp=4 is more than the number of value heads of linear attention. Found 3"
+    with pytest.raises(ShardingError, match=message):
         tpcompile.compile(config, tp=4, random_weights=0, simulate=True, backend="torch")
     config = random_config(0, **heads, linear_num_key_heads=1, linear_num_value_heads=8)
     with pytest.raises(ShardingError, match="tp=5 is more than the number of query heads"):
@@ -166,11 +169,11 @@ def test_in_bf16_the_error_is_not_above_hugging_face_s() -> None:
     ratios = []
     for seed in range(8):
         eager = lively_hybrid(random_config(seed), seed)
-        given = batch(seed)
-        exact = answers(eager, *given)
+        inputs = batch(seed)
+        exact = answers(eager, *inputs)
         narrow = eager.to(torch.bfloat16)
-        theirs = mean_error(answers(narrow, *given), exact)
+        theirs = mean_error(answers(narrow, *inputs), exact)
         tp = min(2, most_ranks(eager.config))
         with tpcompile.compile(narrow, tp=tp, simulate=True, backend="torch") as compiled:
-            ratios.append(mean_error(answers(compiled, *given), exact) / theirs)
+            ratios.append(mean_error(answers(compiled, *inputs), exact) / theirs)
     assert geometric_mean(ratios) <= 1, ratios

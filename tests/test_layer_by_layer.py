@@ -28,14 +28,14 @@ CASES = [
 
 def _eager_parts(pair: Pair) -> dict[str, torch.Tensor]:
     """Return the results of the eager attentions and MLPs by module, for real tokens only."""
-    found: dict[str, torch.Tensor] = {}
+    parts: dict[str, torch.Tensor] = {}
     hooks = []
     ids, mask = padded(LENGTHS)
 
     def keep(name: str) -> Any:
         def hook(_: nn.Module, __: Any, result: Any) -> None:
             value = result[0] if isinstance(result, tuple) else result
-            found[name] = value[mask.bool()]
+            parts[name] = value[mask.bool()]
 
         return hook
 
@@ -49,7 +49,7 @@ def _eager_parts(pair: Pair) -> dict[str, torch.Tensor]:
         pair.eager(ids, attention_mask=mask)
     for hook in hooks:
         hook.remove()
-    return found
+    return parts
 
 
 @pytest.mark.parametrize(("name", "tp"), CASES)
@@ -72,8 +72,8 @@ def test_ranks_agree_on_every_replicated_value(name: str, tp: int) -> None:
     replicated = [node for node in gm.graph.nodes if _is_replicated(node)]
     assert len(replicated) > 20
     for node in replicated:
-        first, *others = values[node]
-        for other in others:
+        first, *other_values = values[node]
+        for other in other_values:
             assert torch.equal(first, other), node.name
 
 

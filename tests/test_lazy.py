@@ -19,10 +19,10 @@ class _Counted:
 
 
 def test_it_is_computed_once_per_object() -> None:
-    one, other = _Counted(), _Counted()
-    assert "found" not in vars(one)
-    assert (one.found, one.found, other.found) == (1, 1, 1)
-    assert one.runs == other.runs == [1]
+    counted, other = _Counted(), _Counted()
+    assert "found" not in vars(counted)
+    assert (counted.found, counted.found, other.found) == (1, 1, 1)
+    assert counted.runs == other.runs == [1]
 
 
 def test_on_the_class_it_is_the_property() -> None:

@@ -25,8 +25,8 @@ SAID = (
 )
 
 
-def _removed(found: str) -> str:
-    return SAID.replace("{found}", found)
+def _removed(version: str) -> str:
+    return SAID.replace("{found}", version)
 
 
 @pytest.fixture

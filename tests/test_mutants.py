@@ -34,7 +34,7 @@ def some_graphs() -> list[Graph]:
 
 
 @pytest.fixture(scope="module")
-def found(some_graphs: list[Graph]) -> list[Result]:
+def mutant_results(some_graphs: list[Graph]) -> list[Result]:
     return list(results(_PER_KIND, seed=1, on=some_graphs))
 
 
@@ -45,8 +45,8 @@ def test_right_graphs_are_not_refused(some_graphs: list[Graph]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_each_kind_is_noticed(kind: Any, found: list[Result]) -> None:
-    mine = [result for result in found if result.kind is kind]
+def test_each_kind_is_noticed(kind: Any, mutant_results: list[Result]) -> None:
+    mine = [result for result in mutant_results if result.kind is kind]
     assert mine, "no graph fits this kind"
     for result in mine:
         assert not result.survived, result.name
@@ -55,8 +55,8 @@ def test_each_kind_is_noticed(kind: Any, found: list[Result]) -> None:
         assert not (kind.strict and result.by_numbers_only), f"accepted: {result.name}"
 
 
-def test_the_targets_are_met(found: list[Result]) -> None:
-    assert shortfalls(found) == []
+def test_the_targets_are_met(mutant_results: list[Result]) -> None:
+    assert shortfalls(mutant_results) == []
 
 
 def test_the_same_seed_gives_the_same_mutants(some_graphs: list[Graph]) -> None:
@@ -70,8 +70,8 @@ def _rates(kinds: Sequence[str], some_graphs: list[Graph]) -> tuple[int, int, in
     """Return how many mutants of some kinds exist, fail the checker, or change only the numbers."""
     chosen = [kind for kind in KINDS if kind.name in kinds]
     assert len(chosen) == len(kinds)
-    made = list(results(_PER_KIND, 1, some_graphs, chosen))
-    return len(made), sum(r.by_checker for r in made), sum(r.by_numbers_only for r in made)
+    judged = list(results(_PER_KIND, 1, some_graphs, chosen))
+    return len(judged), sum(r.by_checker for r in judged), sum(r.by_numbers_only for r in judged)
 
 
 def test_without_the_recipe_check_only_numbers_see_wrong_slices(
@@ -79,8 +79,8 @@ def test_without_the_recipe_check_only_numbers_see_wrong_slices(
 ) -> None:
     monkeypatch.setattr(checker, "check_parameter", lambda parameter, ranks: None)
     kinds = ("swapped slices", "shifted slices", "slice of another layer")
-    made, by_checker, by_numbers = _rates(kinds, some_graphs)
-    assert (by_checker, by_numbers) == (0, made)
+    total, by_checker, by_numbers = _rates(kinds, some_graphs)
+    assert (by_checker, by_numbers) == (0, total)
 
 
 HOLES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -107,8 +107,8 @@ def test_without_a_check_only_numbers_see_its_mistakes(
     assert _rates(kinds, some_graphs)[2] == 0
     for function, lenient in holes.items():
         monkeypatch.setattr(checker, function, lenient)
-    made, by_checker, by_numbers = _rates(kinds, some_graphs)
-    assert by_numbers > 0 and by_checker + by_numbers == made
+    total, by_checker, by_numbers = _rates(kinds, some_graphs)
+    assert by_numbers > 0 and by_checker + by_numbers == total
 
 
 CACHE_RULES = {
@@ -129,16 +129,16 @@ def test_without_a_rule_of_the_cache_only_numbers_see_its_mistakes(
     monkeypatch.setattr(checker, "shared_layers", lambda graph: iter(()))
     if rule == "check_blocks":
         monkeypatch.setattr(attention, "_check_queries", lambda *_: None)
-    made, by_checker, by_numbers = _rates(CACHE_RULES[rule], some_graphs)
-    assert by_numbers > 0 and by_checker + by_numbers == made
+    total, by_checker, by_numbers = _rates(CACHE_RULES[rule], some_graphs)
+    assert by_numbers > 0 and by_checker + by_numbers == total
 
 
 def test_without_the_rule_for_key_heads_only_numbers_see_wrong_ones(
     monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
 ) -> None:
     monkeypatch.setattr(delta, "check_groups", lambda *_: None)
-    made, by_checker, by_numbers = _rates(("wrong key head",), some_graphs)
-    assert by_numbers > 0 and by_checker + by_numbers == made
+    total, by_checker, by_numbers = _rates(("wrong key head",), some_graphs)
+    assert by_numbers > 0 and by_checker + by_numbers == total
 
 
 def test_without_the_rule_for_tied_weights_a_second_one_survives(
@@ -146,9 +146,9 @@ def test_without_the_rule_for_tied_weights_a_second_one_survives(
 ) -> None:
     monkeypatch.setattr(checker, "shared_tensors", lambda graph: iter(()))
     (kind,) = (kind for kind in KINDS if kind.name == "tied weight split twice")
-    made = list(results(4, 1, some_graphs, [kind]))
-    assert any(result.survived for result in made)
-    assert any("nothing notices" in line for line in shortfalls(made))
+    judged = list(results(4, 1, some_graphs, [kind]))
+    assert any(result.survived for result in judged)
+    assert any("nothing notices" in line for line in shortfalls(judged))
 
 
 def test_without_the_rule_for_embeddings_the_offset_survives(
@@ -159,8 +159,8 @@ def test_without_the_rule_for_embeddings_the_offset_survives(
 
     spec = SPECS[VOCAB_EMBEDDING]
     monkeypatch.setitem(SPECS, VOCAB_EMBEDDING, replace(spec, rule=lenient))
-    made, by_checker, by_numbers = _rates(("vocabulary offset given",), some_graphs)
-    assert made and (by_checker, by_numbers) == (0, 0)
+    total, by_checker, by_numbers = _rates(("vocabulary offset given",), some_graphs)
+    assert total and (by_checker, by_numbers) == (0, 0)
 
 
 def test_a_rule_that_accepts_everything_lets_the_rate_fall(
@@ -179,8 +179,8 @@ def test_a_rule_that_accepts_everything_lets_the_rate_fall(
 
     spec = SPECS[LINEAR]
     monkeypatch.setitem(SPECS, LINEAR, replace(spec, rule=accepting))
-    made, by_checker, by_numbers = _rates(kinds, some_graphs)
-    assert by_checker < before[1] and by_checker + by_numbers == made
+    total, by_checker, by_numbers = _rates(kinds, some_graphs)
+    assert by_checker < before[1] and by_checker + by_numbers == total
 
 
 def _of_first_rows(recipe: Recipe, part: Component) -> Recipe:
@@ -249,13 +249,15 @@ def test_components_of_another_part_are_refused(
     for graph in few_bits:
         assert judge(clone(graph.gm), graph).numbers == ""
     monkeypatch.setattr(meta, "component_of", wrong)
-    found = [judge(clone(graph.gm), graph) for graph in few_bits]
-    assert all(one.checker == "components" for one in found if one.numbers)
-    assert any(one.numbers for one in found)
+    verdicts = [judge(clone(graph.gm), graph) for graph in few_bits]
+    assert all(verdict.checker == "components" for verdict in verdicts if verdict.numbers)
+    assert any(verdict.numbers for verdict in verdicts)
     monkeypatch.setattr(check_parameters, "check_components", lambda parameter, rank: None)
     accepted = [judge(clone(graph.gm), graph) for graph in few_bits]
-    assert [bool(one.numbers) for one in accepted] == [bool(one.numbers) for one in found]
-    assert not any(one.checker for one in accepted)
+    assert [bool(verdict.numbers) for verdict in accepted] == [
+        bool(verdict.numbers) for verdict in verdicts
+    ]
+    assert not any(verdict.checker for verdict in accepted)
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def test_logits_are_those_of_eager(name: str, tp: int) -> None:
     model = CompiledModel.simulated(pair.captured, graph, stages, pair.read)
     for lengths in BATCHES:
         ids, mask = padded(lengths)
-        found = model(ids, attention_mask=mask).logits[mask.bool()]
-        assert relative_error(found, eager_logits(pair.eager, lengths)) < TOLERANCE, lengths
+        logits = model(ids, attention_mask=mask).logits[mask.bool()]
+        assert relative_error(logits, eager_logits(pair.eager, lengths)) < TOLERANCE, lengths
     for tensor, expected in pair.eager.named_parameters():
         assert torch.equal(model.gather_weight(tensor), expected), tensor
 
@@ -48,7 +48,7 @@ def test_tp_up_to_the_query_heads(name: str, heads: int) -> None:
     """The largest tp has one query head per rank; one more rank is refused."""
     pair = preset_pair(name)
     graph = graph_after(pair, default_pipeline(heads))
-    found = stage_logits(graph, pair, batch((7, 3)))
-    assert relative_error(found, eager_logits(pair.eager, (7, 3))) < TOLERANCE
+    logits = stage_logits(graph, pair, batch((7, 3)))
+    assert relative_error(logits, eager_logits(pair.eager, (7, 3))) < TOLERANCE
     with pytest.raises(ShardingError, match=f"{heads} query heads"):
         run_passes(pair.captured.graph, default_pipeline(heads + 1))

@@ -37,9 +37,9 @@ def test_a_schedule_is_shown() -> None:
     step = tpcompile.schedule("preset:tiny-qwen3", batch=2, context=32, lowering="rows", **SMALL)
     assert ElementTree.fromstring(step.svg()).tag.endswith("svg")
     assert json.loads(step.trace())["traceEvents"]
-    found = step.report.to_json()
-    assert found["model"] == "preset:tiny-qwen3" and found["verified"] is True
-    assert {name: found[name] for name in ("tp", "workers", "batch", "context", "lowering")} == {
+    report = step.report.to_json()
+    assert report["model"] == "preset:tiny-qwen3" and report["verified"] is True
+    assert {name: report[name] for name in ("tp", "workers", "batch", "context", "lowering")} == {
         "tp": 2,
         "workers": 3,
         "batch": 2,
@@ -83,10 +83,10 @@ def test_a_program_with_faults_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     from tpcompile import scheduling
 
     def broken(*args: Any) -> Any:
-        found = scheduled(*args)
-        waits = tuple(() for _ in found.program.waits)
-        faults = tuple(check_program(replace(found.program, waits=waits)))
-        return replace(found, faults=faults, timing=None)
+        correct = scheduled(*args)
+        waits = tuple(() for _ in correct.program.waits)
+        faults = tuple(check_program(replace(correct.program, waits=waits)))
+        return replace(correct, faults=faults, timing=None)
 
     from dataclasses import replace
 
@@ -100,20 +100,22 @@ def test_a_program_with_faults_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_compile_takes_the_same_choices() -> None:
     options: dict[str, Any] = {"random_weights": 0, "max_seq_len": 64}
-    own = {"target": "cpu", "policy": "wave", "lowering": "rows", "spans": 2}
-    with tpcompile.compile("preset:tiny-qwen3", backend="reference", **own, **options) as model:
-        found = model.program.schedule.to_json()
-        assert found["policy"] == "wave"
-        names = {one.name for one in model.program.program.instructions}
+    choices = {"target": "cpu", "policy": "wave", "lowering": "rows", "spans": 2}
+    with tpcompile.compile("preset:tiny-qwen3", backend="reference", **choices, **options) as model:
+        schedule = model.program.schedule.to_json()
+        assert schedule["policy"] == "wave"
+        names = {instruction.name for instruction in model.program.program.instructions}
         assert "norm_qkv_rows" in names
         values = next(b for b in model.program.program.buffers if b.name == "partial_values")
         assert values.shape[2] == 2
     with tpcompile.compile(
         "preset:tiny-qwen3", backend="reference", target="h200", **options
-    ) as one:
-        spans = next(b for b in one.program.program.buffers if b.name == "partial_values").shape[2]
+    ) as gpu_model:
+        spans = next(
+            b for b in gpu_model.program.program.buffers if b.name == "partial_values"
+        ).shape[2]
         assert spans == 1, "a worker of a GPU attends to 128 tokens at a time, in any span"
-    for name, value in own.items():
+    for name, value in choices.items():
         with pytest.raises(UsageError, match="Modules have no target, policy"):
             tpcompile.compile("preset:tiny-qwen3", backend="torch", **{name: value}, **options)
     with pytest.raises(UsageError, match="Did you mean wave"):
@@ -125,14 +127,14 @@ def test_traffic_of_few_bits() -> None:
     step = tpcompile.schedule(
         "preset:qwen3-0.6b", target="cpu", tp=3, context=512, weights="int4:64"
     )
-    found: dict[str, int] = {}
-    for one in step.program.instructions:
-        found[one.name] = found.get(one.name, 0) + one.traffic  # type: ignore[attr-defined]
+    traffic: dict[str, int] = {}
+    for instruction in step.program.instructions:
+        traffic[instruction.name] = traffic.get(instruction.name, 0) + instruction.traffic  # type: ignore[attr-defined]
     layers, hidden, attention, ffn, vocabulary = 28, 1024, 2048, 3072, 151936
     four, eight = Fraction(4, 8) + Fraction(2, 64), 1 + Fraction(2, 64)
-    assert found["linear_terms"] == layers * hidden * (attention + ffn) * four
-    assert found["norm_gate_up_swiglu"] == layers * hidden * 2 * ffn * four
-    assert found["norm_lm_head"] == vocabulary * hidden * eight
+    assert traffic["linear_terms"] == layers * hidden * (attention + ffn) * four
+    assert traffic["norm_gate_up_swiglu"] == layers * hidden * 2 * ffn * four
+    assert traffic["norm_lm_head"] == vocabulary * hidden * eight
 
 
 @pytest.mark.parametrize("layers", [6, pytest.param(36, marks=pytest.mark.slow)])
@@ -142,10 +144,10 @@ def test_a_batch_on_a_gpu_reads_each_weight_once(layers: int) -> None:
     Reading their keys and values is 0.11 of that, if the model has all of its layers.
     """
     config = AutoConfig.for_model(**{**preset("qwen3-8b"), "num_hidden_layers": layers})
-    one, many = (
+    single, many = (
         tpcompile.schedule(
             config, target="h200", batch=batch, context=190, max_seq_len=1024
         ).report.to_json()["makespan_us"]
         for batch in (1, 64)
     )
-    assert many <= 1.4 * one
+    assert many <= 1.4 * single

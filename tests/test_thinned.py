@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("function", ONE_IN)
 def test_a_name_is_that_of_a_test(function: str) -> None:
     file, name = function.split("::")
-    found = ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
-    assert name in {one.name for one in found if isinstance(one, ast.FunctionDef)}
+    nodes = ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+    assert name in {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
 class _Item:
@@ -37,11 +37,11 @@ def test_each_value_of_each_parameter_occurs(monkeypatch: pytest.MonkeyPatch, pe
     monkeypatch.setitem(ONE_IN, "test_cases", 3)
     items = [_Item(f"test_cases[{number}]") for number in range(10 * period)]
     items.append(_Item("test_others[0]"))
-    rest = {id(one) for one in left_out(items)}  # type: ignore[arg-type]
-    kept = [number for number, one in enumerate(items) if id(one) not in rest]
-    assert kept[0] == 0 and kept[-1] == 10 * period
-    assert {number % period for number in kept[:-1]} == set(range(period))
-    assert 3 * period <= len(kept) - 1 <= 4 * period
+    skipped = {id(item) for item in left_out(items)}  # type: ignore[arg-type]
+    numbers = [number for number, item in enumerate(items) if id(item) not in skipped]
+    assert numbers[0] == 0 and numbers[-1] == 10 * period
+    assert {number % period for number in numbers[:-1]} == set(range(period))
+    assert 3 * period <= len(numbers) - 1 <= 4 * period
 
 
 def test_values_that_several_cases_have_all_occur(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +51,8 @@ def test_values_that_several_cases_have_all_occur(monkeypatch: pytest.MonkeyPatc
         _Item(f"test_cases[{number}]", model=number % 3, path=number // 6, seed=number)
         for number in range(12)
     ]
-    rest = list(left_out(items))  # type: ignore[arg-type]
-    kept = [one.callspec.params for one in items if one not in rest]
-    assert {one["model"] for one in kept} == {0, 1, 2}
-    assert {one["path"] for one in kept} == {0, 1}
-    assert [one["seed"] for one in kept] == [0, 1, 5, 6]
+    skipped = list(left_out(items))  # type: ignore[arg-type]
+    parameters = [item.callspec.params for item in items if item not in skipped]
+    assert {values["model"] for values in parameters} == {0, 1, 2}
+    assert {values["path"] for values in parameters} == {0, 1}
+    assert [values["seed"] for values in parameters] == [0, 1, 5, 6]

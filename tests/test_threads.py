@@ -43,8 +43,8 @@ def prompt_threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def _compiled(**options: Any) -> CompiledModel:
-    given = {"backend": "native", "max_seq_len": 64, "simulate": True, **options}
-    return tpcompile.compile("preset:tiny-qwen3", random_weights=0, **given)
+    arguments = {"backend": "native", "max_seq_len": 64, "simulate": True, **options}
+    return tpcompile.compile("preset:tiny-qwen3", random_weights=0, **arguments)
 
 
 def _workers(model: CompiledModel) -> int:
@@ -101,11 +101,11 @@ def test_fewer_threads_of_torch_are_respected_by_default(
 
 
 def test_results_have_the_same_bits() -> None:
-    with _compiled(threads=1) as one, _compiled(threads=3) as three:
+    with _compiled(threads=1) as single, _compiled(threads=3) as threaded:
         assert torch.equal(
-            one.generate(IDS, max_new_tokens=8), three.generate(IDS, max_new_tokens=8)
+            single.generate(IDS, max_new_tokens=8), threaded.generate(IDS, max_new_tokens=8)
         )
-        assert torch.equal(one(IDS).logits, three(IDS).logits)
+        assert torch.equal(single(IDS).logits, threaded(IDS).logits)
 
 
 def test_a_model_compiled_again_has_the_same_threads() -> None:

@@ -107,16 +107,16 @@ def left_out(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
         function = item.nodeid.partition("[")[0]
         if function in ONE_IN and item.get_closest_marker("slow") is None:
             cases[function].append(item)
-    for function, own in cases.items():
+    for function, group in cases.items():
         several = {
-            value for value, count in Counter(chain(*map(_values, own))).items() if count > 1
+            value for value, count in Counter(chain(*map(_values, group))).items() if count > 1
         }
-        runs = [number * _GOLDEN % 1 < 1 / ONE_IN[function] for number in range(len(own))]
+        runs = [number * _GOLDEN % 1 < 1 / ONE_IN[function] for number in range(len(group))]
         missing = several.difference(
-            *(_values(one) for one, does in zip(own, runs, strict=True) if does)
+            *(_values(case) for case, chosen in zip(group, runs, strict=True) if chosen)
         )
-        for item, does in zip(own, runs, strict=True):
-            if not does and missing.isdisjoint(_values(item)):
+        for item, chosen in zip(group, runs, strict=True):
+            if not chosen and missing.isdisjoint(_values(item)):
                 yield item
             missing.difference_update(_values(item))
 

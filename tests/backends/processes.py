@@ -31,13 +31,13 @@ class Processes:
         os.truncate(file, code.memory)
         self._channels, self._processes = [], []
         for rank, cache in enumerate(memory.values(Role.CACHE)):
-            own, other = socket_pair()
+            parent, child = socket_pair()
             process = CONTEXT.Process(
-                target=_serve, args=(rank, File(other.fileno()), File(file)), daemon=True
+                target=_serve, args=(rank, File(child.fileno()), File(file)), daemon=True
             )
             process.start()
-            other.close()
-            self._channels.append(Channel(own))
+            child.close()
+            self._channels.append(Channel(parent))
             self._processes.append(process)
             weights = {
                 buffer.name: tensor
@@ -51,9 +51,9 @@ class Processes:
         self._all("place", args, options)
 
     def run(self, steps: int = 1) -> torch.Tensor:
-        found = self._all("run", (steps,), {})
-        assert all(torch.equal(one, found[0]) for one in found)
-        tokens: torch.Tensor = found[0]
+        replies = self._all("run", (steps,), {})
+        assert all(torch.equal(reply, replies[0]) for reply in replies)
+        tokens: torch.Tensor = replies[0]
         return tokens
 
     @property
@@ -69,11 +69,11 @@ class Processes:
     def _all(self, name: str, args: Sequence[Any], options: dict[str, Any]) -> list[Any]:
         for channel in self._channels:
             channel.send((name, args, options))
-        found = [channel.receive() for channel in self._channels]
-        errors = [one for one in found if isinstance(one, Exception)]
+        replies = [channel.receive() for channel in self._channels]
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
         if errors:
             raise errors[0]
-        return found
+        return replies
 
 
 def _serve(rank: int, connection: File, file: File) -> None:
@@ -99,7 +99,7 @@ def _serve(rank: int, connection: File, file: File) -> None:
         except Exception:  # the peer closed the connection
             return
         try:
-            found = getattr(executor, name)
-            channel.send(found(*args, **options) if callable(found) else found)
+            attribute = getattr(executor, name)
+            channel.send(attribute(*args, **options) if callable(attribute) else attribute)
         except Exception as error:  # raised again in the test's process
             channel.send(error)

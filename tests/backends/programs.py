@@ -60,11 +60,11 @@ APART = ":head"
 
 def _kinds(config: Any, kind: str) -> dict[str, str]:
     """Return the kind of each linear, and of the embedding."""
-    names = [f"self_attn.{one}_proj" for one in "qkvo"]
-    names += [f"mlp.{one}_proj" for one in ("gate", "up", "down")]
+    names = [f"self_attn.{letter}_proj" for letter in "qkvo"]
+    names += [f"mlp.{side}_proj" for side in ("gate", "up", "down")]
     layers = range(config.num_hidden_layers)
-    found = [f"model.layers.{layer}.{name}.weight" for layer in layers for name in names]
-    return dict.fromkeys([*found, "model.embed_tokens.weight", "lm_head.weight"], kind)
+    weights = [f"model.layers.{layer}.{name}.weight" for layer in layers for name in names]
+    return dict.fromkeys([*weights, "model.embed_tokens.weight", "lm_head.weight"], kind)
 
 
 @lru_cache
@@ -72,24 +72,24 @@ def _captured(
     model: str, dtype: torch.dtype, odd: bool, long: bool, wide: int, weights: str | None
 ) -> Captured:
     widths = {**(ODD if odd else {}), **(LONG if long else {}), **(_wide(wide) if wide else {})}
-    config = OWN[model] if model in OWN else preset(model)
+    values = OWN[model] if model in OWN else preset(model)
     stored = None if weights is None else weights.removesuffix(ROUNDS)
-    made = AutoConfig.for_model(**{**config, **widths})
+    config = AutoConfig.for_model(**{**values, **widths})
     if stored in GgufKind.__members__:
-        made.quantization_config = {"quant_method": "gguf", "kinds": _kinds(made, stored)}
-        made.tie_word_embeddings = False
-        return captured_once(made, dtype=dtype, rounds=stored != weights)
+        config.quantization_config = {"quant_method": "gguf", "kinds": _kinds(config, stored)}
+        config.tie_word_embeddings = False
+        return captured_once(config, dtype=dtype, rounds=stored != weights)
     if stored is not None and stored.removesuffix(APART) in FLOATS8:
-        made.quantization_config = {
+        config.quantization_config = {
             "quant_method": "fp8",
             "activation_scheme": "dynamic",
             "weight_block_size": FLOATS8[stored.removesuffix(APART)],
             "modules_to_not_convert": ["lm_head"] if stored.endswith(APART) else [],
         }
-        made.tie_word_embeddings = False
-        return captured_once(made, dtype=dtype)
+        config.tie_word_embeddings = False
+        return captured_once(config, dtype=dtype)
     return captured_once(
-        made,
+        config,
         dtype=dtype,
         scheme=None if stored is None else scheme_of(stored, None),
         rounds=stored != weights,
@@ -111,8 +111,8 @@ def _graph(
     """The decode graph, and the weights of each rank."""
     captured = _captured(model, dtype, odd, long, wide, weights)
     passes = [
-        replace(one, experts=experts) if isinstance(one, PlanSharding) else one
-        for one in decode_pipeline(tp, 2, 4, kv=kv)
+        replace(current, experts=experts) if isinstance(current, PlanSharding) else current
+        for current in decode_pipeline(tp, 2, 4, kv=kv)
     ]
     graph, _ = run_passes(captured.graph, passes)
     read = RandomWeights(captured, 0)

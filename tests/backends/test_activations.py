@@ -39,16 +39,22 @@ def _case(model: str) -> Case:
 
 def _native(case: Case, path: str | None = None, steps: int = 3) -> list[torch.Tensor]:
     native = Native(case.memory(), path)
-    found = steps_on(native, case, steps)
+    logits = steps_on(native, case, steps)
     native.close()
-    return found
+    return logits
 
 
 @EACH
 def test_the_reference_machine_computes_eager_s_steps(model: str) -> None:
     case = _case(model)
-    ones = [one for one in case.program.instructions if isinstance(one, NormUpActivation)]
-    assert {(one.at.activation, one.at.sides) for one in ones} == {MODELS[model]}
+    activations = [
+        instruction
+        for instruction in case.program.instructions
+        if isinstance(instruction, NormUpActivation)
+    ]
+    assert {(instruction.at.activation, instruction.at.sides) for instruction in activations} == {
+        MODELS[model]
+    }
     assert worst_error(case, steps_of(case, 3)) < TOLERANCE
 
 
@@ -67,8 +73,8 @@ def test_native_steps_are_eager_s_for_any_schedule(model: str, path: str) -> Non
 @EACH
 def test_triton_steps_are_those_of_the_reference_machine(model: str) -> None:
     case = _case(model)
-    (found,), (wanted,) = steps_on(Triton(case.memory()), case, 1), steps_of(case, 1)
-    assert relative_error(found, wanted) < TOLERANCE
+    (actual,), (expected,) = steps_on(Triton(case.memory()), case, 1), steps_of(case, 1)
+    assert relative_error(actual, expected) < TOLERANCE
 
 
 @EACH
@@ -83,16 +89,18 @@ def test_programs_are_read_back_from_text_and_words(model: str) -> None:
 def _with(program: Program, **changes: int) -> Program:
     """Change shared operands of the first instruction of an activation."""
     number = next(
-        n for n, one in enumerate(program.instructions) if isinstance(one, NormUpActivation)
+        n
+        for n, instruction in enumerate(program.instructions)
+        if isinstance(instruction, NormUpActivation)
     )
     instructions = list(program.instructions)
-    one: Any = instructions[number]
-    instructions[number] = replace(one, at=replace(one.at, **changes))
+    instruction: Any = instructions[number]
+    instructions[number] = replace(instruction, at=replace(instruction.at, **changes))
     return replace(program, instructions=tuple(instructions))
 
 
 @pytest.mark.parametrize(
-    ("model", "changes", "said"),
+    ("model", "changes", "message"),
     [
         (RELU2, {"sides": 2}, r"weight = .*sides\*ffn=80"),
         (GELU, {"sides": 1}, r"weight = .*sides\*ffn=40"),
@@ -101,9 +109,9 @@ def _with(program: Program, **changes: int) -> Program:
     ],
 )
 def test_operands_that_disagree_with_the_weight(
-    model: str, changes: dict[str, int], said: str
+    model: str, changes: dict[str, int], message: str
 ) -> None:
-    with pytest.raises(VerifyError, match=said):
+    with pytest.raises(VerifyError, match=message):
         verify_operands(_with(_case(model).program, **changes))
 
 

@@ -42,15 +42,15 @@ MAKERS = {name: _in_one_process(name) for name in EXECUTORS} | {
 @pytest.fixture(params=MAKERS.values(), ids=list(MAKERS))
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Provide a factory of executors, in a single process or with one process per rank."""
-    made: list[Made] = []
+    executors: list[Made] = []
 
     def keeps(case: Case = CASE, poison: bool = True) -> Made:
-        made.append(request.param(case=case, poison=poison))
-        return made[-1]
+        executors.append(request.param(case=case, poison=poison))
+        return executors[-1]
 
     yield keeps
-    for one in made:
-        one.close()
+    for executor in executors:
+        executor.close()
 
 
 def _placed(executor: Made, case: Case = CASE, step: int = 0, **options: list[int]) -> None:
@@ -65,7 +65,7 @@ def test_steps_are_eager_s(make: Make, poison: bool) -> None:
         _placed(executor, step=step)
         executor.run()
         places = [length - 1 + step for length in CASE.lengths]
-        wanted = torch.stack([row[at] for row, at in zip(eager, places, strict=True)])
+        wanted = torch.stack([row[position] for row, position in zip(eager, places, strict=True)])
         assert relative_error(executor.logits, wanted) < TOLERANCE
 
 
@@ -89,23 +89,23 @@ def test_values_are_the_reference_machine_s(
 def test_later_steps_do_not_write_logits_that_were_handed_over(name: str, tp: int) -> None:
     case = replace(CASE, tp=tp)
     executor = EXECUTORS[name](case.memory())
-    found = []
+    pairs = []
     for step in range(STEPS):
         place(executor, case, step)
         executor.run()
         wanted = executor.logits.clone()
-        found.append((executor.hand_over_logits(), wanted))
+        pairs.append((executor.hand_over_logits(), wanted))
     executor.close()
-    assert all(torch.equal(handed, wanted) for handed, wanted in found)
+    assert all(torch.equal(handed, wanted) for handed, wanted in pairs)
 
 
 def test_a_launch_of_many_steps_is_as_many_launches(make: Make) -> None:
     """Tokens and logits are those of single steps; counters are not cleared in between."""
-    one, many = make(), make()
-    for executor in (one, many):
+    single, many = make(), make()
+    for executor in (single, many):
         _placed(executor)
-    assert torch.equal(many.run(2), torch.cat([one.run() for _ in range(2)]))
-    assert torch.equal(many.logits, one.logits)
+    assert torch.equal(many.run(2), torch.cat([single.run() for _ in range(2)]))
+    assert torch.equal(many.logits, single.logits)
 
 
 def test_sequences_end_at_stops(make: Make) -> None:
@@ -113,8 +113,8 @@ def test_sequences_end_at_stops(make: Make) -> None:
     _placed(free)
     tokens = free.run(2)
     _placed(stopped, stops=sorted(set(tokens[1].tolist())))
-    found = stopped.run(4)
-    assert len(found) <= 2 and torch.equal(found[0], tokens[0])
+    returned = stopped.run(4)
+    assert len(returned) <= 2 and torch.equal(returned[0], tokens[0])
 
 
 def test_bad_inputs_are_refused_before_a_step(make: Make) -> None:

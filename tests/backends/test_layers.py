@@ -33,8 +33,8 @@ class _Drawn:
         return node
 
     def weight(self, name: str) -> fx.Node:
-        made = Parameter.replicated(Tensor(name, (WIDTH,)), torch.float32, 1)
-        return new_parameter(self.graph, name, made, Origin("", layer=7), self.root)
+        parameter = Parameter.replicated(Tensor(name, (WIDTH,)), torch.float32, 1)
+        return new_parameter(self.graph, name, parameter, Origin("", layer=7), self.root)
 
     def layer(self, result: fx.Node, **parameters: torch.Tensor) -> nn.Module:
         """Return the compiled module of the layer."""
@@ -43,8 +43,8 @@ class _Drawn:
         (code,) = layer_codes(section, 1, dict.fromkeys(parameters, Storage.ROWS), {})
         space: dict[str, Any] = {"torch": torch, "F": functional, "tpc": functions}
         exec(code.source("Layer", [7]), space)
-        made: nn.Module = space["Layer"](7, parameters, None)
-        return made
+        module: nn.Module = space["Layer"](7, parameters, None)
+        return module
 
 
 def test_a_value_from_elsewhere_that_is_read_after_its_name_is_used_again() -> None:
@@ -86,9 +86,9 @@ def test_parameters_of_one_short_name() -> None:
 
 def test_values_of_one_short_name() -> None:
     drawn = _Drawn()
-    one = drawn.call("q", aten.relu.default, drawn.x)
+    relu = drawn.call("q", aten.relu.default, drawn.x)
     other = drawn.call("l7_q", aten.mul.Tensor, drawn.x, 3.0)
-    total = drawn.call("l7_add", aten.add.Tensor, one, other)
+    total = drawn.call("l7_add", aten.add.Tensor, relu, other)
     x = torch.randn(3, WIDTH)
     assert torch.equal(drawn.layer(total)(x), x.relu() + x * 3.0)
 
@@ -99,6 +99,6 @@ def test_code_that_is_the_same_on_all_ranks_is_written_once() -> None:
     result = drawn.call("l7_relu", aten.relu.default, drawn.x)
     drawn.graph.output(result)
     (section,) = sections_of(drawn.graph, ())
-    first, *others = layer_codes(section, 3, {}, {})
-    assert len(others) == 2
-    assert all(code.body[0] is first.body[0] for code in others)
+    first, *other_codes = layer_codes(section, 3, {}, {})
+    assert len(other_codes) == 2
+    assert all(code.body[0] is first.body[0] for code in other_codes)

@@ -42,19 +42,19 @@ def test_the_sums_are_in_fp32_and_rounded_once(
     assert torch.equal(plain(matrix), weight)
     for added in (None, bias):
         with torch.inference_mode():
-            found, torchs = linear(x, matrix, added), functional.linear(x, weight, added)
+            actual, torchs = linear(x, matrix, added), functional.linear(x, weight, added)
         if dtype != torch.bfloat16 or way == "as torch does":
-            assert torch.equal(found, torchs), "the calls are identical"
-        assert found.dtype == dtype and found.shape == torchs.shape
-        assert found.is_contiguous()
-        assert bool((_error(found, x, weight, added) <= _allowed(x, weight, added)).all())
+            assert torch.equal(actual, torchs), "the calls are identical"
+        assert actual.dtype == dtype and actual.shape == torchs.shape
+        assert actual.is_contiguous()
+        assert bool((_error(actual, x, weight, added) <= _allowed(x, weight, added)).all())
 
 
 def _error(
-    found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    actual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     exact = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    return (found.double() - exact).abs()
+    return (actual.double() - exact).abs()
 
 
 def _allowed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -18,16 +18,16 @@ from tpcompile.vm.program import Role
 def test_every_instruction_begins_waits_and_ends(context: int, policy: str) -> None:
     case = Case("tiny-qwen3", lengths=(5, 5), tp=2, workers=1, policy=policy)
     done: list[int] = []
-    found = measure(case.program, context, repeats=2, progress=done.append)
-    assert (len(found.steps), done) == (2, [1, 2])
-    for step in found.steps:
+    measurement = measure(case.program, context, repeats=2, progress=done.append)
+    assert (len(measurement.steps), done) == (2, [1, 2])
+    for step in measurement.steps:
         for begin, ready, end in zip(
             step.begins, step.timing.starts, step.timing.finishes, strict=True
         ):
             assert begin >= 0 and 0 <= ready <= end and begin <= end
         assert len(step.timing.idle) == 2
         assert step.step_us > 0
-    assert all(us > 0 for us in found.costs)
+    assert all(us > 0 for us in measurement.costs)
 
 
 def test_programs_share_weights_and_fill_their_caches() -> None:
@@ -35,8 +35,8 @@ def test_programs_share_weights_and_fill_their_caches() -> None:
     first, second = (
         random.memory(Case("tiny-qwen3", lengths=(5,) * batch).program) for batch in (1, 4)
     )
-    for one, two in zip(first.values(Role.CACHE), second.values(Role.CACHE), strict=True):
-        assert one.count_nonzero() == one.numel() and two.count_nonzero() == two.numel()
+    for cache, other in zip(first.values(Role.CACHE), second.values(Role.CACHE), strict=True):
+        assert cache.count_nonzero() == cache.numel() and other.count_nonzero() == other.numel()
     weights = {
         buffer.name: tensor
         for buffer, tensor in zip(first.program.buffers, first.tensors, strict=True)
@@ -57,8 +57,8 @@ def test_components_of_quantized_weights() -> None:
         for batch in (1, 2)
     )
     name = "l0_down_proj_weight"
-    (number,) = (n for n, one in enumerate(first.program.buffers) if one.name == name)
-    (other,) = (n for n, one in enumerate(second.program.buffers) if one.name == name)
+    (number,) = (n for n, buffer in enumerate(first.program.buffers) if buffer.name == name)
+    (other,) = (n for n, buffer in enumerate(second.program.buffers) if buffer.name == name)
     assert str(first.program.buffers[number].format) == "int4:16:f32"
     assert len(first.tensors[number][:4].unique()) > 100
     assert torch.equal(first.tensors[number][:4], second.tensors[other][:4])

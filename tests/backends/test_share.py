@@ -25,10 +25,12 @@ def test_only_what_several_ranks_touch_is_shared() -> None:
 def test_places_are_apart() -> None:
     program, layout = CASE.program, SharedLayout.of(CASE.program)
     share = RankShare(program, 0, bytearray(layout.size))
-    ends = [(at, at + share.tensors[number].nbytes) for number, at in layout.buffers.items()]
+    ends = [
+        (start, start + share.tensors[number].nbytes) for number, start in layout.buffers.items()
+    ]
     ends += [(layout.counters + layout.row * rank, 0) for rank in range(program.ranks)]
     ends.append((layout.board, layout.board + share.board.nbytes))
-    assert all(one[1] <= other[0] for one, other in pairwise(ends))
+    assert all(span[1] <= other[0] for span, other in pairwise(ends))
     assert layout.row >= 8 * program.counters
     assert layout.board == layout.counters + layout.row * program.ranks
     assert layout.size == layout.board + share.board.nbytes
@@ -54,7 +56,9 @@ def test_a_rank_that_has_ended_is_missed_at_once() -> None:
         ranks = [program.instructions[number].rank for number in signallers]
         signalled[1, counter] = ranks.count(1)
     share = RankShare(program, 0, memory, lost=lambda: True)
-    assert len(list(share.order(program))) == sum(one.rank == 0 for one in program.instructions)
+    assert len(list(share.order(program))) == sum(
+        instruction.rank == 0 for instruction in program.instructions
+    )
 
 
 def test_each_rank_runs_its_own_instructions() -> None:
@@ -68,7 +72,7 @@ def test_each_rank_runs_its_own_instructions() -> None:
     with ThreadPoolExecutor() as threads:
         ran = list(threads.map(run, range(2)))
     ranks = [instruction.rank for instruction in program.instructions]
-    assert ran == [[n for n, rank in enumerate(ranks) if rank == own] for own in range(2)]
+    assert ran == [[n for n, owner in enumerate(ranks) if owner == rank] for rank in range(2)]
     share = RankShare(program, 0, memory)
-    totals = [len(own) for own in program.signallers]
+    totals = [len(signallers) for signallers in program.signallers]
     assert [share.count(counter) for counter in range(program.counters)] == totals

@@ -32,8 +32,8 @@ def _graph(dtype: torch.dtype, *, tied: bool) -> torch.fx.Graph:
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_only_linears_read_may_be_reordered(*, tied: bool) -> None:
     graph = _graph(torch.bfloat16, tied=tied)
-    found = storages_of(graph)
-    for parameter, storage in found.items():
+    storages = storages_of(graph)
+    for parameter, storage in storages.items():
         if parameter == "embed_tokens_weight":
             wanted = Storage.BOTH if tied else Storage.ROWS
         else:
@@ -61,8 +61,8 @@ def test_modules_and_programs_share_every_weight(
         shared = 0
         for buffer, tensor in zip(memory.program.buffers, memory.tensors, strict=True):
             if buffer.role == Role.WEIGHT:
-                own = ranks[buffer.rank]._weights[buffer.name]
-                assert tensor.data_ptr() == own.data_ptr(), buffer.name
+                weight = ranks[buffer.rank]._weights[buffer.name]
+                assert tensor.data_ptr() == weight.data_ptr(), buffer.name
                 shared += 1
         assert shared == sum(len(rank._weights) for rank in ranks)
 
@@ -77,15 +77,15 @@ def test_only_a_tied_head_is_held_twice_and_only_if_reordered(
     monkeypatch.setattr(matrix, "_reorders", lambda dtype: reorders and dtype == torch.bfloat16)
     with _compiled(tp, "torch", tied=True) as model:
         for rank in _ranks(model):
-            own = {weight.data_ptr() for weight in rank._weights.values() if not weight.is_mkldnn}
-            others = [
+            held = {weight.data_ptr() for weight in rank._weights.values() if not weight.is_mkldnn}
+            copies = [
                 name
                 for module in rank._loaded.modules()
                 for name, value in vars(module).items()
                 if isinstance(value, torch.Tensor)
-                and (value.is_mkldnn or value.data_ptr() not in own)
+                and (value.is_mkldnn or value.data_ptr() not in held)
             ]
-            assert others == (["embed_tokens_weight_matrix"] if reorders else [])
+            assert copies == (["embed_tokens_weight_matrix"] if reorders else [])
 
 
 def _compiled(tp: int, backend: str, *, tied: bool) -> CompiledModel:

@@ -74,14 +74,14 @@ def test_emitted_modules_give_the_bits_of_the_graph(name: str, tp: int) -> None:
     caches = values[next(node for node in gm.graph.nodes if node.name == "cache")]
     for place, output in enumerate(OUTPUTS):
         inputs = rank_inputs(gm, packed.inputs())
-        asked = [{**own, "output": output} for own in inputs]
-        for rank, found in enumerate(run_simulated(modules, group, asked)):
-            assert torch.equal(found, values[output_of(gm.graph)][rank][place])
-            kept = inputs[rank]["cache"]
-            assert torch.equal(kept.nan_to_num(), caches[rank].nan_to_num())
+        requests = [{**options, "output": output} for options in inputs]
+        for rank, actual in enumerate(run_simulated(modules, group, requests)):
+            assert torch.equal(actual, values[output_of(gm.graph)][rank][place])
+            cache = inputs[rank]["cache"]
+            assert torch.equal(cache.nan_to_num(), caches[rank].nan_to_num())
         if output == OUTPUTS[0]:
-            found = run_simulated(modules, group, rank_inputs(gm, packed.inputs()))[0]
-            assert torch.equal(found, values[output_of(gm.graph)][0][0]), "default output"
+            actual = run_simulated(modules, group, rank_inputs(gm, packed.inputs()))[0]
+            assert torch.equal(actual, values[output_of(gm.graph)][0][0]), "default output"
 
 
 class _Counting:
@@ -103,7 +103,7 @@ def test_only_the_result_that_is_wanted_is_computed(output: str, last: str) -> N
         for part in (module, *module.layers):
             part.group = rank
     inputs = rank_inputs(gm, batch((3, 2)).inputs())
-    run_simulated(modules, group, [{**own, "output": output} for own in inputs])
+    run_simulated(modules, group, [{**options, "output": output} for options in inputs])
     for rank in ranks:
         assert rank.asked == ["all_reduce"] * 5 + [last]
 
@@ -113,8 +113,8 @@ def test_a_graph_with_one_result_is_not_asked_which() -> None:
     modules, group, gm = _modules("tiny-qwen3", passes)
     assert "output" not in emit_sources(gm)[0]
     packed = batch((3, 2))
-    found = run_simulated(modules, group, rank_inputs(gm, packed.inputs()))[0]
-    assert torch.equal(found, stage_logits(gm, preset_pair("tiny-qwen3"), packed))
+    actual = run_simulated(modules, group, rank_inputs(gm, packed.inputs()))[0]
+    assert torch.equal(actual, stage_logits(gm, preset_pair("tiny-qwen3"), packed))
 
 
 def test_a_result_that_the_other_is_made_of_is_computed_once() -> None:
@@ -227,19 +227,19 @@ def test_two_callers_take_turns() -> None:
     modules, group, gm = _modules("tiny-qwen3", default_pipeline(3))
     batches = [batch((3, 9), seed=seed) for seed in range(6)]
     expected = [stage_logits(gm, preset_pair("tiny-qwen3"), packed) for packed in batches]
-    found: list[Any] = [None] * len(batches)
+    logits: list[Any] = [None] * len(batches)
 
     def call(number: int) -> None:
         packed = batches[number]
         inputs = rank_inputs(gm, packed.inputs())
-        found[number] = run_simulated(modules, group, inputs)[0]
+        logits[number] = run_simulated(modules, group, inputs)[0]
 
     callers = [threading.Thread(target=call, args=(number,)) for number in range(len(batches))]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(logits, expected, strict=True))
 
 
 def test_layers_with_experts_choose_them_by_a_module() -> None:

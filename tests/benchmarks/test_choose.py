@@ -26,13 +26,13 @@ def test_measures_every_case(capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     options = ["--json", "--turns", "2", "--vocabulary", "3000", "--threads", "1"]
     status = main([*options, "--batches", "1", "2"])
-    found = json.loads(capsys.readouterr().out)
-    assert status == (not found["ok"])
-    assert (found["threads"], found["vocabulary"]) == (1, 3000)
+    report = json.loads(capsys.readouterr().out)
+    assert status == (not report["ok"])
+    assert (report["threads"], report["vocabulary"]) == (1, 3000)
     assert torch.get_num_threads() == threads
-    cases = [(case["setting"], case["logits"], case["batch"]) for case in found["ms_per_row"]]
+    cases = [(case["setting"], case["logits"], case["batch"]) for case in report["ms_per_row"]]
     assert len(set(cases)) == len(cases) == len(SETTINGS) * 2 * 2
-    assert all(0 < case["min"] <= case["median"] for case in found["ms_per_row"])
+    assert all(0 < case["min"] <= case["median"] for case in report["ms_per_row"])
 
 
 def test_no_row_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ def _measured(
 ) -> Measured:
     walls = {"imports": (5.0, 6.0, 5.0), "plan": plan, "schedule": (12.0,) * 3}
     walls |= {} if other is None else {"other schedule": other}
-    sides = {name: [Spent(wall, wall) for wall in own] for name, own in walls.items()}
+    sides = {name: [Spent(wall, wall) for wall in seconds] for name, seconds in walls.items()}
     return Measured(sides, {"imports": ("torch", "scipy"), "plan": loaded, "schedule": ()})
 
 
@@ -49,8 +49,8 @@ def test_extras_are_packages() -> None:
 
 
 def test_a_process_takes_time() -> None:
-    found = cold.spent([sys.executable, "-c", "sum(range(10**6))"])
-    assert found.wall > 0 and found.cpu > 0
+    spent = cold.spent([sys.executable, "-c", "sum(range(10**6))"])
+    assert spent.wall > 0 and spent.cpu > 0
     with pytest.raises(subprocess.CalledProcessError):
         cold.spent([sys.executable, "-c", "raise SystemExit(3)"])
 
@@ -79,8 +79,8 @@ def test_rounds_alternate(
     rounds = ran[2:]
     assert len(rounds) == 10 and rounds[:5] == rounds[:4:-1]
     assert [argv[0] == "other-python" for argv in rounds[:5]] == [False, False, False, True, True]
-    found = json.loads(capsys.readouterr().out)
-    assert (found["ok"], found["of_other"], found["over_imports_s"]) == (False, 1.0, 0.0)
-    assert found["beyond"]["plan"] == ["rich.table"]
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["of_other"], report["over_imports_s"]) == (False, 1.0, 0.0)
+    assert report["beyond"]["plan"] == ["rich.table"]
     cold.main(["--rounds", "1"])
     assert "plan over imports: 0.00 s" in capsys.readouterr().out

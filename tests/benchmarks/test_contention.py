@@ -68,21 +68,21 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options += ["--directory", str(tmp_path), "--sides", "tpcompile", "llama", "--json"]
     options += ["--peer-python", f"llama.cpp={bare / 'bin' / 'python'}"]
     assert main([*options, "--conditions", "nice-0", "one-core-later"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] and not found["missing"] and found["targets"] == []
-    assert list(found["not_installed"]) == [LLAMA]
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and not report["missing"] and report["targets"] == []
+    assert list(report["not_installed"]) == [LLAMA]
     sides = [LAUNCHES, TOKENS, LAUNCHES_TWO, TOKENS_TWO]
-    assert [one["side"] for one in found["series"]] == sides * 2
-    assert set(found["gaps"]) == set(sides)
-    steps = {len(block) for one in found["series"] for pair in one["pairs"] for block in
+    assert [row["side"] for row in report["series"]] == sides * 2
+    assert set(report["gaps"]) == set(sides)
+    steps = {len(block) for row in report["series"] for pair in row["pairs"] for block in
              pair["alone"] + pair["loaded"]}  # fmt: skip
     assert steps == {3}
     # the checkpoint is kept, and a second process loads within the condition
     written = (tmp_path / "tiny-qwen3-bf16" / "model-00000.safetensors").stat().st_mtime_ns
     options[options.index("tpcompile")] = LAUNCHES
     assert main([*options, "--conditions", "one-core", "two-at-once"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["condition"] for one in found["series"]] == ["one-core", "two-at-once"]
-    assert [len(pair["loaded"]) for one in found["series"] for pair in one["pairs"][:1]] == [1, 2]
+    report = json.loads(capsys.readouterr().out)
+    assert [row["condition"] for row in report["series"]] == ["one-core", "two-at-once"]
+    assert [len(pair["loaded"]) for row in report["series"] for pair in row["pairs"][:1]] == [1, 2]
     after = (tmp_path / "tiny-qwen3-bf16" / "model-00000.safetensors").stat().st_mtime_ns
     assert after == written

@@ -70,7 +70,7 @@ def _group(**logits: list[float]) -> tuple[Group, dict[str, Any], list[Any]]:
     names = {"eager": EAGER, "one": ONE, "two": TWO}
     specs = {n: SideSpec(names[n], "eager", 1, 1, prompts=n != "two") for n in names}
     specs["two"] = SideSpec(TWO, "eager", 2, 1, most_sequences=2, prompts=False)
-    fakes: dict[str, Any] = {names[n]: _Fake(specs[n], log, own) for n, own in logits.items()}
+    fakes: dict[str, Any] = {names[n]: _Fake(specs[n], log, values) for n, values in logits.items()}
     group = Group(SUBJECT, Measured("qwen3-0.6b"))
     group._sides.update(fakes)
     group._measured.loaded["fp32"] = {name: Loaded("", Sizes(1, 1000, 10)) for name in fakes}
@@ -90,14 +90,14 @@ def test_sides_take_turns_on_the_same_tokens() -> None:
     assert turns.seconds == {name: [1.0] * 10 for name in (EAGER, ONE)}
     assert turns.case == Case("fp32", 3, 64)
     assert group._measured.step_bytes(turns.case, ONE) == 1000 + 3 * 64 * 10
-    assert [list(map(len, own)) for own in turns.bandwidths.values()] == [[2, 2]] * 2
+    assert [list(map(len, blocks)) for blocks in turns.bandwidths.values()] == [[2, 2]] * 2
 
 
 def test_prefill_does_not_count_the_first() -> None:
     group, _, log = _group(eager=[1, 2], one=[1, 2], two=[1, 2])
     group.prefill(512, 3, QUIET)
     assert [name for name, *_ in log] == [EAGER, ONE] * 4
-    assert [len(own) for own in group._measured.turns[0].seconds.values()] == [3, 3]
+    assert [len(seconds) for seconds in group._measured.turns[0].seconds.values()] == [3, 3]
 
 
 def test_a_batch_that_a_side_does_not_support_is_named() -> None:
@@ -142,8 +142,8 @@ def test_sides_in_few_bits(logits: list[float], few: str, ok: list[bool]) -> Non
     for name in (ONE, TWO):
         fakes[name].spec = replace(fakes[name].spec, weights=few)
     group.decode(8, 2, 5, QUIET)
-    found = [(a.reference, a.ok) for a in group._measured.agreements if a.side == TWO]
-    assert found == list(zip((EAGER, ONE), ok, strict=True)) * 2
+    agreements = [(a.reference, a.ok) for a in group._measured.agreements if a.side == TWO]
+    assert agreements == list(zip((EAGER, ONE), ok, strict=True)) * 2
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_sides_on_a_file_of_integers(side: str, error: float, ok: bool) -> None:
 
 def test_groups() -> None:
     sides = [SideSpec(name, "eager", 1, 1) for name in (ONE, EAGER, TWO, NATIVE)]
-    one, eager, two, native = sides
+    tp1, eager, tp2, native = sides
     assert groups(sides, None, EAGER) == groups(sides, 4, EAGER) == [sides]
-    assert groups(sides, 3, EAGER) == [[eager, one, two], [eager, native]]
-    assert groups(sides, 3, NATIVE) == [[native, one, eager], [native, two]]
-    assert groups([one, two], 1, EAGER) == [[one], [two]]
+    assert groups(sides, 3, EAGER) == [[eager, tp1, tp2], [eager, native]]
+    assert groups(sides, 3, NATIVE) == [[native, tp1, eager], [native, tp2]]
+    assert groups([tp1, tp2], 1, EAGER) == [[tp1], [tp2]]
 
 
 @pytest.fixture(scope="module")
@@ -228,18 +228,18 @@ def test_end_to_end(bare_python: Path, tmp_path: Path, capsys: pytest.CaptureFix
     options += ["--weights", "int8:row", "--prompts", "12", "--directory", str(tmp_path)]
     assert main(options) == 0
     text = capsys.readouterr().out
-    found = json.loads(text)
-    assert found["ok"] and not found["missing"] and found["targets"] == []
-    assert list(found["not_installed"]) == [LLAMA, f"{LLAMA} Q8_0"]
-    steps = [{name: len(own) for name, own in t["seconds"].items()} for t in found["turns"]]
+    report = json.loads(text)
+    assert report["ok"] and not report["missing"] and report["targets"] == []
+    assert list(report["not_installed"]) == [LLAMA, f"{LLAMA} Q8_0"]
+    steps = [{name: len(times) for name, times in t["seconds"].items()} for t in report["turns"]]
     sides = [EAGER, ONE, NATIVE, f"{ONE} int8:row", f"{NATIVE} int8:row"]
     assert steps == [dict.fromkeys(sides, count) for count in (5, 5, 1)]
-    assert len(found["agreements"]) == 5 * 5
-    decoded = [figure for figure in found["figures"] if not figure["prompt"]]
-    assert all(figure["share_of_read"] > 0 for figure in decoded)
-    assert [one["side"] for one in decoded if one["share_of_limit"]] == [NATIVE, sides[-1]] * 2
-    assert {one["bits_per_weight"] for one in decoded if one["side"] in sides[:3]} == {32.0}
-    assert all(8 < one["bits_per_weight"] < 9 for one in decoded if one["side"] in sides[3:])
+    assert len(report["agreements"]) == 5 * 5
+    decoded = [row for row in report["figures"] if not row["prompt"]]
+    assert all(row["share_of_read"] > 0 for row in decoded)
+    assert [row["side"] for row in decoded if row["share_of_limit"]] == [NATIVE, sides[-1]] * 2
+    assert {row["bits_per_weight"] for row in decoded if row["side"] in sides[:3]} == {32.0}
+    assert all(8 < row["bits_per_weight"] < 9 for row in decoded if row["side"] in sides[3:])
     assert (tmp_path / "tiny-qwen3-fp32" / "config.json").exists()
     results = tmp_path / "results.json"
     results.write_text(text)
@@ -259,16 +259,16 @@ def test_files_end_to_end(
     for kind in (LLAMA, "openvino"):
         options += ["--peer-python", f"{kind}={bare_python}"]
     assert main(options) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["reference"] == LLAMA and [*found["not_installed"]] == [LLAMA, OPENVINO]
-    rows = {(one["dtype"], one["side"]): one for one in found["figures"]}
+    report = json.loads(capsys.readouterr().out)
+    assert report["reference"] == LLAMA and [*report["not_installed"]] == [LLAMA, OPENVINO]
+    rows = {(row["dtype"], row["side"]): row for row in report["figures"]}
     assert [*rows] == [(f, n) for f in ("a.gguf", "b.gguf") for n in (NATIVE, f"{NATIVE} a8")]
-    assert all(one["milliseconds"] > 0 and one["share_of_read"] > 0 for one in rows.values())
-    first, second = (found["weights"][file]["count"] for file in ("a.gguf", "b.gguf"))
+    assert all(row["milliseconds"] > 0 and row["share_of_read"] > 0 for row in rows.values())
+    first, second = (report["weights"][file]["count"] for file in ("a.gguf", "b.gguf"))
     assert 1009 * 64 < first < second < 2 * first
-    assert all(8.5 <= one["bits_per_weight"] < 10 for one in rows.values())
+    assert all(8.5 <= row["bits_per_weight"] < 10 for row in rows.values())
     results = tmp_path / "results.json"
-    results.write_text(json.dumps(found))
+    results.write_text(json.dumps(report))
     assert main(["--from", str(results), "--plot", str(tmp_path / "plot.png")]) == 0
     shown = capsys.readouterr().out
     assert "× llama.cpp" in shown and "b.gguf: a step reads" in shown

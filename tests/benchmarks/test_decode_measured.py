@@ -120,9 +120,9 @@ def test_json_round_trip() -> None:
     measured = reached(agreements=[Agreement(ONE, "c", 0.5, True)], machine={"cpu": "a"})
     measured.turns[0].bandwidths[ONE] = [[3.0, 2.0]]
     measured.loaded["bf16"] = {ONE: Loaded("int8", Sizes(3, 2, 1)), TWO: Loaded()}
-    found = json.loads(json.dumps(to_json(measured)))
-    assert asdict(from_json(found)) == asdict(measured)
-    assert found["ok"] and all(target["ok"] for target in found["targets"])
-    figures = {(f["side"], f["tokens"], f["prompt"]): f for f in found["figures"]}
+    report = json.loads(json.dumps(to_json(measured)))
+    assert asdict(from_json(report)) == asdict(measured)
+    assert report["ok"] and all(target["ok"] for target in report["targets"])
+    figures = {(f["side"], f["tokens"], f["prompt"]): f for f in report["figures"]}
     assert figures[ONE, 1024, False]["over_eager"] == pytest.approx(1.6)
     assert figures[ONE, 512, True]["milliseconds"] == 1000.0

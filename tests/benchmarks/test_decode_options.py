@@ -41,8 +41,13 @@ def test_weights_in_few_bits() -> None:
     few = {spec.name: spec for spec in chosen if spec.weights}
     assert len(few) == 2 * 2 + 3 * 4  # two peers for each number of bits, and tpcompile's sides
     assert few["llama.cpp Q4_0"].weights == "int4" and few["OpenVINO int8"].weights == "int8"
-    own = few[f"{NATIVE} int4:32"]
-    assert (own.kind, own.tp, own.weights, own.head) == ("tpcompile-native", 1, "int4:32", "int4")
+    native = few[f"{NATIVE} int4:32"]
+    assert (native.kind, native.tp, native.weights, native.head) == (
+        "tpcompile-native",
+        1,
+        "int4:32",
+        "int4",
+    )
 
 
 def test_rounded_activations() -> None:
@@ -93,8 +98,8 @@ def test_peers_run_under_their_own_interpreters(tmp_path: Path) -> None:
     pythons = {name: tmp_path / name for name in PEER_KINDS}
     for path in pythons.values():
         path.symlink_to(sys.executable)
-    given = [word for name in pythons for word in ("--peer-python", f"{name}={pythons[name]}")]
-    chosen = {spec.name: spec for spec in parse(given, None).chosen}
+    options = [word for name in pythons for word in ("--peer-python", f"{name}={pythons[name]}")]
+    chosen = {spec.name: spec for spec in parse(options, None).chosen}
     assert len(chosen) == 9
     assert chosen[LLAMA].python == str(pythons["llama.cpp"]) and not chosen[LLAMA].export_python
     assert chosen[OPENVINO].python == str(pythons["openvino"])

@@ -18,7 +18,9 @@ FEW = f"{NATIVE} int4:64"
 def test_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Figure] = []
     save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda own, path: [figures.append(own), save(own, path)])
+    monkeypatch.setattr(
+        Figure, "savefig", lambda drawn, path: [figures.append(drawn), save(drawn, path)]
+    )
     turns = [
         Turns(
             Case(dtype, 1, context),

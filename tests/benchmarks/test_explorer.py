@@ -45,8 +45,8 @@ def test_a_missed_target_is_missed(measured: Measured, ok: bool) -> None:
 
 
 def test_what_is_asked_for() -> None:
-    asked = {case.name: (case.most_mb, case.most_view_seconds) for case in CASES}
-    assert asked == {"qwen3-0.6b tp=2": (4.0, 1.0), "qwen2.5-72b tp=8": (16.0, 1.5)}
+    limits = {case.name: (case.most_mb, case.most_view_seconds) for case in CASES}
+    assert limits == {"qwen3-0.6b tp=2": (4.0, 1.0), "qwen2.5-72b tp=8": (16.0, 1.5)}
     assert _RUN.make == 3.0
 
 
@@ -61,9 +61,9 @@ def test_prints_the_table_and_says_what_is_missed(
     assert "qwen2.5-72b tp=8" in shown and "Schedule view" in shown
     assert ("MISSED" in shown) is slow
     assert main(["--json"]) == int(slow)
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] is not slow
-    assert found["cases"]["qwen3-0.6b tp=2"][0]["make"] == 3.0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is not slow
+    assert report["cases"]["qwen3-0.6b tp=2"][0]["make"] == 3.0
 
 
 def test_both_sides(tmp_path: Path) -> None:

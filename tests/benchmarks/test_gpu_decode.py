@@ -29,18 +29,20 @@ SHAPE = Shape("tiny-qwen3", context=4, steps=2)
 def test_the_kernels_of_a_graph_compute_what_the_megakernel_computes() -> None:
     shape, random = replace(SHAPE, steps=1), RandomMemory()
     program = shape.program(CPU)
-    one, many = (kind(shape, program, random) for kind in (Megakernel, TileGraph))
-    assert one.burst() > 0 and many.burst() > 0
-    assert torch.equal(one.executor.logits, many.executor.logits)
+    megakernel, graph = (kind(shape, program, random) for kind in (Megakernel, TileGraph))
+    assert megakernel.burst() > 0 and graph.burst() > 0
+    assert torch.equal(megakernel.executor.logits, graph.executor.logits)
 
 
 def test_levels_are_in_the_order_of_dependencies() -> None:
     program = Case("tiny-qwen3", tp=2, lengths=(5, 9), lowering="rows").program
     levels = levels_of(program)
-    at = {number: place for place, level in enumerate(levels) for number in level}
-    assert sorted(at) == list(range(len(program.instructions)))
+    level_of = {number: place for place, level in enumerate(levels) for number in level}
+    assert sorted(level_of) == list(range(len(program.instructions)))
     for number, groups in enumerate(dependencies(program.instructions)):
-        assert all(at[before] < at[number] for group in groups for before in group.members)
+        assert all(
+            level_of[before] < level_of[number] for group in groups for before in group.members
+        )
 
 
 def test_the_bytes_of_a_step() -> None:
@@ -68,8 +70,8 @@ def test_a_burst_of_the_peer_starts_at_the_same_context() -> None:
 
 
 def test_limits() -> None:
-    found = limits_of(CPU)
-    assert found.read > 0 and found.copy > 0
+    limits = limits_of(CPU)
+    assert limits.read > 0 and limits.copy > 0
 
 
 def test_the_report(tmp_path: Path) -> None:
@@ -85,10 +87,10 @@ def test_the_report(tmp_path: Path) -> None:
     assert not report.ok and "NO" in report.text()
     first, second = report.record(tmp_path), report.record(tmp_path)
     assert first != second
-    found = json.loads(first.read_text(encoding="utf-8"))
+    record = json.loads(first.read_text(encoding="utf-8"))
     assert first.name == f"{report.when[:10]}-nvidia-h200.json"
-    assert found["rows"][0]["share"] == pytest.approx(0.4667, abs=1e-4)
-    assert found["versions"]["torch"] == torch.__version__ and found["gb_per_s"]["read"] == 4300
+    assert record["rows"][0]["share"] == pytest.approx(0.4667, abs=1e-4)
+    assert record["versions"]["torch"] == torch.__version__ and record["gb_per_s"]["read"] == 4300
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -113,7 +115,7 @@ def test_the_whole_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     line = "--device cpu --models tiny-qwen3 --contexts 8 --batches 1 3 --steps 2 --bursts 2"
     record = ["--repeats", "2", "--compiled", "8", "--record", str(tmp_path)]
     assert gpu_decode.main([*line.split(), *record, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert all(check["ok"] for check in found["checks"])
-    assert [row["error"] for row in found["rows"]] == [""] * 7
+    report = json.loads(capsys.readouterr().out)
+    assert all(check["ok"] for check in report["checks"])
+    assert [row["error"] for row in report["rows"]] == [""] * 7
     assert len(list(tmp_path.iterdir())) == 1

@@ -72,7 +72,7 @@ def test_main(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     measured = json.loads(capsys.readouterr().out)
     assert status == (not measured["ok"])
     (sizes,) = measured["libraries"].values()
-    assert [each["bytes"] for each in sizes] == [len(record(400)[0])]
+    assert [case["bytes"] for case in sizes] == [len(record(400)[0])]
     assert 0 < sizes[0]["mask_mean_ms"] <= sizes[0]["mask_max_ms"]
 
 

@@ -70,12 +70,12 @@ def test_counts_what_a_process_cannot_drop(tmp_path: Path) -> None:
     with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         with MemoryWatch(process.pid) as watch:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            (own,) = [pid for pid in family(process.pid) if pid != process.pid]
-            assert 50 * MB <= own_bytes(own) <= 64 * MB
-            while not watch.peaks.get(own, 0) >= 50 * MB:
+            (child,) = [pid for pid in family(process.pid) if pid != process.pid]
+            assert 50 * MB <= own_bytes(child) <= 64 * MB
+            while not watch.peaks.get(child, 0) >= 50 * MB:
                 assert process.poll() is None
         process.communicate()
-    assert own_bytes(own) == 0
+    assert own_bytes(child) == 0
     assert family(process.pid) == [process.pid]
 
 
@@ -108,29 +108,31 @@ def test_main_fails_when_a_side_does(
 
 
 def test_few_bits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[tuple[str, RandomCheckpoint]] = []
+    starts: list[tuple[str, RandomCheckpoint]] = []
 
     def run(spec: SideSpec, checkpoint: RandomCheckpoint) -> Run:
-        asked.append((spec.weights, checkpoint))
-        return Run(1.0, (500 * MB if len(asked) == 2 else 100 * MB,), os.getpid())
+        starts.append((spec.weights, checkpoint))
+        return Run(1.0, (500 * MB if len(starts) == 2 else 100 * MB,), os.getpid())
 
     monkeypatch.setattr("benchmarks.load.run_once", run)
     arguments = ["--models", "tiny-qwen3", "--ranks", "1", "--runs", "1", "--json"]
     arguments += ["--few-bits-only", "--weights", "int4:32", "--head", "int4"]
     assert main(arguments) == 1  # the second start uses too much above the first, an idle rank
-    found = json.loads(capsys.readouterr().out)
-    assert [(case["side"], case["ok"]) for case in found["cases"]] == [
+    report = json.loads(capsys.readouterr().out)
+    assert [(case["side"], case["ok"]) for case in report["cases"]] == [
         ("tpcompile native tp=1, made int4:32", False),
         ("tpcompile native tp=1, read int4:32", True),
     ]
     # the idle rank, weights that are made while they are loaded, and those of a checkpoint
-    assert [weights for weights, _ in asked] == ["", "int4:32", ""]
-    _, wide, narrow = (checkpoint.weight_bytes for _, checkpoint in asked)
-    assert narrow == found["cases"][0]["weight_bytes"] < wide
-    assert found["cases"][0]["limit"] == int(narrow * 1.05) + 250 * MB
-    made, read = found["rates"]
-    assert made["bytes"] > wide > read["bytes"] > narrow
-    assert all(len(one["loading"]) == 1 and one["share_of_read"] > 0 for one in (made, read))
+    assert [weights for weights, _ in starts] == ["", "int4:32", ""]
+    _, wide, narrow = (checkpoint.weight_bytes for _, checkpoint in starts)
+    assert narrow == report["cases"][0]["weight_bytes"] < wide
+    assert report["cases"][0]["limit"] == int(narrow * 1.05) + 250 * MB
+    quantized, read = report["rates"]
+    assert quantized["bytes"] > wide > read["bytes"] > narrow
+    assert all(
+        len(rate["loading"]) == 1 and rate["share_of_read"] > 0 for rate in (quantized, read)
+    )
 
 
 def test_bad_options(capsys: pytest.CaptureFixture[str]) -> None:

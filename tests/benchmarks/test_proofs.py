@@ -60,7 +60,7 @@ def test_a_pass_that_changes_values_is_a_mistake(
     monkeypatch.setattr(raise_swiglu, "_replacement", _swapped)
     assert main(["tiny-qwen3", "--random", "3", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert all("changes what the graph computes" in one["wrong"] for one in report["presets"])
+    assert all("changes what the graph computes" in preset["wrong"] for preset in report["presets"])
 
 
 def test_a_wrong_pipeline_is_a_mistake_by_its_proof_and_by_its_numbers(

@@ -16,9 +16,9 @@ _RUN = Run(2.0, 1.0, 0.2, 0.1, 0.1, 0.1, 0.2, 0.1, 1000, 100, 0, 400_000_000)
 
 def _linear(case: Case) -> Run:
     """Return a run whose phases all take the same time per layer."""
-    each = 0.01 * case.layers
+    phase = 0.01 * case.layers
     return replace(
-        _RUN, lower=each, dependencies=each, schedule=each, counters=each, verify=4 * each
+        _RUN, lower=phase, dependencies=phase, schedule=phase, counters=phase, verify=4 * phase
     )
 
 
@@ -45,8 +45,8 @@ def test_a_missed_target_is_missed(measured: Measured, ok: bool) -> None:
 
 
 def test_what_is_asked_for() -> None:
-    asked = {case.preset: (case.tp, case.most_seconds, case.most_verify) for case in CASES}
-    assert asked == {"qwen3-8b": (1, 4.0, 2.0), "qwen2.5-72b": (8, 15.0, None)}
+    limits = {case.preset: (case.tp, case.most_seconds, case.most_verify) for case in CASES}
+    assert limits == {"qwen3-8b": (1, 4.0, 2.0), "qwen2.5-72b": (8, 15.0, None)}
     assert _measured().growth == pytest.approx(1.0)
 
 

@@ -23,22 +23,24 @@ LIMITS = Limits(40, 32, 4, 512, 128)
 
 def test_a_trace_comes_from_its_seed() -> None:
     load = Load(50, 2.0, 100, 20, prefix=40, groups=2, seed=3)
-    found = list(arrivals(load, 300))
-    assert found == list(arrivals(load, 300)) and len(found) == 50
-    assert all(a.at_s < b.at_s for a, b in itertools.pairwise(found))
-    assert all(one.new >= 1 and len(one.tokens) + one.new <= 300 for one in found)
-    assert len({tuple(one.tokens[:40]) for one in found}) == 2
+    requests = list(arrivals(load, 300))
+    assert requests == list(arrivals(load, 300)) and len(requests) == 50
+    assert all(a.at_s < b.at_s for a, b in itertools.pairwise(requests))
+    assert all(
+        request.new >= 1 and len(request.tokens) + request.new <= 300 for request in requests
+    )
+    assert len({tuple(request.tokens[:40]) for request in requests}) == 2
 
 
 def test_prices_between_contexts() -> None:
     prices = Prices(
         {1: [(0.0, 1.0), (100.0, 3.0)], 2: [(0.0, 2.0), (100.0, 2.0)]}, (1.0, 0.1, 0.01)
     )
-    one, two = (Sequence((n, n), [1] * 51) for n in range(2))
-    decode = Plan([Piece(one, 50, 1)], [], [], [])
+    first, second = (Sequence((n, n), [1] * 51) for n in range(2))
+    decode = Plan([Piece(first, 50, 1)], [], [], [])
     assert prices.of(decode) == pytest.approx(2.0)
-    both = Plan([Piece(one, 50, 1), Piece(two, 50, 1)], [Piece(one, 10, 20)], [], [])
-    assert prices.of(both) == pytest.approx(2.0 + 1.0 + 20 * (0.1 + 0.1))
+    mixed = Plan([Piece(first, 50, 1), Piece(second, 50, 1)], [Piece(first, 10, 20)], [], [])
+    assert prices.of(mixed) == pytest.approx(2.0 + 1.0 + 20 * (0.1 + 0.1))
 
 
 def test_a_simulated_request_takes_its_steps() -> None:
@@ -46,29 +48,29 @@ def test_a_simulated_request_takes_its_steps() -> None:
     load = Load(1, 1.0, 300, 5, seed=1)
     (only,) = arrivals(load, 1000)
     assert 128 < len(only.tokens) <= 512 and len(only.tokens) % 128 >= 16
-    found = simulate([only], LIMITS, FLAT)
-    assert found.firsts == [pytest.approx(0.02)]
-    assert found.steps == only.new
+    simulated = simulate([only], LIMITS, FLAT)
+    assert simulated.firsts == [pytest.approx(0.02)]
+    assert simulated.steps == only.new
     if only.new > 1:
-        assert found.nexts == [pytest.approx(0.01)]
-    assert found.tokens == only.new
+        assert simulated.nexts == [pytest.approx(0.01)]
+    assert simulated.tokens == only.new
 
 
 def test_a_simulated_load_ends_and_shares_prefixes() -> None:
     load = Load(300, 50.0, 50, 10, prefix=128, groups=2, seed=2)
-    found = simulate(arrivals(load, 320), LIMITS, FLAT)
-    assert len(found.firsts) == 300 and found.blocks <= 40
-    assert found.shared > 0.4 * found.prompts
-    assert found.tokens == sum(one.new for one in arrivals(load, 320))
-    assert found.work <= found.seconds
+    simulated = simulate(arrivals(load, 320), LIMITS, FLAT)
+    assert len(simulated.firsts) == 300 and simulated.blocks <= 40
+    assert simulated.shared > 0.4 * simulated.prompts
+    assert simulated.tokens == sum(request.new for request in arrivals(load, 320))
+    assert simulated.work <= simulated.seconds
 
 
 def test_prices_of_a_target() -> None:
     prices = from_schedules("preset:tiny-qwen3", TARGETS["h200"], 4, 256, lambda text: None)
     assert sorted(prices.decode) == [1, 2, 3, 4]
-    for own in prices.decode.values():
-        assert [context for context, _ in own] == [64, 256]
-        assert 0 < own[0][1] <= own[1][1]
+    for points in prices.decode.values():
+        assert [context for context, _ in points] == [64, 256]
+        assert 0 < points[0][1] <= points[1][1]
     assert all(part > 0 for part in prices.chunk)
 
 
@@ -80,12 +82,12 @@ def test_a_measured_load() -> None:
     ):
         prices = from_model(engine, [32, 63])
         recorder = Recorder(model)
-        found = measure(arrivals(load, 128), engine)
-        wanted = sum(one.new for one in arrivals(load, 128))
-        assert (len(found.firsts), found.tokens) == (6, wanted)
-        assert found.work > 0 and found.blocks > 0
-        for one in (prices, recorder.prices()):
-            again = simulate(arrivals(load, 128), engine.scheduler.limits, one)
+        measured = measure(arrivals(load, 128), engine)
+        wanted = sum(request.new for request in arrivals(load, 128))
+        assert (len(measured.firsts), measured.tokens) == (6, wanted)
+        assert measured.work > 0 and measured.blocks > 0
+        for price_table in (prices, recorder.prices()):
+            again = simulate(arrivals(load, 128), engine.scheduler.limits, price_table)
             assert again.tokens == wanted
 
 
@@ -97,7 +99,9 @@ def test_percentiles() -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = "--simulate --model preset:tiny-qwen3 --requests 40 --batch 4 --longest 300 --json"
     assert serving.main(line.split()) == 0
-    found = json.loads(capsys.readouterr().out)["simulated"]
-    assert found["requests"] == 40 and found["first_token_s"]["99"] >= found["first_token_s"]["50"]
+    report = json.loads(capsys.readouterr().out)["simulated"]
+    assert (
+        report["requests"] == 40 and report["first_token_s"]["99"] >= report["first_token_s"]["50"]
+    )
     assert serving.main(["--simulate", "--target", "nothing"]) == 2
     assert "no target 'nothing'" in capsys.readouterr().err

@@ -21,13 +21,13 @@ def test_no_bit_differs(
     monkeypatch.setattr(speculation_bits, "_REQUESTS", 8)
     assert main(OPTIONS) == 0
     results = json.loads(capsys.readouterr().out)
-    names = [each["guesses"] for each in results]
+    names = [row["guesses"] for row in results]
     assert {"prompt:8", "a model", "right 1 of 2", "with aborts", "with preemption"} < set(names)
-    assert sum(each["tokens"] for each in results) >= 300
-    assert all(0 < each["logprobs"] <= each["tokens"] for each in results)
-    assert sum(each["differ"] for each in results) == 0
-    assert results[-1]["recomputed"] > 0 == sum(each["recomputed"] for each in results[:-1])
-    assert sum(each["accepted"] for each in results) > 50
+    assert sum(row["tokens"] for row in results) >= 300
+    assert all(0 < row["logprobs"] <= row["tokens"] for row in results)
+    assert sum(row["differ"] for row in results) == 0
+    assert results[-1]["recomputed"] > 0 == sum(row["recomputed"] for row in results[:-1])
+    assert sum(row["accepted"] for row in results) > 50
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ def test_measures_every_side(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     options = ["--sequences", "2", "--new", "64", "--turns", "1", "--json"]
     assert main([str(tmp_path / "demo"), *options]) == 0
     results = json.loads(capsys.readouterr().out)
-    assert [each["guesses"] for each in results] == ["none", "prompt:8", "draft"]
+    assert [row["guesses"] for row in results] == ["none", "prompt:8", "draft"]
     assert results[0]["accepted"] is None and results[0]["ratio"] == 1
-    assert all(each["tokens_per_s"] > 0 for each in results)
+    assert all(row["tokens_per_s"] > 0 for row in results)
 
 
 def test_too_few_tokens_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,8 +53,8 @@ def test_the_checkpoint_writes_the_document(tmp_path: Path) -> None:
     prompt = editing.prompt(0.2, Random(0))
     assert len(prompt) == 41 and 0 < sum(map(int.__ne__, prompt, editing.document)) < 20
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    made = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)
-    assert made[0, 41:].tolist() == editing.document
+    generated = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)
+    assert generated[0, 41:].tolist() == editing.document
     assert kept_editing(tmp_path, "tiny-qwen3", 40) == editing
 
 
@@ -62,7 +62,7 @@ def test_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The side that is here runs with guesses and without; a peer that is missing is named."""
     options = "--model tiny-qwen3 --cases editing --document 60 --new 24 --rounds 1 --prompts 1"
     status = speculation_peers.main([*options.split(), "--sides", OURS, LLAMA, "--json"])
-    found = json.loads(capsys.readouterr().out)["editing"]
-    assert (status, found["problems"]) == (0, [])
-    assert found["sides"][OURS]["differ"] == 0
-    assert found["sides"][OURS]["tokens"] == 24
+    report = json.loads(capsys.readouterr().out)["editing"]
+    assert (status, report["problems"]) == (0, [])
+    assert report["sides"][OURS]["differ"] == 0
+    assert report["sides"][OURS]["tokens"] == 24

@@ -29,10 +29,10 @@ def test_a_missed_target_is_a_failure(measured: Measured, ok: bool) -> None:
 
 def test_measures_all_sides(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["--json", "--ranks", "3", "--sizes", "4096", "300000", "--turns", "1"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["same_bits"] and found["ok"] and status == 0
-    assert [size["bytes"] for size in found["seconds"]] == [4096, 300000]
-    for size in found["seconds"]:
+    report = json.loads(capsys.readouterr().out)
+    assert report["same_bits"] and report["ok"] and status == 0
+    assert [size["bytes"] for size in report["seconds"]] == [4096, 300000]
+    for size in report["seconds"]:
         assert list(size["sides"]) == list(SIDES)
         assert all(0 < side["min"] <= side["median"] for side in size["sides"].values())
 

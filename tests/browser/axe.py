@@ -10,10 +10,10 @@ from tests.browser.reader import Reader
 def problems(reader: Reader, options: dict[str, object]) -> list[str]:
     """Return the serious and critical problems. Skip the test if axe-core is not installed."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    found = axe.Axe().run(reader.page, options={"resultTypes": ["violations"], **options})
+    report = axe.Axe().run(reader.page, options={"resultTypes": ["violations"], **options})
     return [
-        f"{one['id']}: {one['help']}: {node['html'][:120]}"
-        for one in found.response["violations"]
-        if one["impact"] in ("serious", "critical")
-        for node in one["nodes"][:3]
+        f"{violation['id']}: {violation['help']}: {node['html'][:120]}"
+        for violation in report.response["violations"]
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"][:3]
     ]

@@ -23,12 +23,12 @@ def browser() -> Iterator[Any]:
 
     Its event loop runs as long as the browser, so tests of other packages could start none.
     """
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        started = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield started
         started.close()
 

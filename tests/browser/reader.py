@@ -49,34 +49,34 @@ class Reader:
     @property
     def place(self) -> dict[str, str]:
         """The parts of the address after the mark."""
-        found: dict[str, str] = self.page.evaluate(
+        parameters: dict[str, str] = self.page.evaluate(
             "() => Object.fromEntries(new URLSearchParams(location.hash.slice(1)))"
         )
-        return found
+        return parameters
 
     def texts(self, selector: str) -> list[str]:
         """Return the text of each element, as it is seen."""
-        found: list[str] = self.page.eval_on_selector_all(selector, _TEXTS)
-        return found
+        texts: list[str] = self.page.eval_on_selector_all(selector, _TEXTS)
+        return texts
 
     def text(self, selector: str) -> str:
-        [found] = self.texts(selector)
-        return found
+        [text] = self.texts(selector)
+        return text
 
     def rows(self, selector: str) -> list[list[str]]:
         """Return the cells of each row of a table."""
-        found: list[list[str]] = self.page.eval_on_selector_all(f"{selector} tr", _CELLS)
-        return found
+        rows: list[list[str]] = self.page.eval_on_selector_all(f"{selector} tr", _CELLS)
+        return rows
 
     def click(self, selector: str, text: str | None = None, first: bool = False) -> None:
         """Click the only element, or the first, with a selector and with this text if given."""
-        found = self.page.locator(selector)
+        elements = self.page.locator(selector)
         if text is not None:
-            found = found.get_by_text(text, exact=True)
+            elements = elements.get_by_text(text, exact=True)
         if first:
-            found = found.first
-        assert found.count() == 1, f"{found.count()} elements match {selector} {text or ''}"
-        found.click(timeout=3000)
+            elements = elements.first
+        assert elements.count() == 1, f"{elements.count()} elements match {selector} {text or ''}"
+        elements.click(timeout=3000)
 
     def unfold(self, selector: str) -> None:
         """Open all details with a selector."""
@@ -86,7 +86,7 @@ class Reader:
 
     def under(self, heading: str) -> list[str]:
         """Return the texts in the details from a heading to the next."""
-        found: list[str] = self.page.evaluate(
+        texts: list[str] = self.page.evaluate(
             """heading => {
               const start = [...document.querySelectorAll("#details h3")]
                 .find(one => one.textContent.startsWith(heading));
@@ -98,7 +98,7 @@ class Reader:
             }""",
             heading,
         )
-        return found
+        return texts
 
     def remove(self, script: str) -> None:
         """Leave a part of the data out: a script that changes `data`."""

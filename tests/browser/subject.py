@@ -22,9 +22,9 @@ VALUES = {**preset("tiny-qwen3"), "num_hidden_layers": LAYERS}
 
 
 def config() -> Any:
-    made = AutoConfig.for_model(**VALUES)
-    made.name_or_path = "three layers"
-    return made
+    model_config = AutoConfig.for_model(**VALUES)
+    model_config.name_or_path = "three layers"
+    return model_config
 
 
 def explored() -> Exploration:

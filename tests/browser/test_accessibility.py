@@ -40,5 +40,5 @@ def test_a_problem_is_found(reader: Reader) -> None:
         """() => document.getElementById("view").append(
           Object.assign(document.createElement("button"), { id: "bad", style: "color: #eee" }))"""
     )
-    assert any("button-name" in one for one in problems(reader, {}))
+    assert any("button-name" in problem for problem in problems(reader, {}))
     reader.page.evaluate("() => document.getElementById('bad').remove()")

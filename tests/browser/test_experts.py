@@ -21,11 +21,11 @@ HELD = {
 def test_shares_of_experts(
     experts: str, browser: Any, session_captures: None, tmp_path: Path
 ) -> None:
-    found = explore("preset:tiny-qwen3-moe", 3, target="cpu", workers=2, experts=experts)
-    found.write(tmp_path / "report.html")
+    explored = explore("preset:tiny-qwen3-moe", 3, target="cpu", workers=2, experts=experts)
+    explored.write(tmp_path / "report.html")
     reader = watch(browser.new_page())
     reader.open((tmp_path / "report.html").as_uri())
-    plan = found.compilations[0]["plan"]
+    plan = explored.compilations[0]["plan"]
     extent, title, held = HELD[experts]
     for compilation in (0, 1):
         reader.go(view="ranks", c=compilation)

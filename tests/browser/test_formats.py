@@ -10,10 +10,10 @@ from tpcompile.exploring import explore
 
 
 def test_bytes_of_formats(browser: Any, session_captures: None, tmp_path: Path) -> None:
-    found = explore("preset:tiny-qwen3", 2, target="cpu", workers=2, weights="int4:16")
-    formats = found.compilations[0]["plan"]["formats"]
+    explored = explore("preset:tiny-qwen3", 2, target="cpu", workers=2, weights="int4:16")
+    formats = explored.compilations[0]["plan"]["formats"]
     assert set(formats) == {"int4:16:f32", "int8:16:f32", "f32"}
-    found.write(tmp_path / "report.html")
+    explored.write(tmp_path / "report.html")
     reader = watch(browser.new_page())
     reader.open((tmp_path / "report.html").as_uri())
     reader.go(view="ranks")

@@ -23,9 +23,9 @@ TEXTS |= {"problem", "modules", "sources", "decode step"}
 def attacked(value: Any, inside: bool = False) -> Any:
     """Return data with the attack at the end of every text that may come from a model."""
     if isinstance(value, dict):
-        return {key: attacked(one, inside or key in TEXTS) for key, one in value.items()}
+        return {key: attacked(item, inside or key in TEXTS) for key, item in value.items()}
     if isinstance(value, list):
-        return [attacked(one, inside) for one in value]
+        return [attacked(item, inside) for item in value]
     return f"{value} {ATTACK}" if inside and isinstance(value, str) else value
 
 
@@ -95,10 +95,10 @@ def test_the_policy_stops_scripts_that_are_not_the_page_s(browser: Any, report: 
 
 def test_a_hostile_configuration(browser: Any, tmp_path: Path, exploration: Exploration) -> None:
     name = HOSTILE[1]
-    one = Exploration(f"{name}, tp=2", {"model": name}, exploration.recordings)
-    one.compilations = exploration.compilations
+    renamed = Exploration(f"{name}, tp=2", {"model": name}, exploration.recordings)
+    renamed.compilations = exploration.compilations
     path = tmp_path / "report.html"
-    one.write(path)
+    renamed.write(path)
     page = browser.new_page()
     reader: Reader = watch(page)
     reader.open(path.as_uri())

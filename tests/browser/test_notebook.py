@@ -14,10 +14,10 @@ from tpcompile.runtime.model import CompiledModel
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    made = tpcompile.compile(
+    compiled = tpcompile.compile(
         "preset:tiny-qwen3", tp=3, random_weights=0, simulate=True, backend="torch"
     )
-    with made as model:
+    with compiled as model:
         yield model
 
 

@@ -72,8 +72,8 @@ def test_a_step_without_a_program_says_why(reader: Reader) -> None:
 def test_the_default_target_is_this_machine(session_captures: None) -> None:
     from tpcompile.backends.devices import machine_of, this_device
 
-    found = explore("preset:tiny-qwen3", 2)
-    assert found.schedule is not None
-    target = found.schedule[0]["target"]
+    explored = explore("preset:tiny-qwen3", 2)
+    assert explored.schedule is not None
+    target = explored.schedule[0]["target"]
     machine = machine_of(this_device(), 2)
     assert (target["name"], target["workers"]) == (machine.name, machine.workers)

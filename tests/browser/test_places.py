@@ -69,11 +69,11 @@ def test_back_and_forward(reader: Reader) -> None:
 def test_keys_step_through_the_passes(reader: Reader, truth: Truth) -> None:
     passes = [stage.name for stage in truth.stages]
     reader.go(view="pipeline", **{"pass": "canonicalize"})
-    seen = []
+    visited = []
     for _ in passes:
-        seen.append(pressed(reader))
+        visited.append(pressed(reader))
         reader.page.keyboard.press("j")
-    assert seen == [*passes[1:], passes[-1]]
+    assert visited == [*passes[1:], passes[-1]]
     reader.page.keyboard.press("k")
     assert pressed(reader) == passes[-2]
     reader.page.keyboard.press("3")
@@ -98,7 +98,7 @@ def test_the_list_of_keys(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "found", "other"),
+    ("words", "expected", "other"),
     [
         ("qkv weight", "%l0_q_k_v_proj_weight", "%l0_o_proj_weight"),
         ("l1_swiglu", "%l1_swiglu", "%l0_swiglu"),
@@ -107,12 +107,14 @@ def test_the_list_of_keys(reader: Reader) -> None:
         ("param(model q_norm", "q_norm_weight", "k_norm_weight ="),
     ],
 )
-def test_search_finds_all_of_the_words(reader: Reader, words: str, found: str, other: str) -> None:
+def test_search_finds_all_of_the_words(
+    reader: Reader, words: str, expected: str, other: str
+) -> None:
     shown(reader)  # so that its instructions can be found
     reader.go(view="pipeline", c=1)
     reader.page.locator("#search").fill(words)
     results = reader.texts("#found button")
-    assert any(found in text for text in results), results
+    assert any(expected in text for text in results), results
     assert not any(other in text for text in results), results
     reader.page.locator("#search").fill("")
 
@@ -120,8 +122,8 @@ def test_search_finds_all_of_the_words(reader: Reader, words: str, found: str, o
 def test_search(reader: Reader) -> None:
     reader.page.keyboard.press("/")
     reader.page.keyboard.type("l2_q_rotated")
-    found = reader.texts("#found button")
-    assert found[0].endswith("Shard(1, q_heads)") and names(found[:1])[0] == "l2_q_rotated"
+    results = reader.texts("#found button")
+    assert results[0].endswith("Shard(1, q_heads)") and names(results[:1])[0] == "l2_q_rotated"
     reader.page.keyboard.press("Enter")
     assert reader.texts("#details h2") == ["%l2_q_rotated"]
     assert not reader.page.locator("#found").is_visible()

@@ -95,8 +95,8 @@ def test_every_check_can_fail() -> None:
 
 
 def test_a_measured_step(browser: Any, session_captures: None, tmp_path: Path) -> None:
-    found = explore("preset:tiny-qwen3", 1, target="cpu", workers=1, measured=True)
-    found.write(tmp_path / "report.html")
+    explored = explore("preset:tiny-qwen3", 1, target="cpu", workers=1, measured=True)
+    explored.write(tmp_path / "report.html")
     page = browser.new_page()
     reader = watch(page)
     reader.open((tmp_path / "report.html").as_uri())
@@ -104,8 +104,8 @@ def test_a_measured_step(browser: Any, session_captures: None, tmp_path: Path) -
     predicted, measured = table_under(reader, "Time")[0][1:]
     assert (predicted, measured) == ("predicted", "measured, step 1")
     rows = table_under(reader, "Predicted and measured, step 1")
-    assert found.schedule is not None
-    kinds = [kind["name"] for kind in found.schedule[0]["kinds"]]
+    assert explored.schedule is not None
+    kinds = [kind["name"] for kind in explored.schedule[0]["kinds"]]
     assert [row[0] for row in rows[1:-1]] == kinds
     assert all(float(row[3].removesuffix(" µs").replace(",", "")) > 0 for row in rows[1:])
     reader.check_quiet()
@@ -132,4 +132,4 @@ def test_a_theme_that_changes_while_another_view_is_shown(schedule: Reader) -> N
     assert schedule.page.evaluate(corner) != light
     schedule.page.emulate_media(color_scheme="light")
     # The browser advises how to read pixels, which only this test does.
-    schedule.problems[:] = [one for one in schedule.problems if "getImageData" not in one]
+    schedule.problems[:] = [text for text in schedule.problems if "getImageData" not in text]

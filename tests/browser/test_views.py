@@ -15,9 +15,9 @@ from tpcompile.exploring import Exploration
 
 
 def run(name: str, reader: Reader, truth: Truth, exploration: Exploration) -> None:
-    given: dict[str, Any] = {"reader": reader, "truth": truth, "exploration": exploration}
+    arguments: dict[str, Any] = {"reader": reader, "truth": truth, "exploration": exploration}
     check = CHECKS[name]
-    check(**{key: given[key] for key in inspect.signature(check).parameters})
+    check(**{key: arguments[key] for key in inspect.signature(check).parameters})
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -49,8 +49,8 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 
     def run(line: str, *more: str) -> Ran:
         status = main([*line.split(), *more])
-        found = capsys.readouterr()
-        return Ran(status, found.out, found.err)
+        captured = capsys.readouterr()
+        return Ran(status, captured.out, captured.err)
 
     return run
 

@@ -18,11 +18,11 @@ def test_the_file_is_a_target(cli: Cli, tmp_path: Path) -> None:
     ran = cli(LINE, "--json", "-o", str(path))
     assert ran.status == 0, ran.err
     assert ran.err.endswith(f"fitting\nwrote {path}\n")
-    found = json.loads(ran.out)
-    assert list(found) == ["target", "error", "step", "predictions"]
-    assert found["target"] == json.loads(path.read_text())
+    report = json.loads(ran.out)
+    assert list(report) == ["target", "error", "step", "predictions"]
+    assert report["target"] == json.loads(path.read_text())
     assert target_of(str(path)).name == "mine"
-    assert (found["step"]["steps"], found["predictions"]) == (2, [])
+    assert (report["step"]["steps"], report["predictions"]) == (2, [])
     used = cli("schedule preset:tiny-qwen3 --json --target", str(path))
     assert (used.status, json.loads(used.out)["workers"]) == (0, 1)
 

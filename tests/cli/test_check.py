@@ -28,10 +28,10 @@ ERROR_KEYS = {"pass", "node", "source", "rule", "got", "expected", "hint"}
 
 def test_good(cli: Cli) -> None:
     ran = cli("check preset:tiny-qwen2 --tp 5 --json")
-    found = json.loads(ran.out)
-    assert (ran.status, found["ok"], found["errors"]) == (0, True, [])
+    report = json.loads(ran.out)
+    assert (ran.status, report["ok"], report["errors"]) == (0, True, [])
     for name, passes in (("standard", default_pipeline()), ("decode", decode_pipeline())):
-        rows = [row for row in found["passes"] if row["pipeline"] == name]
+        rows = [row for row in report["passes"] if row["pipeline"] == name]
         assert [row["name"] for row in rows] == [p.name for p in passes]
         for row in rows:
             assert set(row) >= PASS_KEYS
@@ -41,12 +41,12 @@ def test_good(cli: Cli) -> None:
 
 
 def test_every_schedule_is_verified(cli: Cli) -> None:
-    found = json.loads(cli("check preset:tiny-qwen3 --tp 3 --json").out)
-    made = {(each["lowering"], each["policy"]) for each in found["schedules"]}
-    assert made == {(lowering, policy) for lowering in LOWERINGS for policy in POLICIES}
-    assert all(each["ok"] for each in found["schedules"])
-    assert all(each["instructions"] > 0 < each["counters"] for each in found["schedules"])
-    assert found["unscheduled"] is None
+    report = json.loads(cli("check preset:tiny-qwen3 --tp 3 --json").out)
+    pairs = {(row["lowering"], row["policy"]) for row in report["schedules"]}
+    assert pairs == {(lowering, policy) for lowering in LOWERINGS for policy in POLICIES}
+    assert all(row["ok"] for row in report["schedules"])
+    assert all(row["instructions"] > 0 < row["counters"] for row in report["schedules"])
+    assert report["unscheduled"] is None
 
 
 def test_schedules_with_the_same_mistake(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,24 +63,24 @@ def test_schedules_with_the_same_mistake(cli: Cli, monkeypatch: pytest.MonkeyPat
 
 def test_a_pipeline_of_ones_own(cli: Cli) -> None:
     """With a user-defined pipeline, only decode graphs are scheduled."""
-    found = json.loads(cli("check preset:tiny-qwen3 --tp 2 --json -p standard").out)
-    assert (found["ok"], found["schedules"]) == (True, [])
-    assert {row["pipeline"] for row in found["passes"]} == {"given"}
-    found = json.loads(cli("check preset:tiny-qwen3 --tp 2 --json -p decode").out)
-    assert (found["ok"], len(found["schedules"])) == (True, len(LOWERINGS) * len(POLICIES))
+    report = json.loads(cli("check preset:tiny-qwen3 --tp 2 --json -p standard").out)
+    assert (report["ok"], report["schedules"]) == (True, [])
+    assert {row["pipeline"] for row in report["passes"]} == {"given"}
+    report = json.loads(cli("check preset:tiny-qwen3 --tp 2 --json -p decode").out)
+    assert (report["ok"], len(report["schedules"])) == (True, len(LOWERINGS) * len(POLICIES))
 
 
 def test_many_spans(cli: Cli) -> None:
-    found = json.loads(cli("check preset:tiny-qwen3 --tp 1 --json -p decode{spans=33}").out)
-    assert (found["ok"], len(found["schedules"])) == (True, len(LOWERINGS) * len(POLICIES))
+    report = json.loads(cli("check preset:tiny-qwen3 --tp 1 --json -p decode{spans=33}").out)
+    assert (report["ok"], len(report["schedules"])) == (True, len(LOWERINGS) * len(POLICIES))
 
 
 def test_why_there_is_no_schedule(cli: Cli) -> None:
     names = [p.name for p in decode_pipeline() if p.name != "fuse-norm-gate-up"]
     line = "check preset:tiny-qwen3 --tp 2"
-    found = json.loads(cli(f"{line} --json -p", ",".join(names)).out)
-    assert (found["ok"], found["schedules"]) == (True, [])
-    assert "is not part of any decode instruction" in found["unscheduled"]
+    report = json.loads(cli(f"{line} --json -p", ",".join(names)).out)
+    assert (report["ok"], report["schedules"]) == (True, [])
+    assert "is not part of any decode instruction" in report["unscheduled"]
     table = cli(f"{line} -p", ",".join(names))
     assert table.status == 0
     assert "preset:tiny-qwen3, tp=2: no schedule. %" in table.out
@@ -104,15 +104,15 @@ def test_a_promised_schedule_that_is_missing_fails(
     monkeypatch.setattr(kind, "apply", lambda current, gm: Report())
     for line in ("check preset:tiny-qwen3 --tp 2", "check preset:tiny-qwen3 -p decode{spans=2}"):
         ran = cli(line)
-        said = ran.out.splitlines()[-1]
+        message = ran.out.splitlines()[-1]
         assert ran.status == 1
-        assert "NO SCHEDULE of the decode step, which models of this type have. " in said
-        assert MISTAKES[kind] in said, said
-        without = said.rpartition("Passes without a match: ")[2].rstrip(".").split(", ")
+        assert "NO SCHEDULE of the decode step, which models of this type have. " in message
+        assert MISTAKES[kind] in message, message
+        without = message.rpartition("Passes without a match: ")[2].rstrip(".").split(", ")
         assert kind.name in without and "fuse-qkv" not in without
-    found = json.loads(cli(f"{line} --json").out)
-    (error,) = found["errors"]
-    assert (found["ok"], error["rule"], error["got"]) == (False, "promised", found["unscheduled"])
+    report = json.loads(cli(f"{line} --json").out)
+    (error,) = report["errors"]
+    assert (report["ok"], error["rule"], error["got"]) == (False, "promised", report["unscheduled"])
 
 
 def test_good_as_a_table(cli: Cli) -> None:
@@ -131,19 +131,19 @@ def test_good_as_a_table(cli: Cli) -> None:
 
 def test_failed(cli: Cli, broken_pipeline: str) -> None:
     ran = cli("check preset:tiny-qwen3 --tp 2 --json -p", broken_pipeline)
-    found = json.loads(ran.out)
-    assert (ran.status, found["ok"]) == (1, False)
-    *before, failed = found["passes"]
+    report = json.loads(ran.out)
+    assert (ran.status, report["ok"]) == (1, False)
+    *before, failed = report["passes"]
     assert all(row["ok"] for row in before)
     assert set(failed) >= PASS_KEYS
     assert (failed["name"], failed["ok"]) == ("drop-collective", False)
     assert failed["nodes_before"] == before[-1]["nodes_after"]
-    assert found["errors"]
-    for error in found["errors"]:
+    assert report["errors"]
+    for error in report["errors"]:
         assert set(error) >= ERROR_KEYS
         assert error["pass"] == "drop-collective"
-    assert "Partial(sum)" in found["errors"][0]["got"]
-    assert "modeling_qwen3.py" in found["errors"][0]["source"]
+    assert "Partial(sum)" in report["errors"][0]["got"]
+    assert "modeling_qwen3.py" in report["errors"][0]["source"]
 
 
 def test_failed_as_a_table(cli: Cli, broken_pipeline: str) -> None:

@@ -43,16 +43,16 @@ def test_models_agree(cli: Cli, options: str) -> None:
 
 def test_json(cli: Cli) -> None:
     line = "compare preset:tiny-qwen3 --tp 3 --random-weights 1 --json --simulate"
-    found = json.loads(cli(line).out)
-    assert list(found) == KEYS
-    assert all(set(row) >= ROW_KEYS for row in found["rows"])
-    assert found["tokens_equal"]
-    assert found["first_divergence"] is None
-    assert found["rows"][0]["source"] == "Hugging Face eager"
-    assert all(one["proved"] and one["reason"] is None for one in found["proof"]["passes"])
-    assert [one["name"] for one in found["proof"]["passes"]][:2] == ["canonicalize", "split-heads"]
-    assert found["proof"]["program"] is None
-    ends = {row["node"]: row for row in found["rows"][-len(ENDS) :]}
+    report = json.loads(cli(line).out)
+    assert list(report) == KEYS
+    assert all(set(row) >= ROW_KEYS for row in report["rows"])
+    assert report["tokens_equal"]
+    assert report["first_divergence"] is None
+    assert report["rows"][0]["source"] == "Hugging Face eager"
+    assert all(row["proved"] and row["reason"] is None for row in report["proof"]["passes"])
+    assert [row["name"] for row in report["proof"]["passes"]][:2] == ["canonicalize", "split-heads"]
+    assert report["proof"]["program"] is None
+    ends = {row["node"]: row for row in report["rows"][-len(ENDS) :]}
     assert list(ends) == ENDS
     assert ends["emitted"]["source"] == "modules of the ranks, in this process"
     assert ends["emitted"]["max_abs"] == 0.0, "emitted modules equal the graph"
@@ -65,8 +65,8 @@ def test_the_error_of_activations(cli: Cli, options: str) -> None:
     line = "compare preset:tiny-qwen3 --tp 2 --random-weights 0 --simulate --json --weights int8:16"
     ran = cli(f"{line} --activations int8 {options}")
     assert ran.status == 0
-    found = json.loads(ran.out)
-    ends = {row["node"]: row for row in found["rows"][-len(ENDS) - 1 :]}
+    report = json.loads(ran.out)
+    ends = {row["node"]: row for row in report["rows"][-len(ENDS) - 1 :]}
     row = ends.pop("activations")
     assert list(ends) == ENDS
     assert row["source"] == "int8 activations beside 16 bits, both eager"
@@ -122,24 +122,24 @@ def test_programs_with_linear_attention_agree(cli: Cli) -> None:
 
 
 def test_native_code_is_compared_with_the_reference_machine(cli: Cli) -> None:
-    found = json.loads(cli(f"{PROGRAM.replace('reference', 'native')} --lengths 9,1 --json").out)
-    assert found["ok"]
-    assert list(found["top5"]) == ["eager", "torch module", "program", "native"]
-    nodes = {row["node"] for row in found["rows"] if row["side"] == "native"}
+    report = json.loads(cli(f"{PROGRAM.replace('reference', 'native')} --lengths 9,1 --json").out)
+    assert report["ok"]
+    assert list(report["top5"]) == ["eager", "torch module", "program", "native"]
+    nodes = {row["node"] for row in report["rows"] if row["side"] == "native"}
     assert {"embedding", "q_rotated", "partial_lse", "swiglu", "token"} <= nodes
     assert "norm" not in nodes
 
 
 def test_json_of_a_program(cli: Cli) -> None:
-    found = json.loads(cli(f"{PROGRAM} --steps 1 --json").out)
-    assert list(found) == KEYS
+    report = json.loads(cli(f"{PROGRAM} --steps 1 --json").out)
+    assert list(report) == KEYS
     sides = {"side", "step", "sequences", "heads", "spans", "rows", "ranks", "by"}
-    assert all(set(row) >= ROW_KEYS | sides for row in found["rows"])
-    names = [(row["node"], row["layer"], row["side"]) for row in found["rows"]]
+    assert all(set(row) >= ROW_KEYS | sides for row in report["rows"])
+    names = [(row["node"], row["layer"], row["side"]) for row in report["rows"]]
     assert len(set(names)) == len(names) == 76
     assert ("q_rotated", 1, "program") in names
-    assert found["tokens_equal"] and found["first_divergence"] is None
-    assert list(found["top5"]) == ["eager", "torch module", "program"]
+    assert report["tokens_equal"] and report["first_divergence"] is None
+    assert list(report["top5"]) == ["eager", "torch module", "program"]
 
 
 def test_the_comparison_of_a_program_can_fail(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,9 +218,9 @@ def test_a_mistake_in_a_pass_is_found(
     )
     line = f"compare preset:tiny-qwen3 --tp 2 --random-weights 0 --lengths 9,9,9,9 --json {where}"
     ran = cli(line)
-    found = json.loads(ran.out)
-    assert (ran.status, found["ok"]) == (1, False)
-    assert MISTAKES[mistake] in found["first_divergence"]["node"]
+    report = json.loads(ran.out)
+    assert (ran.status, report["ok"]) == (1, False)
+    assert MISTAKES[mistake] in report["first_divergence"]["node"]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_the_tolerance_decides(
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("compare preset:tiny-qwen3 --tp 2", "without weights"),
         ("compare preset:tiny-qwen3 --tp 2 --random-weights x", "the seed must be"),
@@ -256,10 +256,10 @@ def test_the_tolerance_decides(
         (f"{PROGRAM} --backend referenz", "Did you mean reference"),
     ],
 )
-def test_bad_input(cli: Cli, line: str, said: str) -> None:
+def test_bad_input(cli: Cli, line: str, message: str) -> None:
     ran = cli(line)
     assert (ran.status, ran.out) == (2, "")
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_mixtures_of_experts(cli: Cli) -> None:
@@ -271,10 +271,10 @@ def test_mixtures_of_experts(cli: Cli) -> None:
     assert "changed choices of " in measured.splitlines()[1]
     ran = cli(f"{line} --backend reference --steps 1 --json")
     assert ran.status == 0, ran.out
-    found = json.loads(ran.out)
-    assert {row["node"] for row in found["rows"]} >= {"router", "choice", "scores"}
-    assert found["choices"]["compared"] == 2 * 2 * 3  # sides, layers and sequences
-    assert all(one["ok"] for one in found["choices"]["changed"])
+    report = json.loads(ran.out)
+    assert {row["node"] for row in report["rows"]} >= {"router", "choice", "scores"}
+    assert report["choices"]["compared"] == 2 * 2 * 3  # sides, layers and sequences
+    assert all(choice["ok"] for choice in report["choices"]["changed"])
 
 
 def test_dense_models_have_no_choices(cli: Cli) -> None:

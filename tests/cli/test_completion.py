@@ -37,12 +37,12 @@ COMPLETED = {
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     known = _known_values()
-    found = {
+    commands = {
         name: (command.summary, arguments_of(command.parser(name), known))
         for name, command in package.COMMANDS.items()
     }
     path = tmp_path_factory.mktemp("completion") / "script"
-    path.write_text(bash(found))
+    path.write_text(bash(commands))
     return path
 
 
@@ -77,13 +77,13 @@ def test_each_script_is_valid_and_names_what_there_is(cli: Cli, tmp_path: Path, 
 
 
 def test_texts_are_quoted() -> None:
-    found = {"do": ("don't", (Argument(("-x", "--long"), True, ("a", "b"), "it's a \\"),))}
-    assert fish(found).splitlines()[1:] == [
+    commands = {"do": ("don't", (Argument(("-x", "--long"), True, ("a", "b"), "it's a \\"),))}
+    assert fish(commands).splitlines()[1:] == [
         "complete -c tpcompile -f -n __fish_use_subcommand -a do -d 'don\\'t'",
         "complete -c tpcompile -n '__fish_seen_subcommand_from do' -s x -l long -r -a 'a b' "
         "-d 'it\\'s a \\\\'",
     ]
-    assert "        'do:don'\\''t'\n" in zsh(found)
+    assert "        'do:don'\\''t'\n" in zsh(commands)
 
 
 def test_arguments_with_their_values() -> None:
@@ -101,7 +101,9 @@ def test_arguments_with_their_values() -> None:
 def test_every_known_value_belongs_to_an_argument() -> None:
     """An argument that is renamed would silently lose its values."""
     names = {
-        action.dest for one in package.COMMANDS.values() for action in one.parser("x")._actions
+        action.dest
+        for command in package.COMMANDS.values()
+        for action in command.parser("x")._actions
     }
     assert set(_known_values()) <= names
 

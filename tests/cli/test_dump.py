@@ -86,11 +86,11 @@ def test_stages_before_the_plan_are_those_of_one_rank(cli: Cli) -> None:
 
 
 def test_json(cli: Cli) -> None:
-    found = json.loads(cli(TINY, "--json").out)
-    assert found == json.loads(cli(TINY, "--format", "json").out)
-    assert set(found) == {"name", "tp", "ranks", "nodes", "parameters"}
-    assert (found["name"], found["tp"], found["ranks"]) == ("tiny-qwen3", 2, [0, 1])
-    for node in found["nodes"]:
+    dumped = json.loads(cli(TINY, "--json").out)
+    assert dumped == json.loads(cli(TINY, "--format", "json").out)
+    assert set(dumped) == {"name", "tp", "ranks", "nodes", "parameters"}
+    assert (dumped["name"], dumped["tp"], dumped["ranks"]) == ("tiny-qwen3", 2, [0, 1])
+    for node in dumped["nodes"]:
         assert set(node) == {"name", "op", "operands", "type", "origin"}
         assert set(node["origin"]) == {"module", "file", "line", "layer"}
 

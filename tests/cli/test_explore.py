@@ -23,7 +23,10 @@ def test_one_file(cli: Cli, tmp_path: Path) -> None:
     data = json.loads(blob(Page(output.read_text(encoding="utf-8")), "page"))
     assert data["title"] == "tiny-qwen3, tp=2"
     assert data["about"]["model"] == "preset:tiny-qwen3"
-    assert [one["name"] for one in data["compilations"]] == ["prompts, tp=2", "decode step, tp=2"]
+    assert [compilation["name"] for compilation in data["compilations"]] == [
+        "prompts, tp=2",
+        "decode step, tp=2",
+    ]
 
 
 def test_the_default_name(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,8 @@ def expected(demo: Path) -> tuple[list[int], str]:
     tokenizer: Any = AutoTokenizer.from_pretrained(demo)
     eager: Any = AutoModelForCausalLM.from_pretrained(demo).eval()
     ids = torch.tensor([tokenizer(PROMPT)["input_ids"]])
-    found = eager.generate(ids, max_new_tokens=12, do_sample=False)[0].tolist()
-    return found, tokenizer.decode(found, skip_special_tokens=True)
+    tokens = eager.generate(ids, max_new_tokens=12, do_sample=False)[0].tolist()
+    return tokens, tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def test_the_text_is_hugging_faces_and_stdout_holds_nothing_else(
@@ -66,14 +66,14 @@ def test_the_text_is_hugging_faces_and_stdout_holds_nothing_else(
 
 
 def test_ranks_of_their_own_and_json(cli: Cli, demo: Path, expected: tuple[list[int], str]) -> None:
-    found = json.loads(
+    report = json.loads(
         cli(f"generate {demo} --tp 2 --max-new-tokens 12 --json --prompt", PROMPT).out
     )
-    assert list(found) == KEYS
-    assert (found["tokens"], found["text"]) == expected
-    assert (found["prompt_tokens"], found["new_tokens"]) == (4, 12)
-    assert found["prefill_s"] > 0
-    assert found["decode_tokens_per_s"] > 0
+    assert list(report) == KEYS
+    assert (report["tokens"], report["text"]) == expected
+    assert (report["prompt_tokens"], report["new_tokens"]) == (4, 12)
+    assert report["prefill_s"] > 0
+    assert report["decode_tokens_per_s"] > 0
 
 
 def test_steps_of_the_program_are_counted(cli: Cli) -> None:
@@ -127,9 +127,9 @@ def test_an_invalid_graph_is_status_1(cli: Cli, broken_pipeline: str) -> None:
 
 def test_ids_in_ids_out(cli: Cli) -> None:
     eager = preset_pair("tiny-qwen3").eager
-    found = eager.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False)
+    tokens = eager.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False)
     ran = cli(f"generate {TINY} --prompt-ids 5,6,7 --max-new-tokens 6")
-    assert ran.out == ",".join(map(str, found[0].tolist())) + "\n"
+    assert ran.out == ",".join(map(str, tokens[0].tolist())) + "\n"
 
 
 def test_ids_of_a_model_with_a_tokenizer_give_text(
@@ -162,9 +162,9 @@ def test_a_temperature_draws_and_near_zero_it_takes_the_best(cli: Cli) -> None:
 
 def test_beams(cli: Cli) -> None:
     eager = preset_pair("tiny-qwen3").eager
-    found = eager.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=16, num_beams=3,
+    tokens = eager.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=16, num_beams=3,
                            do_sample=False)  # fmt: skip
-    assert _sampled(cli, "--beams 3") == ",".join(map(str, found[0].tolist())) + "\n"
+    assert _sampled(cli, "--beams 3") == ",".join(map(str, tokens[0].tolist())) + "\n"
 
 
 def test_chat_prints_the_answer_alone(
@@ -335,14 +335,14 @@ def test_ctrl_c_ends_all_ranks(demo: Path) -> None:
     command = ["-m", "tpcompile", "generate", str(demo), "--tp", "2", "--sample"]
     command += ["--max-new-tokens", "500", "--prompt", PROMPT]
     master, terminal = os.openpty()
-    with open(master, "rb", buffering=0) as shown, tempfile.TemporaryFile("w+") as said:
-        started = scripts.start(command, terminal, said.fileno())
+    with open(master, "rb", buffering=0) as shown, tempfile.TemporaryFile("w+") as errors:
+        started = scripts.start(command, terminal, errors.fileno())
         os.close(terminal)
         assert shown.read(1) == b"A"
         os.killpg(started.pid, signal.SIGINT)
         status = started.wait(30)
-        said.seek(0)
-        assert (status, said.read()) == (130, "interrupted\n")
+        errors.seek(0)
+        assert (status, errors.read()) == (130, "interrupted\n")
     assert _group_is_gone(started.pid)
 
 

@@ -21,16 +21,16 @@ def test_passes_and_programs(cli: Cli) -> None:
     lines = ran.err.splitlines()
     passes = [line.removeprefix(manager) for line in lines if line.startswith(manager)]
     assert re.fullmatch(r"raise-norm: \d+ matches, \d+ → \d+ nodes, \d+\.\d ms", passes[2])
-    assert any(one.startswith("plan-sharding{tp=1}: ") for one in passes)
+    assert any(line.startswith("plan-sharding{tp=1}: ") for line in passes)
     assert "tpcompile.runtime.programs: program for a batch of 1: " in ran.err
     assert "modules: a step" not in ran.err
     assert "tpcompile" not in plain.err
 
 
 def test_steps_too(cli: Cli) -> None:
-    said = cli(f"{RUN} -vv").err
-    assert said.count("tpcompile.runtime.ranks.program: modules: a step of 3 tokens\n") == 1
-    assert said.count("tpcompile.runtime.ranks.program: program: 1 steps of 1 sequences\n") == 2
+    log = cli(f"{RUN} -vv").err
+    assert log.count("tpcompile.runtime.ranks.program: modules: a step of 3 tokens\n") == 1
+    assert log.count("tpcompile.runtime.ranks.program: program: 1 steps of 1 sequences\n") == 2
 
 
 def test_before_the_command(cli: Cli) -> None:

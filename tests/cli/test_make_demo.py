@@ -79,7 +79,7 @@ def test_a_bar_on_a_terminal(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("", "following arguments are required: DIR"),
         ("{0}", "is not empty"),
@@ -93,13 +93,13 @@ def test_a_bar_on_a_terminal(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
         ("{0}/new --arch qwen35", "Did you mean qwen3.5"),
     ],
 )
-def test_refusals(cli: Cli, tmp_path: Path, line: str, said: str) -> None:
+def test_refusals(cli: Cli, tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "mine").write_text("mine")
     ran = cli("make-demo " + line.format(tmp_path))
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.startswith("error: ")
     assert ran.err.count("\n") == 1
-    assert said in ran.err
+    assert message in ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

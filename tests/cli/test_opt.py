@@ -61,13 +61,13 @@ def test_verify_only(cli: Cli, file: Path) -> None:
 def test_an_invalid_graph_is_status_1_and_not_lowered(cli: Cli, file: Path) -> None:
     """The problem has the line of the file; the graph goes nowhere."""
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    (at,) = [n for n, line in enumerate(lines, 1) if line.startswith("  %l1_o_proj_whole =")]
-    lines[at - 1] = lines[at - 1].replace(" Replicate", " Partial(sum)")
+    (number,) = [n for n, line in enumerate(lines, 1) if line.startswith("  %l1_o_proj_whole =")]
+    lines[number - 1] = lines[number - 1].replace(" Replicate", " Partial(sum)")
     file.write_text("".join(lines), encoding="utf-8")
     verified, ran = cli(f"opt {file} --verify-only"), cli(f"opt {file} -p vocab-parallel")
     assert (verified.status, verified.err, ran.status, ran.out) == (1, "", 1, "")
     assert verified.out == ran.err
-    assert f"{file}: 1 problem\n  %l1_o_proj_whole (line {at}) breaks the rule type" in ran.err
+    assert f"{file}: 1 problem\n  %l1_o_proj_whole (line {number}) breaks the rule type" in ran.err
 
 
 def test_diffs_and_stages_begin_at_the_input(cli: Cli, file: Path) -> None:
@@ -86,15 +86,15 @@ def test_diffs_and_stages_begin_at_the_input(cli: Cli, file: Path) -> None:
 
 
 def test_other_forms(cli: Cli, file: Path) -> None:
-    found = json.loads(cli(f"opt {file} --format json").out)
-    assert (found["tp"], len(found["nodes"])) == (2, 82)
+    graph = json.loads(cli(f"opt {file} --format json").out)
+    assert (graph["tp"], len(graph["nodes"])) == (2, 82)
     assert cli(f"opt {file} --format dot").out.startswith('digraph "tiny-qwen3"')
     assert "modeling_qwen3" not in cli(f"opt {file} --no-origin").out.partition("layouts")[2]
     assert "fuse-qkv" in cli(f"opt {file} -p fuse-qkv --timing").err
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("--rank 0", "text of one rank cannot be parsed. At {file}, line 1, column 17."),
         ("--layer 1", "text of one layer cannot be parsed. At {file}, line 1, column 17."),
@@ -104,16 +104,18 @@ def test_other_forms(cli: Cli, file: Path) -> None:
         ("--diff", "This is not the text of a graph. At {file}, line 2, column 1."),
     ],
 )
-def test_other_output_of_dump_is_refused(cli: Cli, tmp_path: Path, options: str, said: str) -> None:
+def test_other_output_of_dump_is_refused(
+    cli: Cli, tmp_path: Path, options: str, message: str
+) -> None:
     file = tmp_path / "graph.txt"
     cli(TINY, *options.split(), "-o", str(file))
     ran = cli(f"opt {file}")
     assert (ran.status, ran.out) == (2, "")
-    assert said.format(file=file) in ran.err
+    assert message.format(file=file) in ran.err
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"", "The text of a graph is empty. At stdin."),
         (b"graph \xff", "stdin is not text in UTF-8. Found the byte 0xff."),
@@ -122,12 +124,12 @@ def test_other_output_of_dump_is_refused(cli: Cli, tmp_path: Path, options: str,
     ],
 )
 def test_stdin_without_a_graph_is_refused(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, data: bytes, said: str
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str
 ) -> None:
     _give(monkeypatch, data)
     ran = cli("opt -")
     assert (ran.status, ran.out) == (2, "")
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_files_that_cannot_be_read_are_refused(cli: Cli, tmp_path: Path) -> None:
@@ -143,13 +145,13 @@ def test_line_ends_and_marks_of_windows_are_accepted(cli: Cli, file: Path) -> No
 
 def test_columns_count_the_indentation(cli: Cli, file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
-    (at,) = [n for n, line in enumerate(lines, 1) if line.startswith("  %l1_o_proj =")]
-    lines[at - 1] = lines[at - 1].replace("aten.linear", "aten.liner")
+    (number,) = [n for n, line in enumerate(lines, 1) if line.startswith("  %l1_o_proj =")]
+    lines[number - 1] = lines[number - 1].replace("aten.linear", "aten.liner")
     file.write_text("\n".join(lines), encoding="utf-8")
-    said = cli(f"opt {file}").err
-    column = lines[at - 1].index("aten.liner") + 1
-    assert f"There is no op aten.liner. At {file}, line {at}, column {column}." in said
-    assert "Did you mean aten.linear" in said
+    error = cli(f"opt {file}").err
+    column = lines[number - 1].index("aten.liner") + 1
+    assert f"There is no op aten.liner. At {file}, line {number}, column {column}." in error
+    assert "Did you mean aten.linear" in error
 
 
 @pytest.mark.parametrize("pipeline", ["no-such-pass", "fuse-qkv,", "fuse-qkv{x=1}"])

@@ -18,11 +18,11 @@ def test_text(cli: Cli, golden: Callable[[str, str], None]) -> None:
 
 
 def test_json_has_every_pass_and_option(cli: Cli) -> None:
-    found = json.loads(cli("passes --json").out)["passes"]
-    assert [entry["name"] for entry in found] == list(PASSES)
-    standard = [entry["name"] for entry in found if entry["standard"]]
+    entries = json.loads(cli("passes --json").out)["passes"]
+    assert [entry["name"] for entry in entries] == list(PASSES)
+    standard = [entry["name"] for entry in entries if entry["standard"]]
     assert standard == [current.name for current in default_pipeline()]
-    for entry in found:
+    for entry in entries:
         assert entry["doc"].endswith(".")
         kind = PASSES[entry["name"]]
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -32,9 +32,9 @@ def test_json_has_every_pass_and_option(cli: Cli) -> None:
 
 
 def test_json_has_every_pipeline(cli: Cli) -> None:
-    found = json.loads(cli("passes --json").out)["pipelines"]
-    assert [entry["name"] for entry in found] == list(PIPELINES)
-    for entry in found:
+    entries = json.loads(cli("passes --json").out)["pipelines"]
+    assert [entry["name"] for entry in entries] == list(PIPELINES)
+    for entry in entries:
         assert entry["doc"].endswith(".")
         kind = PIPELINES[entry["name"]]
         assert entry["passes"] == [current.name for current in kind().passes()]

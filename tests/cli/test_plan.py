@@ -60,8 +60,9 @@ def test_numbers(cli: Cli) -> None:
 def test_states_of_linear_attention(cli: Cli) -> None:
     """Three layers have matrices of 16 by 16 in fp32 per head, and three inputs per channel."""
     ranks = json.loads(cli("plan preset:tiny-qwen3.5 --tp 3 --json").out)["ranks"]
-    each = 3 * 4 * (2 * 16 * 16 + 3 * 4 * 16)  # 2 value heads; a key head, of which q and k, and v
-    assert [rank["state_bytes_per_sequence"] for rank in ranks] == [each] * 3
+    # 2 value heads; a key head, of which q and k, and v
+    state_bytes = 3 * 4 * (2 * 16 * 16 + 3 * 4 * 16)
+    assert [rank["state_bytes_per_sequence"] for rank in ranks] == [state_bytes] * 3
     heads, *rows = cli("plan preset:tiny-qwen3.5 --tp 3").out.splitlines()[2:7]
     assert heads.split("┃")[-2].strip() == "state"
     assert [row.split("│")[-2].strip() for row in rows[1:4]] == ["8.4 KB"] * 3
@@ -84,11 +85,11 @@ def test_plans_of_experts(cli: Cli, golden: Callable[[str, str], None]) -> None:
     assert max(map(len, cli(line).out.splitlines())) <= 80
     plan = json.loads(cli(f"{line} --json").out)
     assert [(rank["experts"], rank["expert_ffn"]) for rank in plan["ranks"]] == [(8, 16)] * 3
-    each = 4 * 3 * 64 * 48 * 4  # bytes of an expert of each layer
+    expert_bytes = 4 * 3 * 64 * 48 * 4  # bytes of an expert of each layer
     first, second = plan["expert_plans"]
     assert first == {
         "plan": "tp",
-        "bytes_per_token": each,
+        "bytes_per_token": expert_bytes,
         "chosen": True,
         "reason": "fewest bytes",
     }
@@ -99,20 +100,22 @@ def test_plans_of_experts(cli: Cli, golden: Callable[[str, str], None]) -> None:
         (3, 48),
         (2, 48),
     ]
-    assert [one["reason"] for one in whole["expert_plans"]] == ["fewest bytes", "requested"]
-    split, held = (sum(rank["weight_bytes"] for rank in one["ranks"]) for one in (plan, whole))
+    assert [entry["reason"] for entry in whole["expert_plans"]] == ["fewest bytes", "requested"]
+    split, held = (
+        sum(rank["weight_bytes"] for rank in report["ranks"]) for report in (plan, whole)
+    )
     assert split == held
-    experts = each * 8
+    experts = expert_bytes * 8
     assert experts < split
     few = json.loads(cli("plan preset:tiny-qwen3.5-moe --tp 3 --experts ep --json").out)["ranks"]
-    assert few[0]["weight_bytes"] - few[2]["weight_bytes"] > each / 2
+    assert few[0]["weight_bytes"] - few[2]["weight_bytes"] > expert_bytes / 2
 
 
 def test_plans_that_are_not_possible(cli: Cli) -> None:
     refused = cli("plan preset:tiny-qwen3 --tp 2 --experts ep")
     assert refused.status == 2
-    said = "--experts ep requires a mixture of experts, but Qwen3ForCausalLM has none"
-    assert said in refused.err
+    message = "--experts ep requires a mixture of experts, but Qwen3ForCausalLM has none"
+    assert message in refused.err
     refused = cli("plan preset:tiny-qwen3-moe --tp 2 --experts dp")
     assert refused.status == 2 and "--experts" in refused.err
     refused = cli("plan preset:tiny-qwen3-moe --experts ep -p canonicalize")
@@ -174,8 +177,8 @@ def test_quantized_weights(cli: Cli) -> None:
     assert head == rows * columns * (1 + 4 / 16)
     assert rows * columns * 4 < plain < rows * columns * 4 * 1.1
     assert "int4:16:f32" in cli(line).out
-    kept = json.loads(cli(f"{line} --head keep --json").out)["formats"]
-    assert kept == {"int4:16:f32": plan["formats"]["int4:16:f32"], "f32": plain}
+    formats = json.loads(cli(f"{line} --head keep --json").out)["formats"]
+    assert formats == {"int4:16:f32": plan["formats"]["int4:16:f32"], "f32": plain}
     rounding = json.loads(cli(f"{line} --activations int8 --json").out)["formats"]
     assert rounding == {
         name + ":a8" * (":" in name): size for name, size in plan["formats"].items()

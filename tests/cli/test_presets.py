@@ -22,9 +22,9 @@ def test_the_table(cli: Cli, golden: Callable[[str, str], None]) -> None:
 
 
 def test_json_holds_the_configurations(cli: Cli) -> None:
-    found = json.loads(cli("presets --json").out)["presets"]
-    assert [one.pop("name") for one in found] == list(PRESETS)
-    assert found == list(PRESETS.values())
+    presets = json.loads(cli("presets --json").out)["presets"]
+    assert [entry.pop("name") for entry in presets] == list(PRESETS)
+    assert presets == list(PRESETS.values())
 
 
 @pytest.mark.parametrize(

@@ -54,20 +54,22 @@ def test_a_terminal_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
         prompt_of(_args())
 
 
-@pytest.mark.parametrize(("data", "said"), [(b"\n", "empty. At stdin"), (b"\xff", "must be UTF-8")])
-def test_bad_stdin(data: bytes, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"\n", "empty. At stdin"), (b"\xff", "must be UTF-8")]
+)
+def test_bad_stdin(data: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", _Stdin(data))
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         prompt_of(_args())
 
 
 def test_bad_options(tmp_path: Path) -> None:
-    for words, said in (
+    for words, message in (
         (["--prompt", " "], "The prompt is empty. At --prompt"),
         (["--prompt-file", str(tmp_path)], "cannot be read"),
         (["--prompt-file", "a", "--prompt", "b"], "not allowed with"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             prompt_of(_args(*words))
 
 

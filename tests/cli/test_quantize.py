@@ -36,7 +36,7 @@ def test_json(cli: Cli, demo: Path, tmp_path: Path) -> None:
     line = f"quantize {demo} --weights int8:row --head keep --json"
     report = json.loads(cli(f"{line} --text Cat -o {tmp_path}/made").out)
     assert set(report) == {"directory", "layers", "bytes_before", "bytes_after", "logits"}
-    assert all(set(one) == {"name", "format", "bytes", "rel_error"} for one in report["layers"])
+    assert all(set(layer) == {"name", "format", "bytes", "rel_error"} for layer in report["layers"])
     assert set(report["logits"]) == {"tokens", "kl", "top1", "max_abs", "mean_abs"}
 
 
@@ -44,13 +44,13 @@ def test_activations(cli: Cli, demo: Path, tmp_path: Path) -> None:
     """The weights are the same, and the logits differ more."""
     line = f"quantize {demo} --weights int8:row --json --text Cat"
     reports = [
-        json.loads(cli(f"{line} --activations {one} -o {tmp_path}/{one}").out)
-        for one in ("16", "int8")
+        json.loads(cli(f"{line} --activations {bits} -o {tmp_path}/{bits}").out)
+        for bits in ("16", "int8")
     ]
     assert reports[0]["layers"] == reports[1]["layers"]
     plain, rounding = (report["logits"]["mean_abs"] for report in reports)
     assert rounding > plain
-    assert len({(tmp_path / one / "config.json").read_text() for one in ("16", "int8")}) == 1
+    assert len({(tmp_path / bits / "config.json").read_text() for bits in ("16", "int8")}) == 1
 
 
 def test_no_tokenizer(cli: Cli, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_no_tokenizer(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("quantize preset:tiny-qwen3 --weights int4 -o x", "a configuration without weights"),
         ("quantize nothing-here -o x", "required: --weights"),
@@ -74,10 +74,10 @@ def test_no_tokenizer(cli: Cli, tmp_path: Path) -> None:
         ("plan preset:tiny-qwen3 --activations int8", "Found --activations int8. Add --weights"),
     ],
 )
-def test_refusals(cli: Cli, line: str, said: str) -> None:
+def test_refusals(cli: Cli, line: str, message: str) -> None:
     ran = cli(line)
     assert (ran.status, ran.out) == (2, "")
-    assert said in ran.err
+    assert message in ran.err
 
 
 @pytest.mark.parametrize(

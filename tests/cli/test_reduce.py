@@ -33,9 +33,9 @@ def file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _nodes(err: str) -> tuple[int, int]:
-    found = re.search(r"^(\d+) → (\d+) nodes, \d+ graphs tried, all with the error: ", err)
-    assert found is not None, err
-    return int(found.group(1)), int(found.group(2))
+    match = re.search(r"^(\d+) → (\d+) nodes, \d+ graphs tried, all with the error: ", err)
+    assert match is not None, err
+    return int(match.group(1)), int(match.group(2))
 
 
 def test_a_reproducer_is_reduced_to_one_that_fails_alike(cli: Cli, file: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_command_decides(cli: Cli, file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], "There is nothing that may fail. Expected passes (-p), a reproducer"),
         (["--numbers"], "There is nothing that may fail"),
@@ -87,7 +87,7 @@ def test_a_command_decides(cli: Cli, file: Path) -> None:
         (["-p", "fuse-qkv", "-o", "/"], "/ is a directory"),
     ],
 )
-def test_refusals(cli: Cli, file: Path, options: list[str], said: str) -> None:
+def test_refusals(cli: Cli, file: Path, options: list[str], message: str) -> None:
     ran = cli(f"reduce {file}", *options)
     assert (ran.status, ran.out) == (2, "")
-    assert said in ran.err
+    assert message in ran.err

@@ -55,31 +55,31 @@ CPU = "schedule preset:tiny-qwen3 --target cpu --workers 3"
 def as_json(cli: Cli, line: str, *more: str) -> dict[str, Any]:
     ran = cli(line, *more, "--json")
     assert (ran.status, ran.err) == (0, "")
-    found: dict[str, Any] = json.loads(ran.out)
-    return found
+    report: dict[str, Any] = json.loads(ran.out)
+    return report
 
 
 @pytest.mark.parametrize("tp", [1, 3])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_json(cli: Cli, policy: str, tp: int) -> None:
-    found = as_json(cli, f"{CPU} --policy {policy} --tp {tp}")
-    assert list(found) == KEYS
-    assert (found["target"], found["workers"], found["policy"]) == ("cpu", 3, policy)
-    assert (found["verified"], found["computes_graph"], found["errors"]) == (True, True, [])
-    assert found["makespan_us"] >= found["critical_path_us"] > 0
-    assert sum(kind["count"] for kind in found["kinds"]) == found["instructions"]
-    work = sum(kind["us"] for kind in found["kinds"])
-    assert found["makespan_us"] * 3 * tp * (1 - found["idle"]) == pytest.approx(work, rel=1e-3)
-    assert len(found["idle_us"]) == 3 * tp
-    assert 1 < len(found["critical_path"]["labels"]) <= min(50, found["critical_path"]["count"])
-    assert ("all_reduce" in [kind["kind"] for kind in found["kinds"]]) == (tp > 1)
+    report = as_json(cli, f"{CPU} --policy {policy} --tp {tp}")
+    assert list(report) == KEYS
+    assert (report["target"], report["workers"], report["policy"]) == ("cpu", 3, policy)
+    assert (report["verified"], report["computes_graph"], report["errors"]) == (True, True, [])
+    assert report["makespan_us"] >= report["critical_path_us"] > 0
+    assert sum(kind["count"] for kind in report["kinds"]) == report["instructions"]
+    work = sum(kind["us"] for kind in report["kinds"])
+    assert report["makespan_us"] * 3 * tp * (1 - report["idle"]) == pytest.approx(work, rel=1e-3)
+    assert len(report["idle_us"]) == 3 * tp
+    assert 1 < len(report["critical_path"]["labels"]) <= min(50, report["critical_path"]["count"])
+    assert ("all_reduce" in [kind["kind"] for kind in report["kinds"]]) == (tp > 1)
 
 
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
 @pytest.mark.parametrize("rotary", ["half", "interleaved"])
 def test_lowerings_and_rotary_layouts(cli: Cli, model: str, lowering: str, rotary: str) -> None:
-    found = as_json(
+    report = as_json(
         cli,
         f"schedule preset:{model} --target cpu --workers 24 --tp 2 --batch 2 --spans 2",
         "--lowering",
@@ -87,9 +87,9 @@ def test_lowerings_and_rotary_layouts(cli: Cli, model: str, lowering: str, rotar
         "--rotary",
         rotary,
     )
-    assert found["verified"]
-    assert (found["lowering"], found["batch"], found["spans"]) == (lowering, 2, 2)
-    kinds = [kind["kind"] for kind in found["kinds"]]
+    assert report["verified"]
+    assert (report["lowering"], report["batch"], report["spans"]) == (lowering, 2, 2)
+    kinds = [kind["kind"] for kind in report["kinds"]]
     assert ("norm_qkv_rows" in kinds) == (lowering == "rows")
     assert ("norm_qkv_rope_append" in kinds) == (lowering == "heads")
 
@@ -100,43 +100,46 @@ def test_table(cli: Cli) -> None:
     assert max(map(len, ran.out.splitlines())) <= 80
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in ran.out.splitlines()]
     figures = {row[0]: row[1] for row in rows if len(row) == 2}
-    found = as_json(cli, f"{CPU} --tp 2 --policy zigzag")
+    report = as_json(cli, f"{CPU} --tp 2 --policy zigzag")
     assert figures["policy"] == "zigzag"
-    assert figures["lowering"] == f"{found['lowering']}, chosen by auto"
+    assert figures["lowering"] == f"{report['lowering']}, chosen by auto"
     assert figures["verified"] == "yes"
     assert figures["computes the graph"] == "yes, proved"
-    assert figures["makespan"] == f"{found['makespan_us']:,.1f} µs"
-    assert figures["critical path"] == f"{found['critical_path_us']:,.1f} µs"
+    assert figures["makespan"] == f"{report['makespan_us']:,.1f} µs"
+    assert figures["critical path"] == f"{report['critical_path_us']:,.1f} µs"
     kinds = {row[0]: row[1] for row in rows if len(row) == 5}
-    assert kinds == {kind["kind"]: str(kind["count"]) for kind in found["kinds"]}
+    assert kinds == {kind["kind"]: str(kind["count"]) for kind in report["kinds"]}
 
 
 def test_targets_differ_in_workers_and_speed(cli: Cli) -> None:
-    found = {
+    reports = {
         name: as_json(cli, f"schedule preset:tiny-qwen3 --target {name}")
         for name in ("a100", "h200")
     }
-    assert {name: each["workers"] for name, each in found.items()} == {"a100": 108, "h200": 132}
+    assert {name: report["workers"] for name, report in reports.items()} == {
+        "a100": 108,
+        "h200": 132,
+    }
     tokens = TARGETS["a100"].span_tokens
-    assert found["a100"]["spans"] == found["a100"]["max_seq_len"] // tokens
-    assert found["a100"]["makespan_us"] > found["h200"]["makespan_us"]
+    assert reports["a100"]["spans"] == reports["a100"]["max_seq_len"] // tokens
+    assert reports["a100"]["makespan_us"] > reports["h200"]["makespan_us"]
 
 
 def test_a_target_of_ones_own(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"workers": 5, "instruction_us": 7.0, "spans": 3}))
-    found = as_json(cli, "schedule preset:tiny-qwen3 --target", str(path))
-    assert (found["workers"], found["spans"]) == (5, 3)
-    assert found["kinds"][0]["us"] / found["kinds"][0]["count"] > 7.0
+    report = as_json(cli, "schedule preset:tiny-qwen3 --target", str(path))
+    assert (report["workers"], report["spans"]) == (5, 3)
+    assert report["kinds"][0]["us"] / report["kinds"][0]["count"] > 7.0
 
 
 def test_text(cli: Cli) -> None:
     ran = cli(f"{CPU} --tp 2 --text")
     assert (ran.status, ran.err) == (0, "")
     program = parse_program(ran.out)
-    found = as_json(cli, f"{CPU} --tp 2")
-    assert len(program.instructions) == found["instructions"]
-    assert (program.counters, program.ranks, program.repeats) == (found["counters"], 2, True)
+    report = as_json(cli, f"{CPU} --tp 2")
+    assert len(program.instructions) == report["instructions"]
+    assert (program.counters, program.ranks, program.repeats) == (report["counters"], 2, True)
 
 
 def test_trace_and_picture(cli: Cli, tmp_path: Path) -> None:
@@ -144,13 +147,13 @@ def test_trace_and_picture(cli: Cli, tmp_path: Path) -> None:
     files = ("--trace", str(trace), "--svg", str(picture))
     ran = cli(f"{CPU} --tp 2 --json", *files)
     assert (ran.status, ran.err) == (0, f"wrote {trace}\nwrote {picture}\n")
-    found = json.loads(ran.out)
+    report = json.loads(ran.out)
     events = read_trace(trace.read_text(encoding="utf-8"))
     slices = [event for event in events if event.get("cat") == "instruction"]
-    assert len(slices) == found["instructions"]
+    assert len(slices) == report["instructions"]
     assert {(e["pid"], e["tid"]) for e in slices} == {(1 + t // 3 * 3, 1 + t) for t in range(6)}
     last = max(event["ts"] + event["dur"] for event in slices)
-    assert last == pytest.approx(found["makespan_us"], abs=0.01)
+    assert last == pytest.approx(report["makespan_us"], abs=0.01)
     words = {text.text for text in ElementTree.parse(picture).iter() if text.text}
     title = "preset:tiny-qwen3, tp=2, batch 1, 1,024 tokens, on cpu: dynamic"
     assert {title, "rank 0", "rank 1", "worker 2", "all_reduce"} <= words
@@ -175,8 +178,8 @@ def test_the_layers_of_a_picture(cli: Cli, tmp_path: Path) -> None:
 def test_the_lowering_that_was_chosen(cli: Cli, workers: int, tp: int, chosen: str) -> None:
     """Rows if a rank has fewer heads than workers; ranks may differ."""
     line = f"schedule preset:tiny-qwen3 --target cpu --workers {workers} --tp {tp}"
-    found = as_json(cli, line)
-    assert found["lowering"] == chosen
+    report = as_json(cli, line)
+    assert report["lowering"] == chosen
     assert as_json(cli, f"{line} --lowering rows")["lowering"] == "rows"
 
 
@@ -186,14 +189,14 @@ def test_measured_steps(cli: Cli, tmp_path: Path, tp: int) -> None:
     line = f"schedule preset:tiny-qwen3 --target cpu --threads 1 --context 40 --tp {tp} --measured"
     ran = cli(f"{line} --json --trace", str(trace))
     assert ran.status == 0, ran.err
-    found = json.loads(ran.out)
-    assert list(found) == [*KEYS, "measured"]
-    measured = found["measured"]
-    assert measured["predicted_us"] == found["makespan_us"]
+    report = json.loads(ran.out)
+    assert list(report) == [*KEYS, "measured"]
+    measured = report["measured"]
+    assert measured["predicted_us"] == report["makespan_us"]
     assert measured["measured_us"] > 0
     counts = [(kind["kind"], kind["count"]) for kind in measured["kinds"]]
-    assert counts == [(kind["kind"], kind["count"]) for kind in found["kinds"]]
-    check_both(read_trace(trace.read_text(encoding="utf-8")), found["instructions"], tp)
+    assert counts == [(kind["kind"], kind["count"]) for kind in report["kinds"]]
+    check_both(read_trace(trace.read_text(encoding="utf-8")), report["instructions"], tp)
 
 
 def test_measured_steps_of_few_bits(cli: Cli) -> None:
@@ -201,10 +204,10 @@ def test_measured_steps_of_few_bits(cli: Cli) -> None:
     line = "schedule preset:tiny-qwen3 --target cpu --threads 1 --context 40 --tp 2 --measured"
     ran = cli(f"{line} --weights int4:32 --json")
     assert ran.status == 0, ran.err
-    found = json.loads(ran.out)
-    counts = [(kind["kind"], kind["count"]) for kind in found["measured"]["kinds"]]
-    assert counts == [(kind["kind"], kind["count"]) for kind in found["kinds"]]
-    assert found["measured"]["measured_us"] > 0
+    report = json.loads(ran.out)
+    counts = [(kind["kind"], kind["count"]) for kind in report["measured"]["kinds"]]
+    assert counts == [(kind["kind"], kind["count"]) for kind in report["kinds"]]
+    assert report["measured"]["measured_us"] > 0
 
 
 def test_measured_tables(cli: Cli) -> None:
@@ -228,11 +231,11 @@ def test_a_kernel_compiled_ahead(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("tpcompile.scheduling.compile_ahead", once)
     line = "schedule preset:tiny-qwen3 --target h200 --workers 8 --aot sm_90"
-    found = json.loads(cli(f"{line} --json").out)["aot"]
-    assert list(found) == [
+    report = json.loads(cli(f"{line} --json").out)["aot"]
+    assert list(report) == [
         *("arch", "registers", "spills", "shared_bytes", "code_bytes", "seconds")
     ]
-    assert found["spills"] == 0 < found["registers"] <= 255
+    assert report["spills"] == 0 < report["registers"] <= 255
     assert "registers per thread" in cli(line).out
     assert programs[0] == programs[1]
 
@@ -271,9 +274,11 @@ def lost_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop the waits of the last instruction in each program."""
 
     def broken(*args: Any, **options: Any) -> Assembled:
-        made = assemble(*args, **options)
-        waits = (*made.program.waits[:-1], ())
-        return dataclasses.replace(made, program=dataclasses.replace(made.program, waits=waits))
+        assembled = assemble(*args, **options)
+        waits = (*assembled.program.waits[:-1], ())
+        return dataclasses.replace(
+            assembled, program=dataclasses.replace(assembled.program, waits=waits)
+        )
 
     monkeypatch.setattr(scheduling, "assemble", broken)
 
@@ -281,28 +286,28 @@ def lost_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("lost_waits")
 def test_a_program_that_is_not_proved(cli: Cli, tmp_path: Path) -> None:
     ran = cli(f"{CPU} --json --svg", str(tmp_path / "a.svg"))
-    found = json.loads(ran.out)
-    assert (ran.status, found["verified"], found["makespan_us"]) == (1, False, None)
-    assert any("argmax" in error["got"] for error in found["errors"])
+    report = json.loads(ran.out)
+    assert (ran.status, report["verified"], report["makespan_us"]) == (1, False, None)
+    assert any("argmax" in error["got"] for error in report["errors"])
     assert ran.err == f"warning: {tmp_path}/a.svg is not written: the program is not valid\n"
     assert list(tmp_path.iterdir()) == []
     table = cli(CPU)
     assert (table.status, table.err) == (1, "")
-    assert "│ NO: " in table.out and found["errors"][0]["rule"] in table.out
+    assert "│ NO: " in table.out and report["errors"][0]["rule"] in table.out
 
 
 @pytest.mark.usefixtures("lost_waits")
 def test_check_sees_it_too(cli: Cli) -> None:
     ran = cli("check preset:tiny-qwen3 --tp 2 --json")
-    found = json.loads(ran.out)
-    assert (ran.status, found["ok"]) == (1, False)
-    assert not any(schedule["ok"] for schedule in found["schedules"])
-    assert {error["pass"] for error in found["errors"]} == {"schedule"}
+    report = json.loads(ran.out)
+    assert (ran.status, report["ok"]) == (1, False)
+    assert not any(schedule["ok"] for schedule in report["schedules"])
+    assert {error["pass"] for error in report["errors"]} == {"schedule"}
     table = cli("check preset:tiny-qwen3 --tp 2")
     assert table.status == 1
     headers = re.findall(r"^(policy .*?)(?:, and (\d+) more)?: [\d,]+ faults?$", table.out, re.M)
-    assert {name for name, _ in headers} <= {error["source"] for error in found["errors"]}
-    assert sum(1 + int(more or 0) for _, more in headers) == len(found["schedules"])
+    assert {name for name, _ in headers} <= {error["source"] for error in report["errors"]}
+    assert sum(1 + int(more or 0) for _, more in headers) == len(report["schedules"])
 
 
 REFUSED = {
@@ -366,13 +371,13 @@ def test_two_names_of_one_file(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_pipeline_of_ones_own(cli: Cli) -> None:
-    found = as_json(cli, f"{CPU} -p decode{{spans=2}}")
-    assert (found["spans"], found["verified"]) == (2, True)
+    report = as_json(cli, f"{CPU} -p decode{{spans=2}}")
+    assert (report["spans"], report["verified"]) == (2, True)
 
 
 def test_the_spans_of_a_target_are_at_most_the_blocks(cli: Cli) -> None:
-    found = as_json(cli, "schedule preset:tiny-qwen3 --target h200 --max-seq-len 65")
-    assert (found["spans"], TARGETS["h200"].spans) == (1, 16)
+    report = as_json(cli, "schedule preset:tiny-qwen3 --target h200 --max-seq-len 65")
+    assert (report["spans"], TARGETS["h200"].spans) == (1, 16)
 
 
 def test_the_help_names_what_there_is(cli: Cli) -> None:

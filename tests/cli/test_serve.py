@@ -44,10 +44,10 @@ class Started:
     def url(self) -> str:
         """Wait until it serves, and return its address."""
         end = time.monotonic() + LIMIT_S
-        while (found := re.search(r"on (http://\S+)", self.said)) is None:
+        while (match := re.search(r"on (http://\S+)", self.said)) is None:
             assert self.process.poll() is None and time.monotonic() < end, self.said
             time.sleep(0.05)
-        return found[1]
+        return match[1]
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -67,11 +67,11 @@ def _torchrun(log: int) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def started(arguments: list[str], start: Callable[[int], Any] | None = None) -> Iterator[Started]:
-    found = Started(start or (lambda log: scripts.start(arguments, log, log)))
+    server = Started(start or (lambda log: scripts.start(arguments, log, log)))
     try:
-        yield found
+        yield server
     finally:
-        found.end()
+        server.end()
 
 
 @pytest.fixture(scope="module")
@@ -170,15 +170,15 @@ def test_a_rank_that_dies_under_torchrun() -> None:
             chunks = answer.iter_lines()
             next(chunks)
             os.kill(ranks[1], signal.SIGKILL)
-            said = "".join(chunks)
-        assert "error" in said
+            text = "".join(chunks)
+        assert "error" in text
         assert server.process.wait(LIMIT_S) != 0, server.said
         assert not any(map(_lives, ranks))
 
 
 def _children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return sorted(int(one) for one in text.split())
+    return sorted(int(child) for child in text.split())
 
 
 def _lives(pid: int) -> bool:
@@ -238,11 +238,11 @@ def test_two_hosts(hosts: list[str], expected: list[list[int]]) -> None:
     first = Started(lambda log: start(0, log))
     try:
         port = first.url().rpartition(":")[2]
-        asked = [
+        command = [
             *("ip", "netns", "exec", hosts[1], sys.executable, "-c", _ASK),
             f"http://{ADDRESSES[0]}:{port}",
         ]
-        ran = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert ran.returncode == 0, ran.stderr + first.said + second.said
         assert eval(ran.stdout) == expected
     finally:

@@ -10,7 +10,7 @@ ARGUMENTS = ("tp", "backend", "device", "random_weights", "max_seq_len", "simula
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("message", "shown"),
     [
         ("or random_weights=SEED.", "or --random-weights SEED."),
         ('Choose backend="auto".', "Choose --backend auto."),
@@ -30,20 +30,20 @@ ARGUMENTS = ("tp", "backend", "device", "random_weights", "max_seq_len", "simula
         ("http=tp=x", "http=tp=x"),
     ],
 )
-def test_arguments_become_options(said: str, shown: str) -> None:
-    assert with_options(said, ARGUMENTS, ARGUMENTS) == shown
+def test_arguments_become_options(message: str, shown: str) -> None:
+    assert with_options(message, ARGUMENTS, ARGUMENTS) == shown
 
 
 def test_a_number_that_is_not_from_the_command_line_stays() -> None:
-    said = 'The target has tp=0. Choose backend="auto" or max_seq_len=9'
+    message = 'The target has tp=0. Choose backend="auto" or max_seq_len=9'
     shown = "The target has tp=0. Choose --backend auto or --max-seq-len 9"
-    assert with_options(said, ARGUMENTS, ()) == shown
+    assert with_options(message, ARGUMENTS, ()) == shown
 
 
 def test_ids_of_a_prompt_are_named_by_their_option() -> None:
-    said = "Every token of input_ids must be in the vocabulary"
+    message = "Every token of input_ids must be in the vocabulary"
     shown = "Every token of --prompt-ids must be in the vocabulary"
-    assert with_options(said, ("prompt_ids",), ()) == shown
+    assert with_options(message, ("prompt_ids",), ()) == shown
 
 
 def test_a_command_without_arguments() -> None:

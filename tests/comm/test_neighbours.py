@@ -19,23 +19,23 @@ from tpcompile.comm.neighbours import SMALL_BYTES
 @contextmanager
 def ranks_of(count: int, eager: bool = True) -> Iterator[list[Neighbours]]:
     with ExitStack() as ends:
-        others: list[list[socket.socket]] = [[] for _ in range(count)]
+        sockets: list[list[socket.socket]] = [[] for _ in range(count)]
         for pair in combinations(range(count), 2):
             for rank, end in zip(pair, socket.socketpair(), strict=True):
-                others[rank].append(ends.enter_context(end))
-        yield [Neighbours(rank, own, eager) for rank, own in enumerate(others)]
+                sockets[rank].append(ends.enter_context(end))
+        yield [Neighbours(rank, rank_sockets, eager) for rank, rank_sockets in enumerate(sockets)]
 
 
 def gather(ranks: list[Neighbours], size: int, times: int = 1) -> list[list[torch.Tensor]]:
     """Return the result of each exchange per rank; rank r sends bytes from r upwards."""
-    found: list[list[torch.Tensor]] = [[] for _ in ranks]
+    rooms: list[list[torch.Tensor]] = [[] for _ in ranks]
 
     def work(rank: int) -> None:
         for turn in range(times):
-            own = (torch.arange(size) + rank + turn).to(torch.uint8)
+            sent = (torch.arange(size) + rank + turn).to(torch.uint8)
             room = torch.zeros(len(ranks), size, dtype=torch.uint8)
-            ranks[rank].gather(own, room)
-            found[rank].append(room)
+            ranks[rank].gather(sent, room)
+            rooms[rank].append(room)
             time.sleep(0.001 * (rank == turn % len(ranks)))  # each rank is late in turn
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(ranks))]
@@ -43,7 +43,7 @@ def gather(ranks: list[Neighbours], size: int, times: int = 1) -> list[list[torc
         thread.start()
     for thread in threads:
         thread.join(20)
-    return found
+    return rooms
 
 
 @pytest.mark.parametrize("eager", [True, False])
@@ -51,8 +51,8 @@ def gather(ranks: list[Neighbours], size: int, times: int = 1) -> list[list[torc
 @pytest.mark.parametrize("size", [1, 4096, SMALL_BYTES])
 def test_every_rank_has_every_rank_s_bytes_in_order(count: int, size: int, eager: bool) -> None:
     with ranks_of(count, eager) as ranks:
-        for found in gather(ranks, size, times=5):
-            for turn, room in enumerate(found):
+        for rooms in gather(ranks, size, times=5):
+            for turn, room in enumerate(rooms):
                 for rank, row in enumerate(room):
                     assert torch.equal(row, (torch.arange(size) + rank + turn).to(torch.uint8))
 
@@ -76,5 +76,5 @@ def test_sockets_that_hold_little_do_not_block_both_ranks() -> None:
         for rank in ranks:
             for kind in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 rank._others[0].setsockopt(socket.SOL_SOCKET, kind, 4096)
-        found = gather(ranks, SMALL_BYTES, times=3)
-    assert [len(turns) for turns in found] == [3, 3]
+        rooms = gather(ranks, SMALL_BYTES, times=3)
+    assert [len(turns) for turns in rooms] == [3, 3]

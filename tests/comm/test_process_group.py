@@ -80,13 +80,13 @@ def _both(
     """Return the results of process groups (shared memory must agree) and of simulated ranks."""
     simulated = SimulatedGroup(ranks)
     expected = _together([simulated.rank(rank) for rank in range(ranks)], call)
-    found = _together(list(_groups(ranks)), call)
-    _same_bits(_together(list(_sharing(ranks)), call), found)
-    return found, expected
+    actual = _together(list(_groups(ranks)), call)
+    _same_bits(_together(list(_sharing(ranks)), call), actual)
+    return actual, expected
 
 
-def _same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    for a, b in zip(found, expected, strict=True):
+def _same_bits(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
 
@@ -116,8 +116,8 @@ def test_sums_have_the_bits_of_the_tree(
     term = _terms(shape, dtype)
     expected = tree_sum([term(rank) for rank in range(ranks)], total)
     for groups in (_groups(ranks), _sharing(ranks)):
-        for found in _together(list(groups), lambda g, r: g.all_reduce(term(r), total)):
-            _same_bits([found], [expected])
+        for actual in _together(list(groups), lambda g, r: g.all_reduce(term(r), total)):
+            _same_bits([actual], [expected])
 
 
 def test_a_sum_does_not_share_memory_with_the_next() -> None:
@@ -130,16 +130,16 @@ def test_a_sum_does_not_share_memory_with_the_next() -> None:
 
     for groups in (*map(_groups, (1, 2, 3)), *map(_sharing, (2, 3))):
         ranks = len(groups)
-        for found in _together(list(groups), twice):
-            assert found.tolist() == [float(sum(range(ranks)))] * 4
+        for total in _together(list(groups), twice):
+            assert total.tolist() == [float(sum(range(ranks)))] * 4
 
 
 def test_a_sum_leaves_its_terms_alone_and_takes_any_strides() -> None:
     def call(group: Group, rank: int) -> torch.Tensor:
         x = torch.arange(6.0).view(2, 3).t()
-        found = group.all_reduce(x)
+        total = group.all_reduce(x)
         assert torch.equal(x, torch.arange(6.0).view(2, 3).t())
-        return found
+        return total
 
     for ranks in (2, 3):
         _same_bits(*_both(ranks, call))
@@ -179,10 +179,10 @@ def test_each_rank_gets_its_run_of_tokens_of_the_sum(ranks: int, tokens: int) ->
     def call(group: Group, rank: int) -> torch.Tensor:
         return group.reduce_scatter(_terms((tokens, 5), torch.bfloat16)(rank), torch.float32)
 
-    found, expected = _both(ranks, call)
-    _same_bits(found, expected)
+    actual, expected = _both(ranks, call)
+    _same_bits(actual, expected)
     runs = [TokenLayout(ranks).run(rank, tokens) for rank in range(ranks)]
-    assert [len(part) for part in found] == [stop - start for start, stop in runs]
+    assert [len(part) for part in actual] == [stop - start for start, stop in runs]
 
 
 NAN, INF = float("nan"), float("inf")
@@ -210,8 +210,8 @@ def test_the_best_id_is_that_of_the_whole_row(row: list[float], dtype: torch.dty
         best = shard.argmax(-1)
         return group.argmax(shard.gather(1, best[:, None]).squeeze(1), best + 2 * rank)
 
-    found, simulated = _both(3, call)
-    for ids in (*found, *simulated):
+    actual, simulated = _both(3, call)
+    for ids in (*actual, *simulated):
         assert ids.tolist() == [int(whole.argmax())] * 4
 
 
@@ -233,11 +233,11 @@ def test_few_bytes_are_sent_for_the_best_id() -> None:
 )
 def test_what_one_rank_has_all_get(x: torch.Tensor) -> None:
     def call(group: Any, rank: int) -> torch.Tensor:
-        found: torch.Tensor = group.broadcast(x if rank == 1 else None, 1, torch.device("cpu"))
-        return found
+        received: torch.Tensor = group.broadcast(x if rank == 1 else None, 1, torch.device("cpu"))
+        return received
 
-    for found in _together(list(_groups(3)), call):
-        _same_bits([found], [x])
+    for received in _together(list(_groups(3)), call):
+        _same_bits([received], [x])
 
 
 def test_a_rank_that_does_not_come_is_named_as_such() -> None:
@@ -269,7 +269,7 @@ def test_what_the_group_still_uses_is_kept_and_waited_for(monkeypatch: pytest.Mo
     first, second = _connected(2)
     rank = ProcessGroupRank(first)
     late, other = torch.ones(5), torch.ones(5)
-    kept = weakref.ref(late)
+    reference = weakref.ref(late)
 
     class Pending:
         """Work handle that never blocks."""
@@ -281,7 +281,7 @@ def test_what_the_group_still_uses_is_kept_and_waited_for(monkeypatch: pytest.Mo
     rank._wait(lambda x: Pending(), torch.ones(1))
     address = late.data_ptr()
     del late
-    assert kept() is not None, "the collective is pending"
+    assert reference() is not None, "the collective is pending"
     slept = 0
 
     def sleep(seconds: float) -> None:
@@ -296,11 +296,11 @@ def test_what_the_group_still_uses_is_kept_and_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(process_group, "_LAST_S", 60.0)
     rank.rest()
     assert slept > 3
-    held = kept()
+    held = reference()
     assert held is not None and held.data_ptr() == address
     assert torch.equal(held, torch.full((5,), 2.0))
     assert held._use_count() == 1
     slept = 3
     rank._wait(lambda x: Pending(), torch.ones(1))
     del held
-    assert kept() is None, "the collective is complete"
+    assert reference() is None, "the collective is complete"

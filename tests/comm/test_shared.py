@@ -73,9 +73,9 @@ def test_sums_have_the_bits_of_the_tree(ranks: int, dtype: torch.dtype, total: t
     for size in SIZES:
         values = terms(ranks, size, dtype)
         expected = tree_sum(values, total)
-        for found in together(every, lambda e, r, v=values: e.all_reduce(v[r], total)):
-            assert found.dtype == total
-            assert torch.equal(bits(found), bits(expected)), size
+        for actual in together(every, lambda e, r, v=values: e.all_reduce(v[r], total)):
+            assert actual.dtype == total
+            assert torch.equal(bits(actual), bits(expected)), size
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -86,9 +86,9 @@ def test_rounding_of_special_values(ranks: int) -> None:
     other = torch.tensor([1.0, -inf, 1.0, tiny, -0.0, 2**-8, 2**-8, 3.3e38]).bfloat16()
     values = [first, other, *[torch.full_like(first, -0.0)] * (ranks - 2)]
     expected = tree_sum(values)
-    for found in together(exchanges(ranks), lambda e, r: e.all_reduce(values[r], torch.bfloat16)):
-        assert torch.equal(found.isnan(), expected.isnan())
-        assert torch.equal(bits(found[~found.isnan()]), bits(expected[~expected.isnan()]))
+    for actual in together(exchanges(ranks), lambda e, r: e.all_reduce(values[r], torch.bfloat16)):
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert torch.equal(bits(actual[~actual.isnan()]), bits(expected[~expected.isnan()]))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -98,12 +98,12 @@ def test_each_rank_gets_its_run_of_tokens(ranks: int, tokens: int) -> None:
     values = [v.view(tokens, width) for v in terms(ranks, tokens * width, torch.bfloat16)]
     runs = [TokenLayout(ranks).run(rank, tokens) for rank in range(ranks)]
     expected = tree_sum(values, torch.float32)
-    found = together(
+    parts = together(
         exchanges(ranks), lambda e, r: e.reduce_scatter(values[r], *runs[r], torch.float32)
     )
-    for (start, stop), own in zip(runs, found, strict=True):
-        assert own.shape == (stop - start, width)
-        assert torch.equal(bits(own), bits(expected[start:stop]))
+    for (start, stop), part in zip(runs, parts, strict=True):
+        assert part.shape == (stop - start, width)
+        assert torch.equal(bits(part), bits(expected[start:stop]))
 
 
 @pytest.mark.parametrize("eager", [True, False])
@@ -112,16 +112,16 @@ def test_rounds_of_all_kinds_follow_each_other(ranks: int, eager: bool) -> None:
     """Each rank is late in its turn; no round may see terms of another one."""
     sizes = (1, 4096, SLOT_BYTES + 5)
 
-    def work(own: SharedExchange, rank: int) -> bool:
+    def work(exchange: SharedExchange, rank: int) -> bool:
         right = True
         for turn in range(30):
             size = sizes[turn % 3]
             time.sleep(0.002 * (turn % ranks == rank))
             sent = torch.full((size,), rank + turn, dtype=torch.uint8)
             room = torch.zeros(ranks, size, dtype=torch.uint8)
-            own.gather(sent, room)
+            exchange.gather(sent, room)
             right &= all(bool((row == turn + r).all()) for r, row in enumerate(room))
-            total = own.all_reduce(torch.full((size,), float(rank + turn)), torch.float32)
+            total = exchange.all_reduce(torch.full((size,), float(rank + turn)), torch.float32)
             right &= bool((total == sum(range(ranks)) + ranks * turn).all())
         return right
 
@@ -129,14 +129,14 @@ def test_rounds_of_all_kinds_follow_each_other(ranks: int, eager: bool) -> None:
 
 
 def test_a_sum_does_not_share_memory_with_the_next() -> None:
-    def twice(own: SharedExchange, rank: int) -> torch.Tensor:
-        first = own.all_reduce(torch.full((4,), float(rank)), torch.float32)
+    def twice(exchange: SharedExchange, rank: int) -> torch.Tensor:
+        first = exchange.all_reduce(torch.full((4,), float(rank)), torch.float32)
         for _ in range(3):
-            own.all_reduce(torch.full((4,), 100.0), torch.float32)
+            exchange.all_reduce(torch.full((4,), 100.0), torch.float32)
         return first
 
-    for found in together(exchanges(2), twice):
-        assert found.tolist() == [1.0] * 4
+    for total in together(exchanges(2), twice):
+        assert total.tolist() == [1.0] * 4
 
 
 def test_a_rank_that_ends_while_another_waits_is_noticed() -> None:

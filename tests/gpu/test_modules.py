@@ -23,22 +23,22 @@ def test_logits_are_those_of_eager(name: str, tp: int) -> None:
     eager = lively(name).to(GPU)
     with tpcompile.compile(eager, tp, backend="torch", device="cuda", simulate=True) as model:
         assert model.device.type == "cuda"
-        found = model(IDS.to(GPU), attention_mask=MASK.to(GPU)).logits
-        assert found.device.type == "cuda"
+        logits = model(IDS.to(GPU), attention_mask=MASK.to(GPU)).logits
+        assert logits.device.type == "cuda"
     with torch.inference_mode():
         wanted = eager(IDS.to(GPU), attention_mask=MASK.to(GPU)).logits
     real = MASK.bool()
-    assert relative_error(found[real], wanted[real]) < 1e-5
+    assert relative_error(logits[real], wanted[real]) < 1e-5
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_generation_uses_the_cache(tp: int) -> None:
     eager = lively("tiny-qwen3").to(GPU)
-    asked = {"attention_mask": MASK.to(GPU), "max_new_tokens": 40, "do_sample": False}
+    options = {"attention_mask": MASK.to(GPU), "max_new_tokens": 40, "do_sample": False}
     with tpcompile.compile(eager, tp, backend="torch", device="cuda", simulate=True) as model:
-        found = model.generate(IDS.to(GPU), **asked)
+        tokens = model.generate(IDS.to(GPU), **options)
         assert model.steps.modules == 40
-    assert found.tolist() == eager.generate(IDS.to(GPU), **asked).tolist()
+    assert tokens.tolist() == eager.generate(IDS.to(GPU), **options).tolist()
 
 
 def test_inputs_may_be_on_the_cpu() -> None:
@@ -52,5 +52,5 @@ def test_errors_of_bf16_are_those_of_eager() -> None:
     with torch.inference_mode():
         wanted, theirs = (model(IDS.to(GPU)).logits.float() for model in (exact, rough))
     with tpcompile.compile(rough, backend="torch", device="cuda") as model:
-        found = model(IDS.to(GPU)).logits.float()
-    assert (found - wanted).norm() <= 1.1 * (theirs - wanted).norm()
+        logits = model(IDS.to(GPU)).logits.float()
+    assert (logits - wanted).norm() <= 1.1 * (theirs - wanted).norm()

@@ -30,21 +30,21 @@ IDS = torch.tensor([[5, 6, 7]])
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_steps_are_those_of_the_reference_machine(case: Case) -> None:
-    found = steps_on(Triton(case.memory(device=GPU)), case, 2)
-    for own, wanted in zip(found, steps_of(case, 2), strict=True):
-        assert relative_error(own.cpu(), wanted) < EXACT
+    steps = steps_on(Triton(case.memory(device=GPU)), case, 2)
+    for logits, wanted in zip(steps, steps_of(case, 2), strict=True):
+        assert relative_error(logits.cpu(), wanted) < EXACT
 
 
 @pytest.mark.parametrize(
     "case", [CASE, LINEAR, MIXTURE], ids=["attention", "linear attention", "experts"]
 )
 def test_several_steps_in_one_launch(case: Case) -> None:
-    one, many = Triton(case.memory(device=GPU)), Triton(case.memory(device=GPU))
-    place(one, case)
+    stepped, many = Triton(case.memory(device=GPU)), Triton(case.memory(device=GPU))
+    place(stepped, case)
     place(many, case)
     for _ in range(3):
-        assert torch.equal(many.run(4), torch.cat([one.run() for _ in range(4)]))
-    assert torch.equal(many.logits, one.logits)
+        assert torch.equal(many.run(4), torch.cat([stepped.run() for _ in range(4)]))
+    assert torch.equal(many.logits, stepped.logits)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -54,8 +54,8 @@ def test_bits_do_not_depend_on_the_schedule(policy: str, workers: int) -> None:
     (wanted,) = steps_on(Triton(case.memory(device=GPU)), case, 1)
     other = replace(case, policy=policy, workers=workers)
     for _ in range(10):
-        (found,) = steps_on(Triton(other.memory(device=GPU)), other, 1)
-        assert torch.equal(found, wanted)
+        (logits,) = steps_on(Triton(other.memory(device=GPU)), other, 1)
+        assert torch.equal(logits, wanted)
 
 
 def test_bits_of_linear_attention() -> None:
@@ -69,7 +69,7 @@ def test_bits_of_linear_attention() -> None:
         replace(case, lengths=(1,) * 10),
     ):
         steps = zip(steps_on(Triton(other.memory(device=GPU)), other, 2), wanted, strict=True)
-        assert all(torch.equal(found[0], own[0]) for found, own in steps), other
+        assert all(torch.equal(actual[0], expected[0]) for actual, expected in steps), other
 
 
 @pytest.mark.parametrize("model", [EXPERTS, SHARED])
@@ -84,21 +84,21 @@ def test_bits_of_experts(model: str) -> None:
         replace(case, lengths=(1,) * 20),
     ):
         steps = zip(steps_on(Triton(other.memory(device=GPU)), other, 2), wanted, strict=True)
-        assert all(torch.equal(found[0], own[0]) for found, own in steps), other
+        assert all(torch.equal(actual[0], expected[0]) for actual, expected in steps), other
 
 
 def test_states_of_linear_attention() -> None:
     """A launch stores the states of its last step, and keeps those that it reads."""
     kernel, machine = Triton(LINEAR.memory(device=GPU)), LINEAR.machine()
-    for one in (kernel, machine):
-        place(one, LINEAR, read=torch.tensor([0, 1]), write=torch.tensor([3, 2]))
-        one.run(3)
+    for executor in (kernel, machine):
+        place(executor, LINEAR, read=torch.tensor([0, 1]), write=torch.tensor([3, 2]))
+        executor.run(3)
     before = LINEAR.memory()
     for role in LINEAR_STATES:
-        sides = (one.values(role) for one in (kernel.memory, machine.memory, before))
-        for found, wanted, old in zip(*sides, strict=True):
-            assert relative_error(found[:, 2:].cpu(), wanted[:, 2:]) < EXACT
-            assert torch.equal(found[:, :2].cpu().nan_to_num(), old[:, :2].nan_to_num())
+        sides = (memory.values(role) for memory in (kernel.memory, machine.memory, before))
+        for actual, expected, old in zip(*sides, strict=True):
+            assert relative_error(actual[:, 2:].cpu(), expected[:, 2:]) < EXACT
+            assert torch.equal(actual[:, :2].cpu().nan_to_num(), old[:, :2].nan_to_num())
 
 
 def test_a_wait_that_is_never_met(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +132,9 @@ def test_a_schedule_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_generation_decodes_in_the_kernel() -> None:
     eager = lively("tiny-qwen3").to(GPU)
-    asked = {"max_new_tokens": 24, "do_sample": False}
+    options = {"max_new_tokens": 24, "do_sample": False}
     with tpcompile.compile(eager, device="cuda", backend="triton", max_seq_len=64) as model:
         assert model.backend == "triton"
-        found = model.generate(IDS.to(GPU), **asked)
+        tokens = model.generate(IDS.to(GPU), **options)
         assert model.steps[:2] == (23, 1)
-    assert found.tolist() == eager.generate(IDS.to(GPU), **asked).tolist()
+    assert tokens.tolist() == eager.generate(IDS.to(GPU), **options).tolist()

@@ -64,10 +64,10 @@ def _logits(
     ],
 )
 def test_logits_are_those_of_the_reference_machine(of: str, batch: int) -> None:
-    found, wanted = (
+    actual, expected = (
         _logits(kind, of, tokens_of(batch), torch.float32) for kind in (Triton, Machine)
     )
-    assert relative_error(found, wanted) < EXACT
+    assert relative_error(actual, expected) < EXACT
 
 
 @pytest.mark.parametrize("of", FORMATS)
@@ -88,9 +88,9 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_workers(of: str, dtype: tor
     """A sequence has the same bits alone, among few and among many, for 1, 8 and 100 workers."""
     wanted = _logits(Triton, of, tokens_of(1), dtype, 2)[0]
     for batch in (2, 4, 9, 64, 65):
-        found = _logits(Triton, of, tokens_of(batch), dtype, 2)
-        assert torch.equal(found[0], wanted), batch
-        assert not torch.equal(found[1], wanted), batch
+        logits = _logits(Triton, of, tokens_of(batch), dtype, 2)
+        assert torch.equal(logits[0], wanted), batch
+        assert not torch.equal(logits[1], wanted), batch
     for workers in (1, 8, 100):
-        found = _logits(Triton, of, tokens_of(4), dtype, 2, workers=workers)
-        assert torch.equal(found[0], wanted), workers
+        logits = _logits(Triton, of, tokens_of(4), dtype, 2, workers=workers)
+        assert torch.equal(logits[0], wanted), workers

@@ -80,20 +80,20 @@ def _all(buffer: int) -> tuple[Region, ...]:
 
 def steps(layers: int) -> tuple[Step, ...]:
     """Return the instructions in program order."""
-    found: list[Step] = [Embed("embed", -1, (), _all(_X), 0.5)]
+    instructions: list[Step] = [Embed("embed", -1, (), _all(_X), 0.5)]
     for layer in range(layers):
         for h in range(HEADS):
             name = f"layer {layer} qkv <{h}>"
-            found.append(NormQkvRows(name, layer, _all(_X), _part(_QKV, h), 2.0))
+            instructions.append(NormQkvRows(name, layer, _all(_X), _part(_QKV, h), 2.0))
         for h in range(HEADS):
             name = f'layer {layer} attention & "{h}"'
             reads, writes = _part(_QKV, h), _part(_ATTENDED, h)
-            found.append(PartialAttention(name, layer, reads, writes, 1.25 + h))
+            instructions.append(PartialAttention(name, layer, reads, writes, 1.25 + h))
         for b in range(BLOCKS):
             name = f"layer {layer} rows {b}"
             reads = (*_all(_ATTENDED), *_part(_X, b))
-            found.append(LinearResidual(name, layer, reads, _part(_X, b), 1.5))
-    return (*found, Argmax("argmax", -1, _all(_X), (), 0.75))
+            instructions.append(LinearResidual(name, layer, reads, _part(_X, b), 1.5))
+    return (*instructions, Argmax("argmax", -1, _all(_X), (), 0.75))
 
 
 def step_timeline(layers: int, workers: int = 3, policy: str = "critical-path") -> Timeline:
@@ -106,8 +106,8 @@ def step_timeline(layers: int, workers: int = 3, policy: str = "critical-path") 
 
 def ranked(layers: int, workers: int, ranks: int) -> Timeline:
     """Return a timeline whose workers are divided among several ranks."""
-    one = step_timeline(layers, workers * ranks, "round-robin")
-    return Timeline(dataclasses.replace(one.program, ranks=ranks), one.timing)
+    timeline = step_timeline(layers, workers * ranks, "round-robin")
+    return Timeline(dataclasses.replace(timeline.program, ranks=ranks), timeline.timing)
 
 
 def without_layers(timeline: Timeline) -> Timeline:

@@ -11,18 +11,18 @@ from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 
 def test_every_kind_has_a_colour() -> None:
-    own = [name for name in INSTRUCTIONS if INSTRUCTIONS[name].opcode < 256]
-    assert list(COLOURS) == own
-    assert [colour_of(name) for name in own] == list(COLOURS.values())
+    names = [name for name in INSTRUCTIONS if INSTRUCTIONS[name].opcode < 256]
+    assert list(COLOURS) == names
+    assert [colour_of(name) for name in names] == list(COLOURS.values())
 
 
 def test_colours_differ_and_black_can_be_read_on_them() -> None:
-    found = [*COLOURS.values(), *OTHERS]
-    for colour in found:
+    colours = [*COLOURS.values(), *OTHERS]
+    for colour in colours:
         assert contrast(colour, INK) > 5
-    for one, other in combinations(found, 2):
-        apart = sum(abs(a - b) for a, b in zip(channels(one), channels(other), strict=True))
-        assert apart > 60, (one, other)
+    for left, right in combinations(colours, 2):
+        apart = sum(abs(a - b) for a, b in zip(channels(left), channels(right), strict=True))
+        assert apart > 60, (left, right)
 
 
 def test_the_colour_of_another_kind_depends_on_its_name() -> None:
@@ -34,9 +34,9 @@ def channels(colour: str) -> list[int]:
     return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(colour: str, other: str) -> float:
     """Return the contrast ratio as defined by the Web Content Accessibility Guidelines."""
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    light, dark = sorted((luminance(colour), luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 

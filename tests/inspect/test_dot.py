@@ -40,8 +40,8 @@ def test_every_line_is_graphviz(rank: int | None) -> None:
 
 def drawn(gm: fx.GraphModule, rank: int | None = None) -> dict[str, str]:
     """Return the attributes of each node by name."""
-    found = re.findall(r'^ +"(\w+)" (\[.*\]);$', graph_dot(gm, rank), re.MULTILINE)
-    return dict(found)
+    nodes = re.findall(r'^ +"(\w+)" (\[.*\]);$', graph_dot(gm, rank), re.MULTILINE)
+    return dict(nodes)
 
 
 def test_nodes_and_edges_are_those_of_the_graph() -> None:

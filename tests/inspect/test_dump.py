@@ -29,12 +29,12 @@ def test_every_stage_is_data() -> None:
 def test_operands_name_their_nodes() -> None:
     data = graph_json(graph(4))
     known = nodes(data)
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for node in data["nodes"]:
         for operand in _flat(list(node["operands"].values())):
             if isinstance(operand, str) and operand.startswith("%"):
-                assert operand[1:] in seen
-        seen.add(node["name"])
+                assert operand[1:] in earlier
+        earlier.add(node["name"])
     assert known["l0_attention"]["operands"] == {
         "q": "%l0_q_rotated",
         "k": "%l0_k_rotated",
@@ -87,8 +87,8 @@ def test_origins() -> None:
 def test_one_rank() -> None:
     every, last = graph_json(graph(4)), graph_json(graph(4), 3)
     assert last["ranks"] == [3]
-    for whole, one in zip(every["parameters"], last["parameters"], strict=True):
-        assert one["ranks"] == whole["ranks"][3:]
+    for whole, single in zip(every["parameters"], last["parameters"], strict=True):
+        assert single["ranks"] == whole["ranks"][3:]
     attention = nodes(last)["l0_attention"]["type"]
     assert attention["local_shapes"] == [["T", 1, 16]]
     assert attention["placement"]["intervals"] == [[[5, 6]]]
@@ -104,10 +104,10 @@ def test_tokens_split_over_ranks_have_no_intervals() -> None:
     assert scattered["local_shapes"] == [["T/2", 64], ["T/2", 64]]
 
 
-def expanded(found: list[dict[str, Any]]) -> dict[str, list[tuple[int, int]]]:
+def expanded(entries: list[dict[str, Any]]) -> dict[str, list[tuple[int, int]]]:
     """Return all byte ranges of each tensor."""
     ranges: dict[str, list[tuple[int, int]]] = {}
-    for read in found:
+    for read in entries:
         starts = [read["start"] + i * read["stride"] for i in range(read["count"])]
         ranges.setdefault(read["tensor"], []).extend((s, s + read["bytes"]) for s in starts)
     return {name: merge(runs) for name, runs in ranges.items()}
@@ -119,10 +119,10 @@ def test_reads_are_the_byte_ranges_of_the_recipes(tp: int) -> None:
     entries = {entry["node"]: entry for entry in graph_json(gm)["parameters"]}
     for node in parameters(gm.graph):
         for rank, recipe in enumerate(parameter_of(node).shards):
-            found = entries[node.name]["ranks"][rank]
-            assert expanded(found["reads"]) == byte_ranges(recipe, 4)
-            size = sum(read["bytes"] * read["count"] for read in found["reads"])
-            rows, *columns = found["shape"]
+            shard = entries[node.name]["ranks"][rank]
+            assert expanded(shard["reads"]) == byte_ranges(recipe, 4)
+            size = sum(read["bytes"] * read["count"] for read in shard["reads"])
+            rows, *columns = shard["shape"]
             assert size == 4 * rows * (columns[0] if columns else 1)
 
 
@@ -140,8 +140,8 @@ WEIGHT = Tensor("w", (8, 6))
     ],
 )
 def test_reads_of_other_recipes(recipe: Recipe) -> None:
-    found = [read for piece in pieces(recipe) for read in reads(piece, 2)]
-    assert expanded(found) == byte_ranges(recipe, 2)
+    entries = [read for piece in pieces(recipe) for read in reads(piece, 2)]
+    assert expanded(entries) == byte_ranges(recipe, 2)
 
 
 def test_columns_are_one_entry_not_one_a_row() -> None:

@@ -29,13 +29,13 @@ def drawn(timeline: Timeline, title: str = "a title", layers: Range | None = Non
 
 def slices(root: Element) -> dict[str, Element]:
     """Return the rectangles of instructions by label."""
-    found = {}
+    rects = {}
     for rect in root.iter(f"{_SVG}rect"):
         tooltip = rect.find(f"{_SVG}title")
         if tooltip is not None:
             assert tooltip.text is not None
-            found[tooltip.text.split("\n")[0]] = rect
-    return found
+            rects[tooltip.text.split("\n")[0]] = rect
+    return rects
 
 
 def box_of(rect: Element) -> Box:
@@ -50,36 +50,36 @@ def text_box(text: Element) -> Box:
     return left, y - 0.75 * size, left + wide, y + 0.2 * size
 
 
-def overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def overlap(box: Box, other: Box) -> bool:
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
 @pytest.mark.parametrize("timeline", SHORT)
 def test_every_instruction_is_drawn_where_and_when_it_runs(timeline: Timeline) -> None:
     root = drawn(timeline)
-    found = slices(root)
+    rects = slices(root)
     instructions = timeline.program.instructions
-    assert found.keys() == {i.label for i in instructions}
-    scale = (box_of(found["argmax"])[2] - box_of(found["embed"])[0]) / timeline.timing.makespan
-    left = box_of(found["embed"])[0]
+    assert rects.keys() == {i.label for i in instructions}
+    scale = (box_of(rects["argmax"])[2] - box_of(rects["embed"])[0]) / timeline.timing.makespan
+    left = box_of(rects["embed"])[0]
     for row in timeline.rows:
-        boxes = [box_of(found[instructions[number].label]) for number in row]
+        boxes = [box_of(rects[instructions[number].label]) for number in row]
         assert len({(top, bottom) for _, top, _, bottom in boxes}) == 1
         for number, (start, _, stop, _) in zip(row, boxes, strict=True):
             assert start == pytest.approx(left + scale * timeline.timing.starts[number], abs=0.2)
             assert stop == pytest.approx(left + scale * timeline.timing.finishes[number], abs=0.2)
-    tops = {box_of(found[instructions[row[0]].label])[1] for row in timeline.rows}
+    tops = {box_of(rects[instructions[row[0]].label])[1] for row in timeline.rows}
     assert len(tops) == len(timeline.tracks)
 
 
 def test_colours_are_those_of_the_legend() -> None:
     timeline = SHORT[0]
     root = drawn(timeline)
-    kinds = dict.fromkeys(one.name for one in timeline.program.instructions)
-    found = slices(root)
+    kinds = dict.fromkeys(instruction.name for instruction in timeline.program.instructions)
+    rects = slices(root)
     groups = {group.attrib.get("fill"): set(group) for group in root.iter(f"{_SVG}g")}
     for instruction in timeline.program.instructions:
-        assert found[instruction.label] in groups[colour_of(instruction.name)]
+        assert rects[instruction.label] in groups[colour_of(instruction.name)]
     words = [text.text for text in root.iter(f"{_SVG}text")]
     assert set(kinds) <= set(words)
 
@@ -89,11 +89,11 @@ def test_what_the_end_waited_for_is_outlined() -> None:
     root = drawn(timeline)
     group = next(g for g in root.iter(f"{_SVG}g") if g.attrib.get("fill") == "none")
     outlines = [box_of(rect) for rect in group]
-    found = slices(root)
+    rects = slices(root)
     chain = [timeline.program.instructions[number].label for number in timeline.chain]
     assert len(outlines) == len(chain)
     for label in chain:
-        left, top, right, bottom = box_of(found[label])
+        left, top, right, bottom = box_of(rects[label])
         inner = (left + 0.6, top + 0.6, right - 0.6, bottom - 0.6)
         assert any(o == pytest.approx(inner, abs=0.2) for o in outlines)
 
@@ -110,15 +110,15 @@ def test_words_stand_clear(timeline: Timeline, layers: Range | None, title: str)
     root = drawn(timeline, title, layers)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     boxes = [(text.text, text_box(text)) for text in root.iter(f"{_SVG}text")]
-    for said, (left, top, right, bottom) in boxes:
-        assert left >= 0 and top >= 0 and right <= width and bottom <= height, said
-    for (one, first), (other, second) in combinations(boxes, 2):
-        assert not overlap(first, second), (one, other)
+    for label, (left, top, right, bottom) in boxes:
+        assert left >= 0 and top >= 0 and right <= width and bottom <= height, label
+    for (text, first), (other, second) in combinations(boxes, 2):
+        assert not overlap(first, second), (text, other)
     inside = [box_of(rect) for rect in slices(root).values()]
-    for said, box in boxes:
+    for label, box in boxes:
         for left, top, right, bottom in inside:
             if overlap(box, (left, top, right, bottom)):
-                assert left <= box[0] and box[2] <= right and top <= box[1], said
+                assert left <= box[0] and box[2] <= right and top <= box[1], label
 
 
 def test_figures() -> None:
@@ -148,10 +148,10 @@ def test_every_worker_has_a_name(workers: int) -> None:
         if (text.text or "").startswith("worker ")
     }
     assert list(names) == [f"worker {number}" for number in range(workers)]
-    found = slices(root)
+    rects = slices(root)
     for row, (_, top, _, bottom) in zip(timeline.rows, names.values(), strict=True):
         for number in row:
-            box = box_of(found[timeline.program.instructions[number].label])
+            box = box_of(rects[timeline.program.instructions[number].label])
             assert box[1] - 1 <= top and bottom <= box[3] + 2
 
 
@@ -164,13 +164,13 @@ def test_chosen_layers(timeline: Timeline) -> None:
     instructions = timeline.program.instructions
     shown = {n for row in timeline.rows[: window.rows] for n in row}
     inside = {n for n in shown if starts[n] < window.stop and finishes[n] > window.start}
-    found = slices(root)
-    assert found.keys() == {instructions[n].label for n in inside}
-    left = min(box_of(rect)[0] for rect in found.values())
-    right = max(box_of(rect)[2] for rect in found.values())
+    rects = slices(root)
+    assert rects.keys() == {instructions[n].label for n in inside}
+    left = min(box_of(rect)[0] for rect in rects.values())
+    right = max(box_of(rect)[2] for rect in rects.values())
     scale = (right - left) / (window.stop - window.start)
     for n in inside:
-        x, _, end, _ = box_of(found[instructions[n].label])
+        x, _, end, _ = box_of(rects[instructions[n].label])
         assert x == pytest.approx(left + scale * max(starts[n] - window.start, 0), abs=0.3)
         assert end == pytest.approx(
             left + scale * (min(finishes[n], window.stop) - window.start), abs=0.5
@@ -199,16 +199,16 @@ def test_of_a_long_program_the_first_layers(timeline: Timeline) -> None:
     text = gantt_svg(timeline, "long", 1.0)
     assert len(text.encode()) < 2_000_000
     root = ElementTree.fromstring(text)
-    found = slices(root)
-    assert 0 < len(found) <= min(MOST_SLICES, SLICES_A_ROW * window.rows)
+    by_label = slices(root)
+    assert 0 < len(by_label) <= min(MOST_SLICES, SLICES_A_ROW * window.rows)
     shown = {n for row in timeline.rows[: window.rows] for n in row}
     instructions = timeline.program.instructions
     starts = timeline.timing.starts
-    assert found.keys() == {instructions[n].label for n in shown if starts[n] < window.stop}
+    assert by_label.keys() == {instructions[n].label for n in shown if starts[n] < window.stop}
     words = [t.text or "" for t in root.iter(f"{_SVG}text")]
     assert f"Shown below: {window.said}" in words
     assert "The whole program: busy workers" in words
-    ends = max(box_of(rect)[2] for rect in found.values())
+    ends = max(box_of(rect)[2] for rect in by_label.values())
     rects = list(root.iter(f"{_SVG}rect"))
     strips = [box_of(rect)[2] for rect in rects if rect.attrib.get("stroke") == svg.GRID]
     assert ends <= strips[0] + 0.2, "bars that continue are cut where the overview ends"

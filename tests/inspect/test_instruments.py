@@ -12,11 +12,11 @@ NAMES = [current.name for current in default_pipeline()]
 
 
 def test_stages_are_kept_as_they_stood() -> None:
-    every, one = KeepStages(format_graph), KeepStages(format_graph, frozenset({"kv-heads"}))
-    gm = lowered(2, every, one)
+    every, single = KeepStages(format_graph), KeepStages(format_graph, frozenset({"kv-heads"}))
+    gm = lowered(2, every, single)
     assert [name for name, _ in every.stages] == ["capture", *NAMES]
     assert every.stages[-1][1] == format_graph(gm)
-    assert one.stages == [stage for stage in every.stages if stage[0] == "kv-heads"]
+    assert single.stages == [stage for stage in every.stages if stage[0] == "kv-heads"]
     assert len({text for _, text in every.stages}) > 10
 
 
@@ -31,10 +31,10 @@ def test_print_after() -> None:
 
 def test_print_diff() -> None:
     written: list[str] = []
-    kept = KeepStages(format_graph)
-    lowered(2, kept, PrintDiff(format_graph, written.append))
+    keeper = KeepStages(format_graph)
+    lowered(2, keeper, PrintDiff(format_graph, written.append))
     assert len(written) == len(NAMES)
-    texts = [text for _, text in kept.stages]
+    texts = [text for _, text in keeper.stages]
     for diff, before, after in zip(written, texts, texts[1:], strict=False):
         lines = diff.splitlines()[3:]
         new = [line[1:] for line in lines if line.startswith("+")]

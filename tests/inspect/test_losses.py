@@ -63,41 +63,41 @@ ONE = load(100)
 def test_what_workers_do_instead_of_loading(
     queues: tuple[list[Load], ...], lost: dict[str, float]
 ) -> None:
-    found = of(MACHINE, *queues)
-    assert found.lost_us == pytest.approx(dict.fromkeys(CAUSES, 0.0) | lost)
-    assert found.limit.floor_us + sum(lost.values()) == pytest.approx(found.makespan)
+    losses = of(MACHINE, *queues)
+    assert losses.lost_us == pytest.approx(dict.fromkeys(CAUSES, 0.0) | lost)
+    assert losses.limit.floor_us + sum(lost.values()) == pytest.approx(losses.makespan)
 
 
 def test_a_worker_that_loads_faster_makes_up_for_others() -> None:
     """One worker loads at the whole bandwidth, so the other's waiting costs nothing then."""
     alone = dataclasses.replace(MACHINE, alone_bytes_per_us=100.0)
-    found = of(alone, [ONE], [])
-    assert found.makespan == 2.0 and found.limit.floor_us == 1.0
-    assert sum(found.lost_us.values()) == pytest.approx(1.0)
-    assert found.lost_us["waiting"] == pytest.approx(2 * found.lost_us["dispatch"])
+    losses = of(alone, [ONE], [])
+    assert losses.makespan == 2.0 and losses.limit.floor_us == 1.0
+    assert sum(losses.lost_us.values()) == pytest.approx(1.0)
+    assert losses.lost_us["waiting"] == pytest.approx(2 * losses.lost_us["dispatch"])
 
 
 def test_the_rank_that_loads_most_counts() -> None:
     timeline = ranked(2, 2, 2)
     loads = tuple(
-        dataclasses.replace(one, rank=number % 2, traffic=10 * (1 + number % 2))  # type: ignore[type-var]
-        for number, one in enumerate(timeline.program.instructions)
+        dataclasses.replace(instruction, rank=number % 2, traffic=10 * (1 + number % 2))  # type: ignore[type-var]
+        for number, instruction in enumerate(timeline.program.instructions)
     )
     program = dataclasses.replace(timeline.program, instructions=loads)
-    parts = [one.parts(MACHINE) for one in loads]
-    found = losses_of(program, parts, timeline.timing, MACHINE)
-    assert found.limit.loaded == sum(one.traffic for one in loads if one.rank == 1)  # type: ignore[attr-defined]
-    whole = found.limit.floor_us + sum(found.lost_us.values())
+    parts = [step.parts(MACHINE) for step in loads]
+    losses = losses_of(program, parts, timeline.timing, MACHINE)
+    assert losses.limit.loaded == sum(step.traffic for step in loads if step.rank == 1)  # type: ignore[attr-defined]
+    whole = losses.limit.floor_us + sum(losses.lost_us.values())
     assert whole == pytest.approx(timeline.timing.makespan)
 
 
 def test_in_words() -> None:
-    found = of(MACHINE, [ONE, ONE], [ONE])
-    assert found.text() == (
+    losses = of(MACHINE, [ONE, ONE], [ONE])
+    assert losses.text() == (
         "3.0 µs (50%) bandwidth limit + 1.5 µs (25%) waiting for other instructions + "
         "1.5 µs (25%) dispatch"
     )
-    assert found.to_json() == dict.fromkeys(CAUSES, 0.0) | {"waiting": 1.5, "dispatch": 1.5}
+    assert losses.to_json() == dict.fromkeys(CAUSES, 0.0) | {"waiting": 1.5, "dispatch": 1.5}
 
 
 def test_an_empty_program_loses_nothing() -> None:

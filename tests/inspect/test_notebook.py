@@ -37,21 +37,21 @@ class _Reader(HTMLParser):
 
 def test_a_graph_has_a_line_for_each_node_and_folds_layers() -> None:
     gm = lowered(2)
-    found = _Reader(graph_html(gm, "the title"))
+    reader = _Reader(graph_html(gm, "the title"))
     printer = Printer(origins=False)
     lines = [printer.node(node) for node in gm.graph.nodes]
-    assert [word for word in found.words if word in set(lines)] == lines
-    assert found.tags.count("details") == found.tags.count("/details")
-    assert {"layer 0", "layer 1", "the title"} <= set(found.words)
+    assert [word for word in reader.words if word in set(lines)] == lines
+    assert reader.tags.count("details") == reader.tags.count("/details")
+    assert {"layer 0", "layer 1", "the title"} <= set(reader.words)
 
 
 def test_names_are_text() -> None:
     gm = lowered(2)
     info_of(gm).name = HOSTILE
     for html in (graph_html(gm, HOSTILE), table_html(HOSTILE, [HOSTILE], [[HOSTILE, 1]])):
-        found = _Reader(html)
-        assert "script" not in found.tags
-        assert HOSTILE in "".join(found.words)
+        reader = _Reader(html)
+        assert "script" not in reader.tags
+        assert HOSTILE in "".join(reader.words)
 
 
 def test_stages_plans_and_schedules_have_html() -> None:

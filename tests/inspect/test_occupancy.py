@@ -10,7 +10,7 @@ from tpcompile.inspect.occupancy import busy_shares
 
 def test_the_overview_shows_how_many_are_busy() -> None:
     timeline = step_timeline(5, 4)
-    kinds = list(dict.fromkeys(one.name for one in timeline.program.instructions))
+    kinds = list(dict.fromkeys(instruction.name for instruction in timeline.program.instructions))
     shares = busy_shares(timeline, range(4), kinds)
     assert list(shares) == kinds
     for parts in zip(*shares.values(), strict=True):

@@ -43,14 +43,14 @@ def test_shares_of_experts(
     """An expert has three matrices, with a width of 64 and 4 bytes per element."""
     passes = passes_for(None, 3, experts=experts)
     prompts, decode = [
-        plan_report(run_passes(preset_pair(name).captured.graph, own)[0])
-        for own in (passes, decoding(passes))
+        plan_report(run_passes(preset_pair(name).captured.graph, pipeline)[0])
+        for pipeline in (passes, decoding(passes))
     ]
     assert decode.ranks == prompts.ranks and decode.expert_plans == prompts.expert_plans
     assert [share.experts for share in prompts.ranks] == count
     assert [share.expert_ffn for share in prompts.ranks] == features
     assert [share.expert_bytes for share in prompts.ranks] == [
-        layers * 3 * 64 * 4 * own * wide for own, wide in zip(count, features, strict=True)
+        layers * 3 * 64 * 4 * held * width for held, width in zip(count, features, strict=True)
     ]
 
 
@@ -81,6 +81,6 @@ def test_a_graph_not_yet_planned_is_one_rank() -> None:
 
 
 def test_one_line_at_a_prompt() -> None:
-    said = repr(plan_report(graph(5)))
-    assert said.startswith("<plan of qwen3, tp=5: at most ")
-    assert "\n" not in said and len(said) < 160
+    line = repr(plan_report(graph(5)))
+    assert line.startswith("<plan of qwen3, tp=5: at most ")
+    assert "\n" not in line and len(line) < 160

@@ -16,11 +16,11 @@ from tpcompile.vm.targets import TARGETS
 def report(*faults: Fault) -> ScheduleReport:
     timeline = step_timeline(2, 3)
     costs = tuple(step.cost for step in timeline.program.instructions)
-    asked = {"model": "tiny", "max_seq_len": 4096}
+    options = {"model": "tiny", "max_seq_len": 4096}
     clock = None if faults else timeline.timing
     seconds = {"verify": 0.5}
     return ScheduleReport(
-        asked,
+        options,
         Scheduled(
             timeline.program,
             costs,
@@ -35,22 +35,22 @@ def report(*faults: Fault) -> ScheduleReport:
 
 
 def test_kinds_are_counted_and_added_up() -> None:
-    found = report().to_json()
-    assert found["kinds"] == [
+    record = report().to_json()
+    assert record["kinds"] == [
         {"kind": "embed", "count": 1, "us": 0.5},
         {"kind": "norm_qkv_rows", "count": 8, "us": 16.0},
         {"kind": "partial_attention", "count": 8, "us": 22.0},
         {"kind": "linear_residual", "count": 12, "us": 18.0},
         {"kind": "argmax", "count": 1, "us": 0.75},
     ]
-    busy = sum(kind["us"] for kind in found["kinds"])
-    assert found["idle"] == pytest.approx(1 - busy / (3 * found["makespan_us"]), abs=1e-6)
-    assert found["idle_us"] == [round(us, 3) for us in step_timeline(2, 3).timing.idle]
-    assert sum(found["idle_us"]) == pytest.approx(3 * found["makespan_us"] - busy, abs=0.01)
-    assert found["seconds"] == {"verify": 0.5}
-    bandwidth = found["bandwidth"]
+    busy = sum(kind["us"] for kind in record["kinds"])
+    assert record["idle"] == pytest.approx(1 - busy / (3 * record["makespan_us"]), abs=1e-6)
+    assert record["idle_us"] == [round(us, 3) for us in step_timeline(2, 3).timing.idle]
+    assert sum(record["idle_us"]) == pytest.approx(3 * record["makespan_us"] - busy, abs=0.01)
+    assert record["seconds"] == {"verify": 0.5}
+    bandwidth = record["bandwidth"]
     spent = bandwidth["floor_us"] + sum(bandwidth["lost_us"].values())
-    assert spent == pytest.approx(found["makespan_us"], abs=0.01)
+    assert spent == pytest.approx(record["makespan_us"], abs=0.01)
 
 
 def test_the_chain_that_the_end_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,13 +62,13 @@ def test_the_chain_that_the_end_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_program_with_faults_has_no_time() -> None:
-    found = report(Fault("order", "a can come before b"))
-    data = found.to_json()
+    refused = report(Fault("order", "a can come before b"))
+    data = refused.to_json()
     assert (data["verified"], data["makespan_us"], data["idle"]) == (False, None, None)
     assert (data["idle_us"], data["critical_path"]) == (None, None)
     assert data["bandwidth"]["lost_us"] is None
     assert data["errors"] == [{"rule": "order", "got": "a can come before b"}]
-    table = found.table()
+    table = refused.table()
     assert "NO: 1 fault" in table and "  order: a can come before b\n" in table
     assert "makespan" not in table
 

@@ -19,7 +19,7 @@ from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 def made(policy: str = "critical-path") -> StepTrace:
     """A step that was measured twice, in half of the predicted time."""
     timeline = step_timeline(3, 3, policy)
-    costs = tuple(one.cost * 2 for one in timeline.program.instructions)  # type: ignore[attr-defined]
+    costs = tuple(instruction.cost * 2 for instruction in timeline.program.instructions)  # type: ignore[attr-defined]
     step = measured_step(timeline.program, times_of(timeline.timing))
     simulated = timing(timeline.program, costs)
     return StepTrace("a <title>", simulated, MeasuredSteps(timeline.program, [step, step]))
@@ -49,13 +49,13 @@ def check_both(events: list[dict[str, Any]], instructions: int, ranks: int = 1) 
     sides_of = Counter(e["pid"] > 1 + threads for e in slices)
     assert sides_of == {False: instructions, True: instructions}
     for event in slices:
-        own = event["args"]
-        assert ("begin_us" in own) == (event["pid"] > 1 + threads)
+        arguments = event["args"]
+        assert ("begin_us" in arguments) == (event["pid"] > 1 + threads)
         if event["pid"] > 1 + threads:
-            ready = own["begin_us"] + own["wait_us"]
-            assert 0 <= own["begin_us"] <= ready <= own["end_us"]
+            ready = arguments["begin_us"] + arguments["wait_us"]
+            assert 0 <= arguments["begin_us"] <= ready <= arguments["end_us"]
             assert ready == pytest.approx(event["ts"], abs=2e-3)
-            assert own["end_us"] == pytest.approx(event["ts"] + event["dur"], abs=2e-3)
+            assert arguments["end_us"] == pytest.approx(event["ts"] + event["dur"], abs=2e-3)
     waits = [e for e in events if e["ph"] == "X" and e["cat"] == "wait"]
     assert all(e["pid"] > 1 + threads for e in waits)
     ends = {(e["pid"], e["args"]["instruction"]): e["ts"] for e in slices}
@@ -74,13 +74,13 @@ def test_the_trace_has_both(policy: str) -> None:
 
 def test_the_sums_of_both() -> None:
     trace = made()
-    found = trace.to_json()
-    assert (found["steps"], found["ratio"]) == (2, 2.0)
-    assert found["predicted_us"] == pytest.approx(2 * found["measured_us"])
-    assert sum(kind["count"] for kind in found["kinds"]) == len(trace.program.instructions)
-    for kind in found["kinds"]:
+    sums = trace.to_json()
+    assert (sums["steps"], sums["ratio"]) == (2, 2.0)
+    assert sums["predicted_us"] == pytest.approx(2 * sums["measured_us"])
+    assert sum(kind["count"] for kind in sums["kinds"]) == len(trace.program.instructions)
+    for kind in sums["kinds"]:
         assert kind["predicted_us"] == pytest.approx(2 * kind["measured_us"])
-    assert sum(kind["wait_us"] for kind in found["kinds"]) > 0
+    assert sum(kind["wait_us"] for kind in sums["kinds"]) > 0
 
 
 def test_the_table() -> None:

@@ -25,8 +25,8 @@ def test_ticks_are_round(stop: float, expected: list[float]) -> None:
 
 def test_ticks_are_few() -> None:
     for exponent in range(-30, 60):
-        found = svg.ticks(0.0, 1.37**exponent, 10)
-        assert 4 <= len(found) <= 11
+        ticks = svg.ticks(0.0, 1.37**exponent, 10)
+        assert 4 <= len(ticks) <= 11
 
 
 def test_whatever_a_name_holds_is_xml() -> None:
@@ -40,7 +40,7 @@ def test_whatever_a_name_holds_is_xml() -> None:
 
 def test_what_is_too_long_is_shortened() -> None:
     assert svg.shortened("short", 10, 100) == "short"
-    found = svg.shortened("a name that goes on and on", 10, 100)
-    assert found.startswith("a name") and found.endswith("…")
-    assert svg.text_width(found, 10) <= 100
+    text = svg.shortened("a name that goes on and on", 10, 100)
+    assert text.startswith("a name") and text.endswith("…")
+    assert svg.text_width(text, 10) <= 100
     assert svg.shortened("none", 10, 0) == "…"

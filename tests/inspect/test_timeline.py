@@ -32,10 +32,10 @@ def test_who_share_a_queue_have_a_track_each() -> None:
 
 
 def test_tracks_of_several_ranks() -> None:
-    one = step_timeline(1, 4)
-    two = Timeline(dataclasses.replace(one.program, ranks=2), one.timing)
-    assert two.tracks == (Track(0, 0), Track(0, 1), Track(1, 0), Track(1, 1))
-    assert two.rows == one.rows
+    single = step_timeline(1, 4)
+    double = Timeline(dataclasses.replace(single.program, ranks=2), single.timing)
+    assert double.tracks == (Track(0, 0), Track(0, 1), Track(1, 0), Track(1, 1))
+    assert double.rows == single.rows
 
 
 def test_the_last_signal_counts() -> None:

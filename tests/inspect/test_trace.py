@@ -43,7 +43,7 @@ def test_every_instruction_and_arrow(policy: str) -> None:
     timeline = step_timeline(3, 4, policy)
     events = read(timeline)
     assert len(of(events, "X", "instruction")) == len(timeline.program.instructions)
-    waiting = sum(bool(own) for own in timeline.program.waits)
+    waiting = sum(bool(waits) for waits in timeline.program.waits)
     assert len(of(events, "s")) == len(of(events, "f")) == waiting
     kinds = [event["ph"] for event in events]
     assert kinds.index("s") > max(place for place, kind in enumerate(kinds) if kind in "MXC")
@@ -107,7 +107,7 @@ def test_what_a_slice_tells() -> None:
         "signals": ", ".join(f"counter {counter}" for counter in signals),
     }
     assert (event["name"], event["dur"]) == ("partial_attention", 3.25)
-    kinds = {one.name for one in timeline.program.instructions}
+    kinds = {instruction.name for instruction in timeline.program.instructions}
     assert {e["name"] for e in slices} == kinds
 
 
@@ -126,10 +126,10 @@ def test_the_arrow_comes_from_who_released_it() -> None:
 
 def test_the_critical_path_has_a_track() -> None:
     timeline = step_timeline(3, 4)
-    found = of(read(timeline), "X", "critical path")
-    assert tuple(e["args"]["instruction"] for e in found) == timeline.chain
-    assert len({e["tid"] for e in found}) == 1
-    assert sum(e["dur"] for e in found) == pytest.approx(timeline.timing.makespan)
+    path = of(read(timeline), "X", "critical path")
+    assert tuple(e["args"]["instruction"] for e in path) == timeline.chain
+    assert len({e["tid"] for e in path}) == 1
+    assert sum(e["dur"] for e in path) == pytest.approx(timeline.timing.makespan)
 
 
 def test_a_measured_critical_path_may_overlap() -> None:
@@ -146,30 +146,30 @@ def test_a_measured_critical_path_may_overlap() -> None:
         workers=tuple(range(len(starts))),
     )
     events = read(timeline, MeasuredStep(apart.starts, apart))
-    found = {e["args"]["instruction"]: e for e in of(events, "X", "critical path")}
-    assert found[chain[5]]["ts"] == pytest.approx(early + 0.25)
+    path = {e["args"]["instruction"]: e for e in of(events, "X", "critical path")}
+    assert path[chain[5]]["ts"] == pytest.approx(early + 0.25)
 
 
 @pytest.mark.parametrize("timeline", [step_timeline(3, 4), ranked(2, 2, 2)])
 def test_counters_add_up(timeline: Timeline) -> None:
     """The area below a counter is the work, and the bytes, of the rank's instructions."""
     loads = tuple(
-        dataclasses.replace(one, traffic=1000 * (1 + number % 7))  # type: ignore[type-var]
-        for number, one in enumerate(timeline.program.instructions)
+        dataclasses.replace(instruction, traffic=1000 * (1 + number % 7))  # type: ignore[type-var]
+        for number, instruction in enumerate(timeline.program.instructions)
     )
     timeline = Timeline(dataclasses.replace(timeline.program, instructions=loads), timeline.timing)
     timing, ranks = timeline.timing, timeline.program.ranks
-    each = len(timeline.tracks) // ranks
+    workers = len(timeline.tracks) // ranks
     events = read(timeline)
     for rank in range(ranks):
-        own = [n for n, worker in enumerate(timing.workers) if worker // each == rank]
-        samples = [e for e in of(events, "C") if e["pid"] == 1 + each * rank]
+        numbers = [n for n, worker in enumerate(timing.workers) if worker // workers == rank]
+        samples = [e for e in of(events, "C") if e["pid"] == 1 + workers * rank]
         areas = {
             name: area([e for e in samples if e["name"] == name]) for name in ("loads", "workers")
         }
-        assert areas["workers"] == pytest.approx(sum(timing.costs[n] for n in own), rel=1e-3)
-        assert areas["loads"] == pytest.approx(sum(loads[n].traffic for n in own), rel=1e-3)  # type: ignore[attr-defined]
-    assert all(0 <= value <= each for value in busy(events))
+        assert areas["workers"] == pytest.approx(sum(timing.costs[n] for n in numbers), rel=1e-3)
+        assert areas["loads"] == pytest.approx(sum(loads[n].traffic for n in numbers), rel=1e-3)  # type: ignore[attr-defined]
+    assert all(0 <= value <= workers for value in busy(events))
     last = {e["name"]: e for e in of(events, "C")}
     assert all(list(e["args"].values()) == [0] for e in last.values())
 
@@ -188,10 +188,10 @@ def area(samples: Events) -> float:
 def test_an_idle_rank_has_flat_counters() -> None:
     timeline = step_timeline(1, 2)
     two = dataclasses.replace(timeline.program, ranks=2)
-    own = dataclasses.replace(
+    wide = dataclasses.replace(
         timeline.timing, idle=(0.0,) * 4, workers=tuple(w for w in timeline.timing.workers)
     )
-    events = [e for e in trace_events(Timeline(two, own)) if e["ph"] == "C" and e["pid"] == 3]
+    events = [e for e in trace_events(Timeline(two, wide)) if e["ph"] == "C" and e["pid"] == 3]
     assert Counter(e["name"] for e in events) == {"loads": 1, "workers": 1}
 
 
@@ -224,8 +224,8 @@ def longer(events: Events) -> None:
     by_thread: dict[int, Events] = {}
     for event in of(events, "X", "instruction"):
         by_thread.setdefault(event["tid"], []).append(event)
-    own = sorted(next(iter(by_thread.values())), key=lambda e: e["ts"])
-    own[0]["dur"] += own[1]["dur"] / 2
+    slices = sorted(next(iter(by_thread.values())), key=lambda e: e["ts"])
+    slices[0]["dur"] += slices[1]["dur"] / 2
 
 
 def exchanged(events: Events) -> None:
@@ -292,6 +292,6 @@ def test_mistakes_are_found(name: str) -> None:
     """The rules of the format are checked: each mistake breaks the one that it is for."""
     events = copy.deepcopy(both(ranked(2, 2, 2)))
     check_trace(events)
-    change, said = MISTAKES[name]
+    change, message = MISTAKES[name]
     change(events)
-    assert any(said in problem for problem in problems(events)), list(problems(events))
+    assert any(message in problem for problem in problems(events)), list(problems(events))

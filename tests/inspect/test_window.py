@@ -12,9 +12,9 @@ from tpcompile.vm.program.instruction import Range
 
 def test_what_a_window_says() -> None:
     assert window_of(SHORT[0]).whole
-    said = [window_of(timeline).said for timeline in LONG]
-    assert said[0].startswith("layers 0 to ") and said[0].endswith(" of 60")
-    assert said[2].endswith(", ranks 0 to 7 of 16")
+    texts = [window_of(timeline).said for timeline in LONG]
+    assert texts[0].startswith("layers 0 to ") and texts[0].endswith(" of 60")
+    assert texts[2].endswith(", ranks 0 to 7 of 16")
     wide = ranked(40, 200, 2)
     assert window_of(wide).said.endswith(", workers 0 to 159 of 200 of rank 0")
     assert window_of(ranked(4, 100, 2)).said == "the whole duration, rank 0 of 2"
@@ -32,9 +32,9 @@ def test_chosen_layers() -> None:
     assert window.said == "layers 5 to 6 of 60" and not window.whole
     assert window_of(LONG[2], Range(39, 40)).said == "layer 39 of 40, ranks 0 to 7 of 16"
     timing = LONG[0].timing
-    own = [n for n, one in enumerate(LONG[0].program.instructions) if one.layer in (5, 6)]  # type: ignore[attr-defined]
-    assert window.start == min(timing.starts[n] for n in own)
-    assert window.stop == max(timing.finishes[n] for n in own)
+    numbers = [n for n, step in enumerate(LONG[0].program.instructions) if step.layer in (5, 6)]  # type: ignore[attr-defined]
+    assert window.start == min(timing.starts[n] for n in numbers)
+    assert window.stop == max(timing.finishes[n] for n in numbers)
 
 
 @pytest.mark.parametrize("layers", [Range(0, 61), Range(60, 61), Range(2, 2), Range(-1, 2)])

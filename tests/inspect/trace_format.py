@@ -48,13 +48,13 @@ def _refuse_constant(name: str) -> None:
 
 
 def check_trace(events: list[Event]) -> None:
-    found = list(problems(events))
-    assert not found, "\n".join(found[:20])
+    messages = list(problems(events))
+    assert not messages, "\n".join(messages[:20])
 
 
 def problems(events: list[Event]) -> Iterator[str]:
     """Yield every rule that a trace breaks. Later rules need valid fields."""
-    fields = [said for event in events for said in _fields(event)]
+    fields = [message for event in events for message in _fields(event)]
     if fields:
         yield from fields
         return
@@ -71,10 +71,10 @@ def _fields(event: Event) -> Iterator[str]:
     if set(event) != FIELDS[phase]:
         yield f"missing or unknown fields {sorted(set(event) ^ FIELDS[phase])}: {event}"
         return
-    for keys, valid, what in VALUES:
+    for keys, valid, expected in VALUES:
         for key in keys:
             if key in event and not valid(event[key]):
-                yield f"{key} must be {what}: {event}"
+                yield f"{key} must be {expected}: {event}"
                 return
     if phase == "M":
         key, kind = METADATA.get(event["name"], ("", object))
@@ -129,44 +129,44 @@ def _ids(events: list[Event]) -> Iterator[str]:
 
 def _names(events: list[Event]) -> Iterator[str]:
     """Every process and every thread has one name and one place, given before it is used."""
-    given: Counter[tuple[str, int]] = Counter()
+    counts: Counter[tuple[str, int]] = Counter()
     texts: dict[str, int] = {}
     for event in events:
-        own = {"process": event["pid"], "thread": event["tid"]}
+        numbers = {"process": event["pid"], "thread": event["tid"]}
         if event["ph"] == "M":
             kind = event["name"].partition("_")[0]
-            given[event["name"], own[kind]] += 1
+            counts[event["name"], numbers[kind]] += 1
             if event["name"] == "process_name":
                 first = texts.setdefault(event["args"]["name"], event["pid"])
                 if first != event["pid"]:
                     yield f"the processes {first} and {event['pid']} have the same name"
             continue
-        for kind, number in own.items():
-            for what in ("name", "sort_index"):
-                if not given[f"{kind}_{what}", number]:
-                    given[f"{kind}_{what}", number] = 1
-                    yield f"the {kind} {number} has no {what} before {event}"
+        for kind, number in numbers.items():
+            for field in ("name", "sort_index"):
+                if not counts[f"{kind}_{field}", number]:
+                    counts[f"{kind}_{field}", number] = 1
+                    yield f"the {kind} {number} has no {field} before {event}"
     yield from (
-        f"{kind} of {number} is given twice" for (kind, number), n in given.items() if n > 1
+        f"{kind} of {number} is given twice" for (kind, number), n in counts.items() if n > 1
     )
 
 
 def _slices(events: list[Event]) -> dict[int, list[Event]]:
     """Return the slices of each thread, outer ones before inner ones."""
-    found: dict[int, list[Event]] = defaultdict(list)
+    by_thread: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
-            found[event["tid"]].append(event)
-    for own in found.values():
-        own.sort(key=lambda e: (_start(e), -_end(e)))
-    return found
+            by_thread[event["tid"]].append(event)
+    for slices in by_thread.values():
+        slices.sort(key=lambda e: (_start(e), -_end(e)))
+    return by_thread
 
 
 def _nesting(events: list[Event]) -> Iterator[str]:
     """A slice is inside the slice that is open at its start, or there is none."""
-    for own in _slices(events).values():
+    for slices in _slices(events).values():
         open_until: list[int] = []
-        for event in own:
+        for event in slices:
             while open_until and open_until[-1] <= _start(event):
                 open_until.pop()
             if open_until and _end(event) > open_until[-1]:
@@ -181,9 +181,9 @@ def _flows(events: list[Event]) -> Iterator[str]:
     for event in events:
         if event["ph"] in ("s", "f"):
             ends[event["cat"], event["name"], event["id"]].append(event)
-            own = slices.get(event["tid"], [])
+            thread_slices = slices.get(event["tid"], [])
             moment = _start(event)
-            if not any(_start(e) <= moment < _end(e) for e in own):
+            if not any(_start(e) <= moment < _end(e) for e in thread_slices):
                 yield f"the end of a flow is outside of slices: {event}"
     for flow, pair in ends.items():
         if [event["ph"] for event in pair] != ["s", "f"]:
@@ -194,11 +194,11 @@ def _flows(events: list[Event]) -> Iterator[str]:
 
 def _counters(events: list[Event]) -> Iterator[str]:
     """The samples of a counter are in order, each with the same series."""
-    found: dict[tuple[int, str], list[Event]] = defaultdict(list)
+    by_counter: dict[tuple[int, str], list[Event]] = defaultdict(list)
     for event in events:
         if event["ph"] == "C":
-            found[event["pid"], event["name"]].append(event)
-    for counter, samples in found.items():
+            by_counter[event["pid"], event["name"]].append(event)
+    for counter, samples in by_counter.items():
         for early, late in pairwise(samples):
             if _start(early) >= _start(late):
                 yield f"the samples of a counter are out of order: {counter}, {late}"

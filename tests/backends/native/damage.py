@@ -73,10 +73,10 @@ def _right(case: FineCase) -> Damaged:
 def _parts(case: FineCase) -> tuple[dict[tuple[int, str], torch.Tensor], Rotation, Any]:
     """The weights by rank and name, the rotation, and the prefilled caches."""
     memory = case.memory()
-    each = zip(memory.program.buffers, memory.tensors, strict=True)
+    pairs = zip(memory.program.buffers, memory.tensors, strict=True)
     weights = {
         (buffer.rank, buffer.name + part.suffix): tensor
-        for buffer, held in each
+        for buffer, held in pairs
         if buffer.role == Role.WEIGHT
         for part, tensor in zip(
             buffer.stored.components,
@@ -87,21 +87,21 @@ def _parts(case: FineCase) -> tuple[dict[tuple[int, str], torch.Tensor], Rotatio
     return weights, case.rotation, memory.values(Role.CACHE)
 
 
-def _changed(dice: Random, old: int, others: Sequence[int]) -> int:
+def _changed(dice: Random, old: int, values: Sequence[int]) -> int:
     """Another number of 32 bits: near the old one, far from it, or one that stands elsewhere."""
     far = old ^ (1 << dice.randrange(31)), dice.randrange(-(2**31), 2**31), 2**31 - 1, -(2**31)
     near = old + 1, old - 1, 2 * old, old // 2, -old, 0, -1, 1
-    wrong = [n for n in (*near, *far, dice.choice(others)) if n != old and -(2**31) <= n < 2**31]
+    wrong = [n for n in (*near, *far, dice.choice(values)) if n != old and -(2**31) <= n < 2**31]
     return dice.choice(wrong)
 
 
 def _with(dice: Random, values: torch.Tensor) -> tuple[torch.Tensor, str]:
     """Change one element."""
     flat = values.reshape(-1).clone()
-    at = dice.randrange(len(flat))
-    old = int(flat[at])
-    flat[at] = _changed(dice, old, flat.tolist())
-    return flat.view(values.shape), f"[{at}] {old} -> {int(flat[at])}"
+    index = dice.randrange(len(flat))
+    old = int(flat[index])
+    flat[index] = _changed(dice, old, flat.tolist())
+    return flat.view(values.shape), f"[{index}] {old} -> {int(flat[index])}"
 
 
 def word(dice: Random, right: Damaged) -> Damaged:
@@ -111,20 +111,20 @@ def word(dice: Random, right: Damaged) -> Damaged:
     column = dice.randrange(used)
     old = int(words[number, column])
     words[number, column] = _changed(dice, old, words[:, column].tolist())
-    what = f"word {column} of instruction {number}: {old} -> {int(words[number, column])}"
-    return replace(right, encoded=replace(right.encoded, words=words), what=what)
+    description = f"word {column} of instruction {number}: {old} -> {int(words[number, column])}"
+    return replace(right, encoded=replace(right.encoded, words=words), what=description)
 
 
 def row(dice: Random, right: Damaged) -> Damaged:
     """One instruction takes the place of another, or two are swapped."""
     words = right.encoded.words.clone()
-    one, other = dice.sample(range(len(words)), 2)
-    held = words[one].clone()
-    words[one] = words[other]
+    number, other = dice.sample(range(len(words)), 2)
+    held = words[number].clone()
+    words[number] = words[other]
     if dice.random() < 0.5:
         words[other] = held
-    what = f"instruction {one} is {other}"
-    return replace(right, encoded=replace(right.encoded, words=words), what=what)
+    description = f"instruction {number} is {other}"
+    return replace(right, encoded=replace(right.encoded, words=words), what=description)
 
 
 def lists(dice: Random, right: Damaged) -> Damaged:
@@ -132,15 +132,15 @@ def lists(dice: Random, right: Damaged) -> Damaged:
     name = dice.choice(("queues", "waits", "signals"))
     old: Lists = getattr(right.encoded, name)
     part = dice.choice(("offsets", "values", "values"))
-    new, said = _with(dice, getattr(old, part))
+    new, change = _with(dice, getattr(old, part))
     changed = replace(right.encoded, **{name: replace(old, **{part: new})})
-    return replace(right, encoded=changed, what=f"{name}.{part}{said}")
+    return replace(right, encoded=changed, what=f"{name}.{part}{change}")
 
 
 def totals(dice: Random, right: Damaged) -> Damaged:
     """The number of signals of a counter."""
-    new, said = _with(dice, right.encoded.totals)
-    return replace(right, encoded=replace(right.encoded, totals=new), what=f"totals{said}")
+    new, change = _with(dice, right.encoded.totals)
+    return replace(right, encoded=replace(right.encoded, totals=new), what=f"totals{change}")
 
 
 def buffer(dice: Random, right: Damaged) -> Damaged:
@@ -150,13 +150,13 @@ def buffer(dice: Random, right: Damaged) -> Damaged:
     old, other = buffers[number], dice.choice(buffers)
     new = dice.choice(_BUFFERS)(dice, old, other)
     buffers[number] = new
-    what = f"buffer {number}: {old} -> {new}"
-    return replace(right, like=replace(right.like, buffers=tuple(buffers)), what=what)
+    description = f"buffer {number}: {old} -> {new}"
+    return replace(right, like=replace(right.like, buffers=tuple(buffers)), what=description)
 
 
 def _damageable(buffers: Sequence[Buffer]) -> list[int]:
     """Return the numbers of buffers, of which every other one is a weight of few bits, if any."""
-    few_bits = [number for number, one in enumerate(buffers) if one.format is not None]
+    few_bits = [number for number, candidate in enumerate(buffers) if candidate.format is not None]
     return [*range(len(buffers)), *few_bits * (len(buffers) // max(1, len(few_bits)))]
 
 
@@ -219,8 +219,8 @@ def table_row(dice: Random, right: Damaged) -> Damaged:
     number = dice.choice(_damageable(right.like.buffers))
     column = dice.randrange(sum(COLUMNS.values()))
     value = dice.choice([-1, 0, 1, 2, 3, 4, 64, 2**40, 2**62, -(2**62), dice.randrange(5000)])
-    what = f"column {column} of buffer {number} is {value}"
-    return replace(right, row=(number, column, value), what=what)
+    description = f"column {column} of buffer {number} is {value}"
+    return replace(right, row=(number, column, value), what=description)
 
 
 KINDS: tuple[Damage, ...] = (
@@ -240,8 +240,8 @@ KINDS: tuple[Damage, ...] = (
 def case_of(seed: int) -> tuple[FineCase, Damaged]:
     """The case of a seed; cases and kinds take turns."""
     case, kind = CASES[seed % len(CASES)], KINDS[seed // len(CASES) % len(KINDS)]
-    made = kind(Random(seed), _right(case))
-    return case, replace(made, what=f"{kind.__name__} {made.what} ({Base(case)})")
+    damaged = kind(Random(seed), _right(case))
+    return case, replace(damaged, what=f"{kind.__name__} {damaged.what} ({Base(case)})")
 
 
 def verdict(case: FineCase, damaged: Damaged) -> str:
@@ -256,13 +256,13 @@ def verdict(case: FineCase, damaged: Damaged) -> str:
         native.run(1)
     except CompileError:
         return REFUSED
-    found = _left(native)
+    values = _left(native)
     native.run(3 if program.repeats else 1)  # which must not crash
     native.close()
     machine = Machine(_memory(case, program))
     place(machine, case)
     machine.run(1)
-    return SAME if all(map(_alike, found, _left(machine))) else OTHER
+    return SAME if all(map(_alike, values, _left(machine))) else OTHER
 
 
 def _memory(case: FineCase, program: Program) -> StepMemory:
@@ -284,39 +284,39 @@ def _damage_table(memory: StepMemory, number: int, column: int, value: int) -> N
 
 def _left(executor: Native | Machine) -> list[torch.Tensor]:
     """What a step leaves behind."""
-    kept = (Role.HISTORY, Role.TOKENS, Role.LENGTHS, Role.POSITIONS, Role.FINISHED, Role.CACHE)
-    values = [value for role in kept for value in executor.memory.values(role)]
+    roles = (Role.HISTORY, Role.TOKENS, Role.LENGTHS, Role.POSITIONS, Role.FINISHED, Role.CACHE)
+    values = [value for role in roles for value in executor.memory.values(role)]
     return [executor.logits.clone(), *(value.clone() for value in values)]
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _alike(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether integers are equal, and floats within the tolerance; NaN and infinity are equal."""
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    strange = ~torch.isfinite(other)
-    if not torch.equal(one[strange].nan_to_num(), other[strange].nan_to_num()):
+    if not actual.is_floating_point():
+        return torch.equal(actual, expected)
+    strange = ~torch.isfinite(expected)
+    if not torch.equal(actual[strange].nan_to_num(), expected[strange].nan_to_num()):
         return False
-    if bool((torch.isnan(one) != torch.isnan(other)).any()):
+    if bool((torch.isnan(actual) != torch.isnan(expected)).any()):
         return False
-    error, most = (one - other)[~strange].abs(), other[~strange].abs()
+    error, most = (actual - expected)[~strange].abs(), expected[~strange].abs()
     return not len(most) or bool(error.max() <= TOLERANCE * most.max())
 
 
 def main(first: int, count: int) -> int:
     """Print the verdict of each case, and their numbers; 0 if all are as they must be."""
     torch.set_num_threads(1)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for seed in range(first, first + count):
         case, damaged = case_of(seed)
         _say(f"case {seed}: {damaged.what}")
         try:
-            said = verdict(case, damaged)
+            outcome = verdict(case, damaged)
         except Exception as error:
-            said = f"{RAISED} {type(error).__name__}: {error}"
-        found[said.partition(" ")[0]] += 1
-        _say(f": {said}\n")
-    _say(f"{dict(found)}\n")
-    return int(found[OTHER] + found[RAISED] > 0)
+            outcome = f"{RAISED} {type(error).__name__}: {error}"
+        counts[outcome.partition(" ")[0]] += 1
+        _say(f": {outcome}\n")
+    _say(f"{dict(counts)}\n")
+    return int(counts[OTHER] + counts[RAISED] > 0)
 
 
 def _say(text: str) -> None:

@@ -49,14 +49,14 @@ def write_dump(
                 _section(out, _bytes(_stored(tensor)))
         for _ in range(launches):
             assert native.run(steps).shape[0] == steps
-            kept = [
+            numbers = [
                 number
                 for number, buffer in enumerate(program.buffers)
                 if buffer.role in KEPT and buffer.format is None
             ]
             _section(out, struct.pack("<d", tolerance))
-            _section(out, _bytes(torch.tensor(kept, dtype=torch.int32)))
-            for number in kept:
+            _section(out, _bytes(torch.tensor(numbers, dtype=torch.int32)))
+            for number in numbers:
                 _section(out, _bytes(_stored(memory.tensors[number])))
 
 

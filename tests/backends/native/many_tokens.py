@@ -17,11 +17,11 @@ NEEDS = [
 TOKENS = [1, 3, 16, 65, 200]
 
 
-def near(found: torch.Tensor, expected: torch.Tensor, steps: int = 2) -> None:
+def near(actual: torch.Tensor, expected: torch.Tensor, steps: int = 2) -> None:
     """Assert that results differ by a few units of bf16, of the largest value of the row."""
-    assert found.dtype == expected.dtype and found.shape == expected.shape
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
     largest = expected.float().abs().amax(-1, keepdim=True)
-    assert bool(((found.float() - expected.float()).abs() <= steps * 2**-8 * largest).all())
+    assert bool(((actual.float() - expected.float()).abs() <= steps * 2**-8 * largest).all())
 
 
 def random(*shape: int) -> torch.Tensor:

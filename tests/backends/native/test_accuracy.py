@@ -70,9 +70,9 @@ def test_the_error_of_bf16_is_not_above_eager_s(
     eager, exact = (enlivened(scaled_config(name, **changes), dtype) for dtype in dtypes)
     ids = prompt(64, 64, 64)["input_ids"]
     with tpcompile.compile(eager, tp=tp, backend="native", simulate=True, max_batch=3) as compiled:
-        found, theirs, truth = (_decoded(each, ids) for each in (compiled, eager, exact))
+        ours, theirs, truth = (_decoded(side, ids) for side in (compiled, eager, exact))
         assert compiled.steps.program == ids.shape[1]
-    assert _error(found, truth) <= NOISE * _error(theirs, truth)
+    assert _error(ours, truth) <= NOISE * _error(theirs, truth)
 
 
 def _decoded(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -80,11 +80,11 @@ def _decoded(model: Any, ids: torch.Tensor) -> torch.Tensor:
     rows, past = [], None
     with torch.inference_mode():
         for column in ids.T[:, :, None]:
-            made = model(column, use_cache=True, **{CACHE: past})
-            past = made[CACHE]
-            rows.append(made.logits.float())
+            output = model(column, use_cache=True, **{CACHE: past})
+            past = output[CACHE]
+            rows.append(output.logits.float())
     return torch.cat(rows[1:], 1)
 
 
-def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).square().mean().sqrt())
+def _error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).square().mean().sqrt())

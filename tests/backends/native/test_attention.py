@@ -40,7 +40,7 @@ def step(
     shape: tuple[int, int, int], dtype: torch.dtype, window: int | None, spans: int
 ) -> Program:
     heads, shared, width = shape
-    own: dict[str, Any] = {
+    settings: dict[str, Any] = {
         **preset("tiny-qwen2"),
         "num_attention_heads": heads,
         "num_key_value_heads": shared,
@@ -51,8 +51,8 @@ def step(
         "max_position_embeddings": 256,
     }
     if window is not None:
-        own |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
-    config = AutoConfig.for_model(**own)
+        settings |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
+    config = AutoConfig.for_model(**settings)
     return tpcompile.schedule(
         config, target="cpu", workers=2, dtype=dtype, max_seq_len=LONGEST, kv="int8", spans=spans
     ).program
@@ -67,11 +67,11 @@ def reference_partials(program_of: tuple[Any, ...]) -> list[list[torch.Tensor]]:
 def partials(executor: Executor, lengths: Sequence[int]) -> list[list[torch.Tensor]]:
     """Return the queries of steps, and the values and log-sum-exp of their spans."""
     buffers = executor.memory.program.buffers
-    found = []
+    steps = []
     for length in lengths:
         place_full(executor, length)
         executor.run(1)
-        found.append(
+        steps.append(
             [
                 executor.memory.tensors[number].clone()
                 for name in ("q", "partial_values", "partial_lse")
@@ -80,7 +80,7 @@ def partials(executor: Executor, lengths: Sequence[int]) -> list[list[torch.Tens
             ]
         )
     executor.close()
-    return found
+    return steps
 
 
 @pytest.mark.parametrize("path", paths())
@@ -92,15 +92,15 @@ def test_spans_are_those_of_the_reference_machine(
     for spans, window in ((1, None), (3, None), (2, 70)):
         program_of = (shape, dtype, window, spans)
         memory = RandomMemory().memory(step(*program_of))
-        for found, wanted in zip(
+        for tensors, references in zip(
             partials(Native(memory, path), LENGTHS), reference_partials(program_of), strict=True
         ):
-            for own, right in zip(found, wanted, strict=True):
-                finite = right.isfinite()
-                assert torch.equal(finite, own.isfinite())
-                size = right[finite].abs().max()
-                limit = 2**-7 if own.dtype != torch.float32 else 2**-9
-                assert float((own[finite].float() - right[finite].float()).abs().max()) <= (
+            for tensor, expected in zip(tensors, references, strict=True):
+                finite = expected.isfinite()
+                assert torch.equal(finite, tensor.isfinite())
+                size = expected[finite].abs().max()
+                limit = 2**-7 if tensor.dtype != torch.float32 else 2**-9
+                assert float((tensor[finite].float() - expected[finite].float()).abs().max()) <= (
                     limit * float(size)
                 )
 

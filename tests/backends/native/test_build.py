@@ -26,8 +26,8 @@ def test_paths_share_no_code(name: str, tmp_path: Path) -> None:
     compiler = shutil.which("c++")
     assert compiler is not None
     build.whole().write_headers(tmp_path)
-    made = build.whole().compile_unit(compiler, tmp_path, name)
-    listed = ["nm", "--defined-only", str(made)]
+    object_file = build.whole().compile_unit(compiler, tmp_path, name)
+    listed = ["nm", "--defined-only", str(object_file)]
     symbols = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
     weak = [line.split()[2] for line in symbols.splitlines() if line.split()[1] in "WV"]
     assert [name for name in weak if not name.startswith("DW.ref.")] == []  # those are no code
@@ -69,12 +69,12 @@ def test_only_the_path_and_dtype_that_run_are_built(tmp_path: Path) -> None:
 
 def test_kernels_are_those_of_one_dtype() -> None:
     path, dtypes = build.paths()[0], (torch.bfloat16, torch.float32)
-    found = {
+    supported = {
         (built, values): build.has_kernel(path, built, NormLmHead.opcode, *[Format.of(values)] * 4)
         for built in dtypes
         for values in dtypes
     }
-    assert found == {key: key[0] == key[1] for key in found}
+    assert supported == {key: key[0] == key[1] for key in supported}
     assert not build.has_kernel(path, torch.int32, NormLmHead.opcode)
 
 

@@ -60,7 +60,7 @@ def test_a_right_program(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operand", "value", "said"),
+    ("operand", "value", "message"),
     [
         ("ARGMAX_HISTORY", 10_000, r"argmax.history is buffer 10000 of \d+ buffers"),
         ("ARGMAX_CLOCK", 0, r"argmax.clock is buffer 0, whose role is wrong"),
@@ -76,12 +76,12 @@ def test_a_right_program(opened: Opened) -> None:
         ("EMBED_FORMAT", 2, "embed.format is 2, expected a number equal to 1"),
     ],
 )
-def test_operands(opened: Opened, operand: str, value: int, said: str) -> None:
+def test_operands(opened: Opened, operand: str, value: int, message: str) -> None:
     encoded = encode_program(CASE.program)
     kind = next(kind for kind in INSTRUCTIONS if operand.startswith(f"{kind.upper()}_"))
     opcode = INSTRUCTIONS[kind].opcode
     encoded.words[int((encoded.words[:, 0] == opcode).nonzero()[0]), NAMES[operand]] = value
-    assert re.search(said, opened(CASE.memory(), encoded))
+    assert re.search(message, opened(CASE.memory(), encoded))
 
 
 def test_an_opcode_without_a_kernel(opened: Opened) -> None:
@@ -92,7 +92,7 @@ def test_an_opcode_without_a_kernel(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operand", "value", "said"),
+    ("operand", "value", "message"),
     [
         ("SIDES", 0, "norm_up_activation.sides is 0, expected a number at least 1"),
         ("SIDES", 2, r"norm_up_activation.weight is buffer \d+, whose shape is wrong"),
@@ -100,16 +100,16 @@ def test_an_opcode_without_a_kernel(opened: Opened) -> None:
         ("ACTIVATION", 6, "norm_up_activation.activation is 6, expected a number at most 5"),
     ],
 )
-def test_operands_of_an_activation(opened: Opened, operand: str, value: int, said: str) -> None:
+def test_operands_of_an_activation(opened: Opened, operand: str, value: int, message: str) -> None:
     case = Case(RELU2)
     encoded = encode_program(case.program)
     first = int((encoded.words[:, 0] == NAMES["OP_NORM_UP_ACTIVATION"]).nonzero()[0])
     encoded.words[first, NAMES[f"NORM_UP_ACTIVATION_{operand}"]] = value
-    assert re.search(said, opened(case.memory(), encoded))
+    assert re.search(message, opened(case.memory(), encoded))
 
 
 @pytest.mark.parametrize(
-    ("part", "operand", "value", "said"),
+    ("part", "operand", "value", "message"),
     [
         (Part.Q, "FIRST_ROW", 16, "first_row is 16, expected a number at most 0"),
         (Part.K, "FIRST_ROW", 16, "first_row is 16, expected a number at most 0"),
@@ -120,20 +120,20 @@ def test_operands_of_an_activation(opened: Opened, operand: str, value: int, sai
     ],
 )
 def test_a_part_with_a_weight_of_its_own(
-    opened: Opened, part: Part, operand: str, value: int, said: str
+    opened: Opened, part: Part, operand: str, value: int, message: str
 ) -> None:
     case = Case(APART)
     words = (encoded := encode_program(case.program)).words
-    own = words[:, 0] == NAMES["OP_NORM_QKV_ROPE_APPEND"]
+    selected = words[:, 0] == NAMES["OP_NORM_QKV_ROPE_APPEND"]
     first = {
-        one: int((own & (words[:, NAMES["NORM_QKV_ROPE_APPEND_PART"]] == one)).nonzero()[0])
-        for one in Part
+        kind: int((selected & (words[:, NAMES["NORM_QKV_ROPE_APPEND_PART"]] == kind)).nonzero()[0])
+        for kind in Part
     }
     column = NAMES[f"NORM_QKV_ROPE_APPEND_{operand}"]
     words[first[part], NAMES["NORM_QKV_ROPE_APPEND_BIAS"]] = NONE
     assert opened(case.memory(), encoded) == ""
     words[first[part], column] = words[first[Part(value)], column] if operand == "WEIGHT" else value
-    assert re.search(said, opened(case.memory(), encoded))
+    assert re.search(message, opened(case.memory(), encoded))
 
 
 def test_a_gate_of_another_shape(opened: Opened) -> None:
@@ -142,8 +142,8 @@ def test_a_gate_of_another_shape(opened: Opened) -> None:
     first = int((encoded.words[:, 0] == NAMES["OP_NORM_GATED_UP"]).nonzero()[0])
     residual = encoded.words[first, NAMES["NORM_GATED_UP_NORMED_X"]]
     encoded.words[first, NAMES["NORM_GATED_UP_GATE"]] = residual
-    said = r"norm_gated_up.gate is buffer \d+, whose shape is wrong"
-    assert re.search(said, opened(case.memory(), encoded))
+    message = r"norm_gated_up.gate is buffer \d+, whose shape is wrong"
+    assert re.search(message, opened(case.memory(), encoded))
 
 
 @pytest.mark.parametrize("name", ["queues", "waits", "signals"])
@@ -157,7 +157,7 @@ def test_lists(opened: Opened, name: str, part: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "said"),
+    ("column", "value", "message"),
     [
         ("address", 0, "address is wrong"),
         ("address", -64, "address is wrong"),
@@ -174,16 +174,16 @@ def test_lists(opened: Opened, name: str, part: str, value: int) -> None:
         ("strides", -1, "layout is wrong"),
     ],
 )
-def test_the_table(opened: Opened, column: str, value: int, said: str) -> None:
+def test_the_table(opened: Opened, column: str, value: int, message: str) -> None:
     roles = (Role.CACHE,) if column == "block" else (Role.WEIGHT, Role.CACHE)
     for role in roles:
         memory = CASE.memory()
-        each = enumerate(memory.program.buffers)
-        number = next(n for n, b in each if b.role == role and len(b.shape) > 1)
+        numbered = enumerate(memory.program.buffers)
+        number = next(n for n, b in numbered if b.role == role and len(b.shape) > 1)
         table = memory.table()
         table[number, column_offsets()[column]] = value
         memory.table = lambda table=table: table  # type: ignore[method-assign]
-        assert re.search(said, opened(memory, encode_program(CASE.program))), role
+        assert re.search(message, opened(memory, encode_program(CASE.program))), role
 
 
 def test_dtypes_without_a_kernel(opened: Opened) -> None:
@@ -193,8 +193,8 @@ def test_dtypes_without_a_kernel(opened: Opened) -> None:
     vectors = (table[:, columns["role"]] == Role.WEIGHT) & (table[:, columns["dims"]] == 1)
     table[vectors, columns["dtype"]] = table[vectors, columns["format"]] = DType.BF16
     memory.table = lambda: table  # type: ignore[method-assign]
-    said = r"has no kernel for the dtypes 1 of values, 1 of weights, 2 of norms and biases"
-    assert re.search(said, opened(memory, encode_program(CASE.program)))
+    message = r"has no kernel for the dtypes 1 of values, 1 of weights, 2 of norms and biases"
+    assert re.search(message, opened(memory, encode_program(CASE.program)))
 
 
 def test_words_that_python_refuses(opened: Opened) -> None:
@@ -229,7 +229,7 @@ def _is_about_memory(case: FineCase, damaged: Damaged) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("column", "change", "said"),
+    ("column", "change", "message"),
     [
         ("scales", -(2**62), "layout"),
         ("scales", 1, "layout"),
@@ -242,7 +242,7 @@ def _is_about_memory(case: FineCase, damaged: Damaged) -> bool:
         ("format", 64 << 16, "equal to"),
     ],
 )
-def test_components_of_a_weight(opened: Opened, column: str, change: int, said: str) -> None:
+def test_components_of_a_weight(opened: Opened, column: str, change: int, message: str) -> None:
     """A row describes all components of a weight of few bits."""
     whole, memory = (
         memory_of("tiny-qwen3", torch.float32, 2, 1, few_bits="int4:64") for _ in range(2)
@@ -252,14 +252,14 @@ def test_components_of_a_weight(opened: Opened, column: str, change: int, said: 
     few = (table[:, columns["format"]] != table[:, columns["dtype"]]).nonzero()
     table[few[0], columns[column]] += change
     memory.table = lambda: table  # type: ignore[method-assign]
-    assert said in opened(memory, encode_program(memory.program))
+    assert message in opened(memory, encode_program(memory.program))
 
 
 IN_FORMATS = Case(INT4, tp=2)
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "said"),
+    ("column", "value", "message"),
     [
         ("offsets", 0, "layout is wrong"),
         ("offsets", -64, "layout is wrong"),
@@ -275,15 +275,15 @@ IN_FORMATS = Case(INT4, tp=2)
     ],
 )
 def test_the_row_of_a_weight_with_offsets(
-    opened: Opened, column: str, value: int, said: str
+    opened: Opened, column: str, value: int, message: str
 ) -> None:
     memory, encoded = IN_FORMATS.memory(), encode_program(IN_FORMATS.program)
     assert opened(IN_FORMATS.memory(), encoded) == ""
     table = memory.table()
-    few = next(n for n, one in enumerate(memory.program.buffers) if one.format is not None)
+    few = next(n for n, buffer in enumerate(memory.program.buffers) if buffer.format is not None)
     table[few, column_offsets()[column]] = value
     memory.table = lambda: table  # type: ignore[method-assign]
-    assert re.search(said, opened(memory, encoded))
+    assert re.search(message, opened(memory, encoded))
 
 
 @pytest.mark.parametrize("name", ["linear_terms", "norm_qkv_rope_append", "norm_gate_up_swiglu"])
@@ -294,14 +294,14 @@ def test_the_format_of_an_instruction(opened: Opened, name: str, wrong: int) -> 
     encoded = encode_program(IN_FORMATS.program)
     rows = (encoded.words[:, 0] == INSTRUCTIONS[name].opcode).nonzero()
     encoded.words[int(rows[0]), NAMES[f"{name.upper()}_FORMAT"]] = wrong
-    said = opened(IN_FORMATS.memory(), encoded)
-    assert f"{name}.format is {int(wrong)}, expected a number equal to" in said
+    message = opened(IN_FORMATS.memory(), encoded)
+    assert f"{name}.format is {int(wrong)}, expected a number equal to" in message
     with pytest.raises(UsageError, match="format"):
         decode_program(encoded, IN_FORMATS.program)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("format", None, "Found weight = buffer"),
         ("format", Format.int4(torch.float32, 32), "format"),
@@ -313,10 +313,10 @@ def test_the_format_of_an_instruction(opened: Opened, name: str, wrong: int) -> 
         ("role", Role.SCRATCH, "format of buffer"),
     ],
 )
-def test_the_fields_of_a_weight_of_few_bits(field: str, value: Any, said: str) -> None:
+def test_the_fields_of_a_weight_of_few_bits(field: str, value: Any, message: str) -> None:
     buffers = list(IN_FORMATS.program.buffers)
-    few = next(n for n, one in enumerate(buffers) if one.format is not None)
+    few = next(n for n, buffer in enumerate(buffers) if buffer.format is not None)
     buffers[few] = replace(buffers[few], **{field: value})
     damaged = replace(IN_FORMATS.program, buffers=tuple(buffers))
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         decode_program(encode_program(IN_FORMATS.program), damaged)

@@ -22,9 +22,9 @@ def _run(first: int, count: int, timeout: float) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"'(\w+)': (\d+)", lines[-1])}
 
 
-def _check(found: dict[str, int], count: int) -> None:
-    assert set(found) == {REFUSED, SAME} and sum(found.values()) == count
-    assert min(found.values()) >= count // 20, "both happen"
+def _check(counts: dict[str, int], count: int) -> None:
+    assert set(counts) == {REFUSED, SAME} and sum(counts.values()) == count
+    assert min(counts.values()) >= count // 20, "both happen"
 
 
 def test_damage_is_refused_or_does_no_harm() -> None:

@@ -32,12 +32,12 @@ POLICIES = ("critical-path", "round-robin", "dynamic")
 
 def _bases(threads: int) -> list[Base]:
     """Programs with so many threads, of models with biases and with norms of heads."""
-    found = []
+    cases = []
     for number, (tp, workers) in enumerate(WAYS[threads]):
         for model in ("tiny-qwen2", "tiny-qwen3"):
             for lowering in ("heads", "rows"):
-                turn = len(found) + number
-                found.append(
+                turn = len(cases) + number
+                cases.append(
                     FineCase(
                         model,
                         tp,
@@ -48,7 +48,7 @@ def _bases(threads: int) -> list[Base]:
                         workers=workers,
                     )
                 )
-    return [Base(case) for case in found]
+    return [Base(case) for case in cases]
 
 
 def _programs(threads: int, count: int) -> Iterator[tuple[Base, Program]]:
@@ -56,14 +56,14 @@ def _programs(threads: int, count: int) -> Iterator[tuple[Base, Program]]:
     bases, dice = _bases(threads), Random(threads)
     yield from islice(((base, base.program) for base in bases), count)
     kinds = [kind for kind in ORDERS if kind.__name__ != "workers_added"]
-    found, tries = len(bases), 0
-    while found < count:
+    yielded, tries = len(bases), 0
+    while yielded < count:
         base, kind = bases[tries % len(bases)], dice.choice(kinds)
         tries += 1
-        made = kind(base, dice)
-        if made is not None and not check_program(made[1]):
-            found += 1
-            yield base, made[1]
+        mutant = kind(base, dice)
+        if mutant is not None and not check_program(mutant[1]):
+            yielded += 1
+            yield base, mutant[1]
 
 
 def _run(case: Case, program: Program, path: str, delays: int = 0) -> list[torch.Tensor]:
@@ -73,11 +73,11 @@ def _run(case: Case, program: Program, path: str, delays: int = 0) -> list[torch
     native = Native(memory, path, delays)
     place(native, case)
     tokens = native.run(STEPS)
-    kept = (Role.TOKENS, Role.LENGTHS, Role.POSITIONS, Role.CACHE)
-    found = [tokens, native.logits, *(value for role in kept for value in memory.values(role))]
-    found = [value.clone() for value in found]
+    roles = (Role.TOKENS, Role.LENGTHS, Role.POSITIONS, Role.CACHE)
+    values = [tokens, native.logits, *(value for role in roles for value in memory.values(role))]
+    values = [value.clone() for value in values]
     native.close()
-    return found
+    return values
 
 
 @lru_cache(maxsize=64)
@@ -85,11 +85,11 @@ def _right(case: Case, path: str) -> list[torch.Tensor]:
     return _run(case, case.program, path)
 
 
-def _same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+def _same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     """Bit by bit; slots of the cache that have no token are NaN on both sides."""
     return all(
-        torch.equal(one.nan_to_num(nan=-9e9), other.nan_to_num(nan=-9e9))
-        for one, other in zip(found, wanted, strict=True)
+        torch.equal(value.nan_to_num(nan=-9e9), other.nan_to_num(nan=-9e9))
+        for value, other in zip(actual, expected, strict=True)
     )
 
 
@@ -97,8 +97,8 @@ def _check(threads: int, count: int, path: str) -> None:
     ran = 0
     for seed, (base, program) in enumerate(_programs(threads, count), start=1):
         assert len(program.queues) * program.sharing == threads
-        found = _run(base.case, program, path, delays=seed)
-        assert _same(found, _right(base.case, path)), (str(base), seed)
+        values = _run(base.case, program, path, delays=seed)
+        assert _same(values, _right(base.case, path)), (str(base), seed)
         ran += 1
     assert ran == count
 
@@ -119,31 +119,31 @@ def test_delayed_values_are_the_reference_machine_s() -> None:
     case = FineCase("tiny-qwen3", 2, lengths=(9, 10), lowering="rows", workers=4)
     native, machine = Native(case.memory(), delays=7), case.machine()
     for step in range(2):
-        for one in (native, machine):
-            place(one, case, step)
-            one.run(1)
+        for runner in (native, machine):
+            place(runner, case, step)
+            runner.run(1)
         assert relative_error(native.logits, machine.logits) < TOLERANCE
 
 
 def _racing(threads: int, count: int) -> Iterator[tuple[Base, Program]]:
     """Programs that lack a wait, or wait for one signal too few, so that they race."""
     bases, dice, judge = _bases(threads), Random(threads), Judge()
-    found = tries = 0
-    while found < count:
+    yielded = tries = 0
+    while yielded < count:
         base = bases[tries % len(bases)]
         tries += 1
-        made = dice.choice((wait_dropped, threshold_lowered))(base, dice)
-        if made is not None and check_program(made[1]) and judge.broken(made[1]):
-            found += 1
-            yield base, made[1]
+        mutant = dice.choice((wait_dropped, threshold_lowered))(base, dice)
+        if mutant is not None and check_program(mutant[1]) and judge.broken(mutant[1]):
+            yielded += 1
+            yield base, mutant[1]
 
 
 def test_delays_show_races(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each program races in one place only, which not every seed of delays hits."""
     monkeypatch.setattr(executor, "verify_program", lambda program: None)
     path = paths()[0]
-    seen = 0
+    hits = 0
     for base, program in _racing(3, 8):
         right = _right(base.case, path)
-        seen += any(not _same(_run(base.case, program, path, seed), right) for seed in range(1, 9))
-    assert seen >= 2
+        hits += any(not _same(_run(base.case, program, path, seed), right) for seed in range(1, 9))
+    assert hits >= 2

@@ -60,11 +60,11 @@ def test_convolutions(sizes: list[tuple[int, int]], channels: int, taps: int, bi
     weight, bias = random(channels, 1, taps), random(channels) if biased else None
     tails = random(LAYERS, STATES, taps - 1, channels)
     assert delta.takes_channels(x, weight, bias, tails)
-    (found, left), (expected, others) = (
+    (actual, actual_tails), (expected, expected_tails) = (
         convolved(tokens, how, x, weight, bias, tails) for how in (functions, torchs)
     )
-    near(found, expected)
-    assert torch.equal(left, others)
+    near(actual, expected)
+    assert torch.equal(actual_tails, expected_tails)
 
 
 def ruled(tokens: Tokens, how: Any, inputs: Sequence[Any], states: Any, heads: Any = None) -> Any:
@@ -81,7 +81,7 @@ def inputs_of(tokens: int, shape: tuple[int, int, int, int]) -> tuple[list[Any],
     )
     decay = -torch.rand(tokens, values)
     states = torch.randn(LAYERS, STATES, values, wide, width)
-    heads = [one.unflatten(1, (-1, last)) for one, last in ((q, wide), (k, wide), (v, width))]
+    heads = [tensor.unflatten(1, (-1, last)) for tensor, last in ((q, wide), (k, wide), (v, width))]
     return [*heads, decay, torch.rand(tokens, values).bfloat16()], states
 
 
@@ -94,25 +94,27 @@ def test_delta_rules(sizes: list[tuple[int, int]], shape: tuple[int, int, int, i
     tokens = Tokens(sizes)
     inputs, states = inputs_of(len(tokens), shape)
     assert delta.takes_heads(*inputs[:3], states)
-    (found, left), (expected, others) = (
+    (actual, actual_states), (expected, expected_states) = (
         ruled(tokens, how, inputs, states) for how in (functions, torchs)
     )
-    near(found, expected)
-    assert bool(((left - others).abs() <= 1e-5 * others.abs().max()).all())
+    near(actual, expected)
+    assert bool(
+        ((actual_states - expected_states).abs() <= 1e-5 * expected_states.abs().max()).all()
+    )
     written = tokens.write[tokens.starts.diff() > 0]
-    kept = torch.ones(LAYERS, STATES, dtype=torch.bool)
-    kept[LAYER, written] = False
-    assert torch.equal(left[kept], states[kept])
+    unwritten = torch.ones(LAYERS, STATES, dtype=torch.bool)
+    unwritten[LAYER, written] = False
+    assert torch.equal(actual_states[unwritten], states[unwritten])
 
 
 def test_value_heads_may_read_any_key_head() -> None:
     tokens = Tokens([(0, 40)])
     inputs, states = inputs_of(40, (3, 4, 32, 32))
     heads = [2, 0, 0, 1]
-    (found, _), (expected, _) = (
+    (actual, _), (expected, _) = (
         ruled(tokens, how, inputs, states, heads) for how in (functions, torchs)
     )
-    near(found, expected)
+    near(actual, expected)
 
 
 @pytest.mark.parametrize("cut", [1, 63, 64, 100])
@@ -128,21 +130,21 @@ def test_cuts_of_a_prompt_change_no_bit(cut: int) -> None:
         part = Tokens([(begin, end - begin)])
         part.read = part.write = whole.write
         rows = slice(begin, end)
-        found, states = ruled(part, functions, [one[rows] for one in inputs], states)
+        actual, states = ruled(part, functions, [tensor[rows] for tensor in inputs], states)
         found_conv, tails = convolved(part, functions, x[rows], weight, None, tails)
-        assert torch.equal(found, expected[rows]) and torch.equal(found_conv, expected_conv[rows])
+        assert torch.equal(actual, expected[rows]) and torch.equal(found_conv, expected_conv[rows])
     assert torch.equal(states, last) and torch.equal(tails, last_tails)
 
 
 def test_sequences_change_no_bit_of_others() -> None:
     tokens = Tokens([(3, 20), (0, 30)])
     inputs, states = inputs_of(50, SHAPES[1])
-    found, left = ruled(tokens, functions, inputs, states)
+    actual, actual_states = ruled(tokens, functions, inputs, states)
     alone = Tokens([(3, 20)])
     alone.read, alone.write = tokens.read[:1], tokens.write[:1]
-    expected, others = ruled(alone, functions, [one[:20] for one in inputs], states)
-    assert torch.equal(found[:20], expected)
-    assert torch.equal(left[:, tokens.write[0]], others[:, tokens.write[0]])
+    expected, expected_states = ruled(alone, functions, [tensor[:20] for tensor in inputs], states)
+    assert torch.equal(actual[:20], expected)
+    assert torch.equal(actual_states[:, tokens.write[0]], expected_states[:, tokens.write[0]])
 
 
 @pytest.mark.parametrize(("read", "write"), [(STATES, 0), (-1, 0), (0, STATES), (0, -1)])
@@ -161,10 +163,10 @@ def test_other_dtypes_and_widths_run_on_torch() -> None:
     tokens = Tokens([(0, 5)])
     inputs, states = inputs_of(5, (1, 1, 8, 8))
     assert not delta.takes_heads(*inputs[:3], states)
-    wide = [one.float() for one in inputs]
-    for own in (inputs, wide):
-        found, expected = (ruled(tokens, how, own, states) for how in (functions, torchs))
-        assert all(map(torch.equal, found, expected))
+    wide = [tensor.float() for tensor in inputs]
+    for arguments in (inputs, wide):
+        actual, expected = (ruled(tokens, how, arguments, states) for how in (functions, torchs))
+        assert all(map(torch.equal, actual, expected))
 
 
 @pytest.mark.parametrize("tokens", TOKENS)

@@ -45,18 +45,18 @@ NAN = {
 }
 
 
-@pytest.mark.parametrize("what", NAN)
-def test_tokens_of_weights_that_are_no_numbers(what: str) -> None:
+@pytest.mark.parametrize("fault", NAN)
+def test_tokens_of_weights_that_are_no_numbers(fault: str) -> None:
     """Those of the reference machine, on any path and number of threads. NaN is the best logit."""
     machine = Machine(CASE.memory())
-    _spoil(machine.memory, *NAN[what])
+    _spoil(machine.memory, *NAN[fault])
     place(machine, CASE)
     wanted = machine.run(4)
     assert bool(torch.isnan(machine.logits).any())
     for workers, path in ((1, paths()[0]), (3, paths()[-1]), (4, paths()[0])):
         case = replace(CASE, workers=workers)
         memory = case.memory()
-        _spoil(memory, *NAN[what])
+        _spoil(memory, *NAN[fault])
         native = Native(memory, path, delays=workers)
         place(native, case)
         assert torch.equal(native.run(4), wanted)

@@ -29,9 +29,9 @@ pytestmark = pytest.mark.usefixtures("verified_once")
 PATHS = paths()
 FEW_BITS = ("int8:row", "int8:32", "int8:64", "int8:128", "int8:256")
 FEWER_BITS = ("int4:32", "int4:64", "int4:128", "int4:row")
-ROUNDING_KINDS = tuple(f"{one}{ROUNDS}" for one in ("Q5_1", "Q4_K", "Q5_K", "Q6_K"))
+ROUNDING_KINDS = tuple(f"{kind}{ROUNDS}" for kind in ("Q5_1", "Q4_K", "Q5_K", "Q6_K"))
 ROUNDING = (
-    *(f"{one}{ROUNDS}" for one in ("int8:row", "int8:32", "int4:64", "int4:row")),
+    *(f"{word}{ROUNDS}" for word in ("int8:row", "int8:32", "int4:64", "int4:row")),
     *ROUNDING_KINDS,
 )
 EXACT, ROUNDED = 1e-5, 2**-16
@@ -40,16 +40,16 @@ EXACT, ROUNDED = 1e-5, 2**-16
 
 def _terms(memory: StepMemory) -> list[int]:
     """Return the numbers of the instructions whose sums are not rounded to the model's dtype."""
-    found = enumerate(memory.program.instructions)
-    return [number for number, one in found if isinstance(one, LinearTerms)]
+    numbered = enumerate(memory.program.instructions)
+    return [number for number, instruction in numbered if isinstance(instruction, LinearTerms)]
 
 
 def _filled(memory: StepMemory, seed: int = 0) -> StepMemory:
     """Write random values, of which a few are large, to the inputs of these instructions."""
     generator = torch.Generator().manual_seed(seed)
     for number in _terms(memory):
-        one: Any = memory.program.instructions[number]
-        held = memory.tensors[one.at.x]
+        instruction: Any = memory.program.instructions[number]
+        held = memory.tensors[instruction.at.x]
         values = torch.randn(held.shape, generator=generator)
         held.copy_(torch.where(torch.rand(held.shape, generator=generator) < 0.02, 50, 1) * values)
     return memory
@@ -64,18 +64,19 @@ def test_terms_are_exact(few_bits: str, dtype: torch.dtype, path: str) -> None:
     native, other = Native(memory, path), copy.copy(memory)
     other.tensors = [copy.deepcopy(held) for held in memory.tensors]
     for number in _terms(memory):
-        one: Any = memory.program.instructions[number]
+        linear: Any = memory.program.instructions[number]
         native.execute(number, unseen)
-        one.run(other.tensors)
-        found, wanted = (
-            held.tensors[one.at.out][one.terms.slice, one.rows.slice] for held in (memory, other)
+        linear.run(other.tensors)
+        actual, expected = (
+            held.tensors[linear.at.out][linear.terms.slice, linear.rows.slice]
+            for held in (memory, other)
         )
-        allowed = EXACT * wanted.abs().max()
+        allowed = EXACT * expected.abs().max()
         if dtype != torch.float32 and not few_bits.endswith(ROUNDS) and few_bits not in FLOATS8:
-            largest = other.tensors[one.at.x].float().abs().amax(1, keepdim=True)
-            weight = other.tensors[one.at.weight][one.rows.slice, one.columns.slice]
+            largest = other.tensors[linear.at.x].float().abs().amax(1, keepdim=True)
+            weight = other.tensors[linear.at.weight][linear.rows.slice, linear.columns.slice]
             allowed = allowed + ROUNDED * largest * weight.abs().sum(1)
-        assert bool(((found - wanted).abs() <= allowed).all()), one.label
+        assert bool(((actual - expected).abs() <= allowed).all()), linear.label
     native.close()
 
 
@@ -85,45 +86,45 @@ def test_terms_are_exact(few_bits: str, dtype: torch.dtype, path: str) -> None:
 )
 def test_bits_do_not_depend_on_the_path(few_bits: str) -> None:
     """Sums of blocks are exact. Only paths without fused products round more."""
-    found = []
+    per_path = []
     for path in PATHS:
         memory = _filled(memory_of("tiny-qwen3", torch.bfloat16, 2, 5, odd=True, few_bits=few_bits))
         native = Native(memory, path)
         for number in _terms(memory):
             native.execute(number, unseen)
         outs = {memory.program.instructions[number].at.out for number in _terms(memory)}
-        found.append([memory.tensors[out].clone() for out in sorted(outs)])
+        per_path.append([memory.tensors[out].clone() for out in sorted(outs)])
         native.close()
-    fused = [terms for path, terms in zip(PATHS, found, strict=True) if path != "portable"]
+    fused = [terms for path, terms in zip(PATHS, per_path, strict=True) if path != "portable"]
     for terms in fused[1:]:
         assert all(map(torch.equal, terms, fused[0]))
-    for one, other in zip(found[0], found[-1], strict=True):
-        assert relative_error(one, other) < EXACT
+    for first, last in zip(per_path[0], per_path[-1], strict=True):
+        assert relative_error(first, last) < EXACT
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("batch", [1, 4, 8])
 @pytest.mark.parametrize(
-    "few_bits", [f"{one}{ROUNDS}" for one in ("int4:64", "int4:128", "Q4_K", "Q5_K", "Q6_K")]
+    "few_bits", [f"{word}{ROUNDS}" for word in ("int4:64", "int4:128", "Q4_K", "Q5_K", "Q6_K")]
 )
 def test_the_largest_integers_are_added_exactly(few_bits: str, batch: int, path: str) -> None:
     """Kernels may add their products in fewer bits first, in which random ones have room."""
     memory = memory_of("tiny-qwen3", torch.bfloat16, 2, batch, wide=512, few_bits=few_bits)
     memory.tensors = copy.deepcopy(memory.tensors)  # other tests have these weights too
     for number in _terms(memory):
-        one: Any = memory.program.instructions[number]
-        memory.tensors[one.at.x].fill_(1)
-        weight = memory.tensors[one.at.weight]
+        instruction: Any = memory.program.instructions[number]
+        memory.tensors[instruction.at.x].fill_(1)
+        weight = memory.tensors[instruction.at.weight]
         for suffix in {weight.format.values.suffix, HIGH} & weight.parts.keys():
             weight.parts[suffix].fill_(-1)  # all bits
     native = Native(memory, path)
     for number in _terms(memory):
-        one = memory.program.instructions[number]
+        instruction = memory.program.instructions[number]
         native.execute(number, unseen)
-        out = memory.tensors[one.at.out][one.terms.slice, one.rows.slice]
-        found = out.clone()
-        one.run(memory.tensors)
-        assert relative_error(found, out) < EXACT, one.label
+        out = memory.tensors[instruction.at.out][instruction.terms.slice, instruction.rows.slice]
+        actual = out.clone()
+        instruction.run(memory.tensors)
+        assert relative_error(actual, out) < EXACT, instruction.label
     native.close()
 
 
@@ -134,20 +135,20 @@ def test_embeddings_are_the_reference_s(kind: str, dtype: torch.dtype, path: str
     """Also for tokens of the other ranks, which have terms of zeros."""
     for tp in (1, 3):
         memory = memory_of("tiny-qwen3", dtype, tp, 7, few_bits=kind)
-        vocabulary = max(one.at.first + one.at.rows for one in _embeds(memory))
+        vocabulary = max(embed.at.first + embed.at.rows for embed in _embeds(memory))
         tokens = torch.arange(7) * (vocabulary - 1) // 6
         native = Native(memory, path)
         native.place(tokens, torch.ones(7).long(), torch.arange(7)[:, None])
-        for one in _embeds(memory):
-            native.execute(memory.program.instructions.index(one), unseen)
-            found = memory.tensors[one.at.out].clone()
-            one.run(memory.tensors)
-            assert torch.equal(found, memory.tensors[one.at.out]), one.label
+        for embed in _embeds(memory):
+            native.execute(memory.program.instructions.index(embed), unseen)
+            actual = memory.tensors[embed.at.out].clone()
+            embed.run(memory.tensors)
+            assert torch.equal(actual, memory.tensors[embed.at.out]), embed.label
         native.close()
 
 
 def _embeds(memory: StepMemory) -> list[Embed]:
-    return [one for one in memory.program.instructions if isinstance(one, Embed)]
+    return [embed for embed in memory.program.instructions if isinstance(embed, Embed)]
 
 
 def _steps(memory: StepMemory, path: str | None = None, machine: bool = False) -> torch.Tensor:
@@ -208,13 +209,13 @@ def test_formats_with_kernels(path: str) -> None:
         **dict.fromkeys(("int4:64:super", "int4:16:super", "int4:128:supermin"), False),
         **dict.fromkeys(("int4:32:supermin:a8", "int5:32:f16:a8", "int6:16:super:a8"), True),
     }
-    found = {
+    supported = {
         word: has_kernel(
             path, torch.bfloat16, NormLmHead.opcode, bf16, Format.parsed(word), bf16, bf16
         )
         for word in words
     }
-    assert found == words
+    assert supported == words
 
 
 def test_groups_without_kernels_are_refused() -> None:
@@ -241,19 +242,19 @@ def test_sums_do_not_depend_on_the_batch(few_bits: str, columns: int, path: str)
     def terms(batch: int) -> list[torch.Tensor]:
         memory = memory_of("tiny-qwen3", torch.bfloat16, 2, batch, wide=columns, few_bits=few_bits)
         for number in _terms(memory):
-            one: Any = memory.program.instructions[number]
-            held = memory.tensors[one.at.x]
+            instruction: Any = memory.program.instructions[number]
+            held = memory.tensors[instruction.at.x]
             generator = torch.Generator().manual_seed(held.shape[1])
             held.copy_(torch.randn(8, held.shape[1], generator=generator)[:batch])
         native = Native(memory, path)
         for number in _terms(memory):
             native.execute(number, unseen)
         outs = {memory.program.instructions[number].at.out for number in _terms(memory)}
-        found = [memory.tensors[out].clone() for out in sorted(outs)]
+        values = [memory.tensors[out].clone() for out in sorted(outs)]
         native.close()
-        return found
+        return values
 
     eight = terms(8)
-    assert eight and all(one.abs().amax(-1).min() > 0 for one in eight)
+    assert eight and all(tensor.abs().amax(-1).min() > 0 for tensor in eight)
     for batch in (1, 2, 3, 4):
-        assert all(map(torch.equal, terms(batch), [each[:batch] for each in eight])), batch
+        assert all(map(torch.equal, terms(batch), [tensor[:batch] for tensor in eight])), batch

@@ -70,13 +70,13 @@ def test_a_rank_of_a_launcher_killed_in_a_launch(tmp_path: Path, backend: str) -
     """The other rank notices it, and does not wait for as long as a rank may take."""
     script = tmp_path / "script.py"
     script.write_text(_LAUNCHED.format(backend=backend))
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as log:
         ranks = [
-            scripts.start([str(script), str(rank), f"{tmp_path}/met"], said.fileno(), said.fileno())
+            scripts.start([str(script), str(rank), f"{tmp_path}/met"], log.fileno(), log.fileno())
             for rank in range(2)
         ]
         assert ranks[1].wait(300) == -signal.SIGKILL
         assert ranks[0].wait(300) == 1
-        said.seek(0)
-        last = said.read().splitlines()[-1]
+        log.seek(0)
+        last = log.read().splitlines()[-1]
     assert "Another rank has ended" in last or "connection to another rank was lost" in last

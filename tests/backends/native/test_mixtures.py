@@ -30,8 +30,10 @@ def drawn(stored: Format | None, rows: int, columns: int, count: int = EXPERTS) 
     """Return random weights of experts."""
     if stored is None:
         return 0.1 * random(count, rows, columns)
-    own = [random_weight(stored, 0, rows, columns) for _ in range(count)]
-    parts = [torch.stack(parts) for parts in zip(*(one.parts for one in own), strict=True)]
+    weights = [random_weight(stored, 0, rows, columns) for _ in range(count)]
+    parts = [
+        torch.stack(parts) for parts in zip(*(weight.parts for weight in weights), strict=True)
+    ]
     return functions.DecodedExperts(str(stored), parts, (0, columns), torch.bfloat16)
 
 
@@ -42,11 +44,11 @@ def reference(weights: Any) -> Any:
     return matrix.DecodedExperts(weights.word, weights.parts, weights.columns, weights.dtype)
 
 
-def some(weights: Any, own: slice) -> Any:
+def some(weights: Any, chosen: slice) -> Any:
     """Return some of the experts, as memory of their own."""
     if isinstance(weights, torch.Tensor):
-        return weights[own].contiguous()
-    return replace(weights, parts=[part[own].contiguous() for part in weights.parts])
+        return weights[chosen].contiguous()
+    return replace(weights, parts=[part[chosen].contiguous() for part in weights.parts])
 
 
 @pytest.mark.parametrize("stored", FORMATS.values(), ids=FORMATS)
@@ -57,12 +59,12 @@ def test_experts(stored: Format | None, tokens: int, chosen: int) -> None:
     x = random(tokens, HIDDEN)
     scores, ids = top_experts(random(tokens, EXPERTS), chosen, True)
     assert mixtures.takes(x, gate_up, down)
-    found = functions.experts(x, scores, ids, gate_up, down)
-    near(found, matrix.experts(x, scores, ids, reference(gate_up), reference(down)), steps=4)
+    actual = functions.experts(x, scores, ids, gate_up, down)
+    near(actual, matrix.experts(x, scores, ids, reference(gate_up), reference(down)), steps=4)
     for token in range(0, tokens, 23):
-        own = slice(token, token + 1)
-        alone = functions.experts(x[own], scores[own], ids[own], gate_up, down)
-        assert torch.equal(alone, found[own])
+        row = slice(token, token + 1)
+        alone = functions.experts(x[row], scores[row], ids[row], gate_up, down)
+        assert torch.equal(alone, actual[row])
 
 
 @pytest.mark.parametrize("stored", [None, FORMATS["int4"]], ids=["bf16", "int4"])
@@ -72,18 +74,18 @@ def test_experts_of_a_rank(stored: Format | None) -> None:
     scores, ids = top_experts(random(40, EXPERTS), 2, False)
     total = torch.zeros(40, HIDDEN)
     for first, last in ((0, 2), (2, 3), (3, EXPERTS)):
-        own = [some(weights, slice(first, last)) for weights in (gate_up, down)]
-        found = functions.experts(x, scores, ids, *own, first)
-        near(found, matrix.experts(x, scores, ids, *map(reference, own), first), steps=4)
-        total += found.float()
+        shards = [some(weights, slice(first, last)) for weights in (gate_up, down)]
+        actual = functions.experts(x, scores, ids, *shards, first)
+        near(actual, matrix.experts(x, scores, ids, *map(reference, shards), first), steps=4)
+        total += actual.float()
     near(total.bfloat16(), functions.experts(x, scores, ids, gate_up, down), steps=8)
 
 
 def test_a_rank_without_chosen_experts_adds_zeros() -> None:
     gate_up, down = drawn(None, 2 * FEATURES, HIDDEN, 2), drawn(None, HIDDEN, FEATURES, 2)
     x, ids = random(5, HIDDEN), torch.full((5, 1), 3)
-    found = functions.experts(x, random(5, 1), ids, gate_up, down)
-    assert torch.equal(found, torch.zeros(5, HIDDEN, dtype=x.dtype))
+    actual = functions.experts(x, random(5, 1), ids, gate_up, down)
+    assert torch.equal(actual, torch.zeros(5, HIDDEN, dtype=x.dtype))
 
 
 def test_others_are_torchs() -> None:
@@ -93,5 +95,5 @@ def test_others_are_torchs() -> None:
         down = torch.randn(2, HIDDEN, features, dtype=x.dtype)
         assert not mixtures.takes(x, gate_up, down)
         scores, ids = top_experts(torch.randn(3, 2, dtype=x.dtype), 1, True)
-        found = functions.experts(x, scores, ids, gate_up, down)
-        near(found.bfloat16(), matrix.experts(x, scores, ids, gate_up, down).bfloat16())
+        actual = functions.experts(x, scores, ids, gate_up, down)
+        near(actual.bfloat16(), matrix.experts(x, scores, ids, gate_up, down).bfloat16())

@@ -55,9 +55,9 @@ CASE = Case("tiny-qwen3", tp=2, spans=3)
 
 def _steps(case: Case, path: str | None = None, steps: int = STEPS) -> list[torch.Tensor]:
     native = Native(case.memory(), path)
-    found = steps_on(native, case, steps)
+    logits = steps_on(native, case, steps)
     native.close()
-    return found
+    return logits
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -109,8 +109,8 @@ def test_bits_do_not_depend_on_the_schedule(path: str, model: str, kv: str) -> N
     wanted = _steps(case, path)
     for policy, workers, lowering in schedules((1, 2, 5)):
         other = replace(case, policy=policy, workers=workers, lowering=lowering)
-        found = _steps(other, path)
-        assert all(map(torch.equal, found, wanted)), (policy, workers, lowering)
+        steps = _steps(other, path)
+        assert all(map(torch.equal, steps, wanted)), (policy, workers, lowering)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -119,8 +119,8 @@ def test_bits_do_not_depend_on_the_batch(path: str, model: str, kv: str) -> None
     """A sequence has the same bits alone and in a batch of up to 16, from its first token on."""
     alone = _steps(Case(model, lengths=(1,), kv=kv), path, 9)
     for batch in (2, 3, 5, 8, 16):
-        found = _steps(Case(model, lengths=(1,) * batch, kv=kv), path, 9)
-        for step, logits in zip(alone, found, strict=True):
+        batched = _steps(Case(model, lengths=(1,) * batch, kv=kv), path, 9)
+        for step, logits in zip(alone, batched, strict=True):
             assert torch.equal(step[0], logits[0]), batch
 
 
@@ -133,12 +133,12 @@ def test_bits_of_experts_do_not_depend_on_tp(path: str, model: str) -> None:
 
 
 def test_tokens_of_a_launch_are_those_of_single_steps() -> None:
-    one, many = (Native(CASE.memory()) for _ in range(2))
-    place(one, CASE)
+    stepped, many = (Native(CASE.memory()) for _ in range(2))
+    place(stepped, CASE)
     place(many, CASE)
-    single = torch.cat([one.run(1) for _ in range(8)])
+    single = torch.cat([stepped.run(1) for _ in range(8)])
     assert torch.equal(many.run(8), single)
-    assert torch.equal(many.logits, one.logits)
+    assert torch.equal(many.logits, stepped.logits)
 
 
 def test_a_launch_reads_one_state_and_writes_another() -> None:
@@ -151,10 +151,10 @@ def test_a_launch_reads_one_state_and_writes_another() -> None:
     assert torch.equal(native.run(5), reference.run(5))
     before = case.memory()
     for role in LINEAR_STATES:
-        sides = (one.values(role) for one in (native.memory, reference.memory, before))
-        for found, wanted, old in zip(*sides, strict=True):
-            assert relative_error(found[:, 2:], wanted[:, 2:]) < 1e-5
-            assert torch.equal(found[:, :2].nan_to_num(), old[:, :2].nan_to_num())
+        sides = (memory.values(role) for memory in (native.memory, reference.memory, before))
+        for actual, expected, old in zip(*sides, strict=True):
+            assert relative_error(actual[:, 2:], expected[:, 2:]) < 1e-5
+            assert torch.equal(actual[:, :2].nan_to_num(), old[:, :2].nan_to_num())
 
 
 def test_a_launch_ends_when_all_sequences_have_ended() -> None:
@@ -169,10 +169,10 @@ def test_a_launch_ends_when_all_sequences_have_ended() -> None:
         native.memory.values(Role.TABLES)[0].clone(),
         stops=sorted(set(tokens[2].tolist())),
     )
-    found = native.run(8)
-    assert len(found) <= 3
+    stopped = native.run(8)
+    assert len(stopped) <= 3
     assert native.memory.finished
-    assert torch.equal(found[0], tokens[0])
+    assert torch.equal(stopped[0], tokens[0])
 
 
 def test_times_of_a_step() -> None:
@@ -272,14 +272,14 @@ def _memory(dtype: torch.dtype, tp: int, batch: int, odd: bool) -> StepMemory:
 
 def _first_steps(executor: Executor, batch: int, steps: int = 5) -> torch.Tensor:
     """Return the logits of the first tokens of `batch` sequences, in fp32."""
-    found, tables = [], torch.arange(2 * batch).view(batch, 2)
+    logits, tables = [], torch.arange(2 * batch).view(batch, 2)
     for step in range(steps):
         tokens = torch.arange(batch) * 7 + step
         executor.place(tokens, torch.full((batch,), step + 1), tables)
         executor.run(1)
-        found.append(executor.logits.float())
+        logits.append(executor.logits.float())
     executor.close()
-    return torch.stack(found)
+    return torch.stack(logits)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -288,8 +288,8 @@ def _first_steps(executor: Executor, batch: int, steps: int = 5) -> torch.Tensor
 def test_16_bits(dtype: torch.dtype, path: str, odd: bool) -> None:
     """The error relative to fp32 is at most 1.5 times that of the reference machine."""
     exact, reference = _reference(torch.float32, odd), _reference(dtype, odd)
-    found = _first_steps(Native(_memory(dtype, 2, 2, odd), path), 2)
-    assert relative_error(found, exact) <= 1.5 * relative_error(reference, exact)
+    logits = _first_steps(Native(_memory(dtype, 2, 2, odd), path), 2)
+    assert relative_error(logits, exact) <= 1.5 * relative_error(reference, exact)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -297,8 +297,8 @@ def test_16_bits(dtype: torch.dtype, path: str, odd: bool) -> None:
 def test_bits_of_16_bits_do_not_depend_on_batch_and_ranks(dtype: torch.dtype, path: str) -> None:
     alone = _first_steps(Native(_memory(dtype, 1, 1, True), path), 1)
     for batch in (3, 6, 12, 17):
-        found = _first_steps(Native(_memory(dtype, 1, batch, True), path), batch)
-        assert torch.equal(found[:, :1], alone), batch
+        logits = _first_steps(Native(_memory(dtype, 1, batch, True), path), batch)
+        assert torch.equal(logits[:, :1], alone), batch
     even = _first_steps(Native(_memory(dtype, 1, 2, False), path), 2)
     for tp in (2, 4):
         assert torch.equal(_first_steps(Native(_memory(dtype, tp, 2, False), path), 2), even), tp
@@ -323,10 +323,14 @@ def test_first_weights_are_where_each_instruction_reads_first() -> None:
     case = Case("biased", tp=2, lengths=(5,), column_splits=2)
     memory = case.memory()
     native = Native(memory)
-    for one, address in zip(case.program.instructions, native.first_weights.tolist(), strict=True):
-        if isinstance(one, WeightInstruction):
-            number = one.at.weight
-            (row, _), (column, _) = next(box for buffer, box in one.reads if buffer == number)
+    for instruction, address in zip(
+        case.program.instructions, native.first_weights.tolist(), strict=True
+    ):
+        if isinstance(instruction, WeightInstruction):
+            number = instruction.at.weight
+            (row, _), (column, _) = next(
+                box for buffer, box in instruction.reads if buffer == number
+            )
             assert address == memory.tensors[number][row, column].data_ptr()
         else:
             assert address == 0
@@ -350,7 +354,7 @@ def _with_dtype(case: Case, name: str, dtype: torch.dtype) -> StepMemory:
     changed = [b.name.endswith(name) for b in memory.program.buffers]
     assert any(changed)
     pairs = zip(memory.program.buffers, changed, strict=True)
-    buffers = tuple(replace(one, dtype=dtype) if own else one for one, own in pairs)
+    buffers = tuple(replace(buffer, dtype=dtype) if named else buffer for buffer, named in pairs)
     memory.program = replace(memory.program, buffers=buffers)
     return memory
 
@@ -364,7 +368,7 @@ def test_two_dtypes_of_values_are_refused(name: str, lowering: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("embed_tokens_weight", "f32 values with bf16 weights"),
         ("down_proj_weight", "f32 values with bf16 weights"),
@@ -372,9 +376,9 @@ def test_two_dtypes_of_values_are_refused(name: str, lowering: str) -> None:
         ("cache", "f32 values with .*bf16 cache"),
     ],
 )
-def test_dtypes_without_a_kernel_are_refused(name: str, said: str) -> None:
+def test_dtypes_without_a_kernel_are_refused(name: str, message: str) -> None:
     """The dtypes of values, weights, norms and caches are independent."""
-    with pytest.raises(UnsupportedError, match=rf"no kernel for .*{said}"):
+    with pytest.raises(UnsupportedError, match=rf"no kernel for .*{message}"):
         Native(_with_dtype(CASE, name, torch.bfloat16))
 
 

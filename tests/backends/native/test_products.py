@@ -26,13 +26,13 @@ def test_linears(tokens: int, shape: tuple[int, int], biased: bool) -> None:
     x = random(tokens, shape[1] + 32)[:, 32:]
     assert products.takes_product(x, weight, bias)
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    found = products.linear(x, weight, bias)
+    actual = products.linear(x, weight, bias)
     size = x.double().abs() @ weight.double().abs().T
     allowed = 2**-8 * exact.abs() + 2**-16 * size + (0 if bias is None else 2**-16)
-    assert bool(((found.double() - exact).abs() <= allowed).all())
+    assert bool(((actual.double() - exact).abs() <= allowed).all())
     for first in range(0, tokens, 7):  # a token's products do not depend on others
         part = products.linear(x[first : first + 7], weight, bias)
-        assert torch.equal(part, found[first:][:7])
+        assert torch.equal(part, actual[first:][:7])
 
 
 def peak_bytes() -> int:
@@ -80,8 +80,8 @@ def test_products_with_weights_of_few_bits(tokens: int, bits: int, cut: Cut, rou
     weight = few_bits(bits, cut, rounds)
     x, bias = random(tokens, 160), random(101)
     assert products.takes_product(x, weight, bias)
-    found = functions.linear(x, weight, bias)
-    near(found, torchs.linear(x, weight.decoded(torch.bfloat16), bias))
+    actual = functions.linear(x, weight, bias)
+    near(actual, torchs.linear(x, weight.decoded(torch.bfloat16), bias))
 
 
 @pytest.mark.parametrize("tokens", [1, 65, 200])
@@ -101,8 +101,8 @@ def test_products_with_weights_of_blocks(word: str, first: int, tokens: int) -> 
     weight = random_weight(Format.parsed(word), first, 101, 320)
     x, bias = random(tokens, 320), random(101)
     assert products.takes_product(x, weight, bias)
-    found = functions.linear(x, weight, bias)
-    near(found, torchs.linear(x, weight.decoded(torch.bfloat16), bias))
+    actual = functions.linear(x, weight, bias)
+    near(actual, torchs.linear(x, weight.decoded(torch.bfloat16), bias))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -116,8 +116,8 @@ def test_products_of_rounded_tokens_are_exact_within_blocks(bits: int) -> None:
     x[0], x[1] = 127, -127
     named = {"_packed" if bits == 4 else "": values, "_scale": scales}
     exact = x.double() @ weight.format.decoded(named, weight.columns, torch.float64).T
-    found = functions.linear(x, weight, None)
-    assert torch.equal(found, exact.float().bfloat16())
+    actual = functions.linear(x, weight, None)
+    assert torch.equal(actual, exact.float().bfloat16())
 
 
 def test_a_rounded_token_depends_on_no_other() -> None:
@@ -125,12 +125,12 @@ def test_a_rounded_token_depends_on_no_other() -> None:
     x = random(130, 160)
     x[3], x[4, 70], x[5, :64] = 0, torch.nan, 1e-42
     x[6, 100] = torch.inf
-    found = functions.linear(x, weight, None)
-    assert found[4].isnan().all() and found[6].isnan().all()
-    assert found[[3]].eq(0).all() and found[[0, 1, 2, 5, 7]].isfinite().all()
+    actual = functions.linear(x, weight, None)
+    assert actual[4].isnan().all() and actual[6].isnan().all()
+    assert actual[[3]].eq(0).all() and actual[[0, 1, 2, 5, 7]].isfinite().all()
     for first in range(0, 130, 9):
         part = functions.linear(x[first : first + 9], weight, None)
-        assert torch.equal(part.nan_to_num(7), found[first : first + 9].nan_to_num(7))
+        assert torch.equal(part.nan_to_num(7), actual[first : first + 9].nan_to_num(7))
 
 
 def test_rounding_blocks_with_several_scales_are_torchs() -> None:
@@ -148,7 +148,7 @@ def test_products_of_rounded_tokens_are_equal_on_all_paths(
 ) -> None:
     """Sums of a block are exact, and blocks are added in one order."""
     weight, x = random_weight(Format.parsed(word), 16, 101, 320), random(70, 320)
-    found = functions.linear(x, weight, None)
+    actual = functions.linear(x, weight, None)
     slowest = [path for path in build.paths() if path in many.PATHS][-1]
     monkeypatch.setattr(many, "_path", lambda: slowest)
-    assert torch.equal(functions.linear(x, weight, None), found)
+    assert torch.equal(functions.linear(x, weight, None), actual)

@@ -33,17 +33,17 @@ SLOTS = 64 * BLOCK
 def test_norms(tokens: int, width: int, zero_centered: bool) -> None:
     x, weight = random(tokens, width + 8)[:, :width], random(width)
     heads = random(tokens, 5 * width).split((2 * width, 3 * width), 1)[1].unflatten(1, (-1, width))
-    for one in (x, heads):
+    for tensor in (x, heads):
         near(
-            functions.rms_norm(one, weight, 1e-6, zero_centered),
-            torchs.rms_norm(one, weight, 1e-6, zero_centered),
+            functions.rms_norm(tensor, weight, 1e-6, zero_centered),
+            torchs.rms_norm(tensor, weight, 1e-6, zero_centered),
         )
     whole = x.contiguous()
     for residual in (random(tokens, width), torch.randn(tokens, width)):
-        found = functions.add_rms_norm(whole, residual, weight, 1e-6, zero_centered)
+        actual = functions.add_rms_norm(whole, residual, weight, 1e-6, zero_centered)
         normed, total = torchs.add_rms_norm(whole, residual, weight, 1e-6, zero_centered)
-        near(found[0], normed)
-        assert torch.equal(found[1], total)
+        near(actual[0], normed)
+        assert torch.equal(actual[1], total)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -60,8 +60,8 @@ def test_swiglu_and_rope(tokens: int, width: int) -> None:
 def test_values_at_the_ends_of_the_range() -> None:
     gate = torch.tensor([[-3e38, -100.0, -0.0, 0.0, 100.0, 3e38, float("inf"), float("nan")] * 3])
     gate, up = gate.bfloat16(), torch.ones(1, 24).bfloat16()
-    found, expected = functions.swiglu(gate, up), torchs.swiglu(gate, up)
-    assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
+    actual, expected = functions.swiglu(gate, up), torchs.swiglu(gate, up)
+    assert torch.equal(actual.nan_to_num(7), expected.nan_to_num(7))
 
 
 class Case:
@@ -75,7 +75,7 @@ class Case:
         width: int,
         kv: Format | None = None,
     ) -> None:
-        new = torch.tensor([0, *(own for _, own in sizes)])
+        new = torch.tensor([0, *(added for _, added in sizes)])
         self.starts = new.cumsum(0)
         tokens = int(self.starts[-1])
         self.q = random(tokens, heads * width).unflatten(1, (-1, width))
@@ -88,22 +88,22 @@ class Case:
         most = max(-(-length // BLOCK) for length, _ in sizes)
         self.tables = torch.full((len(sizes), most), -1)
         self.slots = torch.empty(tokens, dtype=torch.long)
-        for row, (length, own) in enumerate(sizes):
+        for row, (length, added) in enumerate(sizes):
             held = torch.tensor([order.pop() for _ in range(-(-length // BLOCK))])
             self.tables[row, : len(held)] = held
             places = torch.arange(length)
             slots = held[places // BLOCK] * BLOCK + places % BLOCK
             self.cache[1, :, slots] = stored_rows(random(2, length, shared, width), self.cache)
-            self.slots[self.starts[row] : self.starts[row + 1]] = slots[length - own :]
+            self.slots[self.starts[row] : self.starts[row + 1]] = slots[length - added :]
 
     def run(self, how: Any, window: int | None = None, heads: Sequence[int] | None = None) -> Any:
         """Return the result, and the cache that it leaves."""
         cache = self.cache.clone()
-        found = how.paged_attention(
+        values = how.paged_attention(
             *(self.q, self.k, self.v, cache, self.starts, self.slots, self.tables, self.lengths),
             *(0.1, window, 1, BLOCK, heads),
         )
-        return found, cache
+        return values, cache
 
 
 SIZES = [[(1, 1)], [(128, 128)], [(70, 70), (65, 1), (200, 131)], [(300, 33), (64, 64), (5, 0)]]
@@ -123,10 +123,10 @@ def test_attention(
 ) -> None:
     case = Case(sizes, heads, shared, width, kv)
     assert prompts.takes_heads(case.q, case.k, case.v, case.cache)
-    (found, cache), (expected, torchs_cache) = (
-        case.run(one, window) for one in (functions, torchs)
+    (actual, cache), (expected, torchs_cache) = (
+        case.run(implementation, window) for implementation in (functions, torchs)
     )
-    near(found, expected, 3)
+    near(actual, expected, 3)
     assert torch.equal(cache.nan_to_num(7), torchs_cache.nan_to_num(7))
 
 
@@ -192,11 +192,11 @@ def short_sequence(case: Case) -> None:
 def test_rows_that_are_not_finite_are_stored_as_nan() -> None:
     case = Case([(40, 20), (20, 20)], 2, 1, 32, ROUNDED)
     case.k[3, 0, 5], case.v[25, 0, 1] = torch.nan, torch.inf
-    (found, cache), (_, expected) = case.run(functions), case.run(torchs)
-    rows, wanted = (loaded_rows(one[1]).nan_to_num(7) for one in (cache, expected))
+    (actual, cache), (_, expected) = case.run(functions), case.run(torchs)
+    rows, wanted = (loaded_rows(held[1]).nan_to_num(7) for held in (cache, expected))
     assert torch.equal(rows, wanted)
-    assert found[3:20].isnan().all() and found[25:].isnan().all()
-    assert found[:3].isfinite().all()
+    assert actual[3:20].isnan().all() and actual[25:].isnan().all()
+    assert actual[:3].isfinite().all()
 
 
 @pytest.mark.parametrize("break_it", [wrong_slot, wrong_block, short_table, short_sequence])
@@ -237,19 +237,19 @@ def test_other_dtypes_and_widths_run_without_kernels() -> None:
 def test_a_model_uses_them_for_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     for name in ("norm", "add_norm", "swiglu", "rope"):
-        own = getattr(prompts, name)
+        real = getattr(prompts, name)
         monkeypatch.setattr(
-            prompts, name, lambda *given, own=own, name=name: ran.append(name) or own(*given)
+            prompts, name, lambda *args, real=real, name=name: ran.append(name) or real(*args)
         )
     tokens = torch.arange(1, 40)[None]
-    found = []
+    logits = []
     for backend in ("native", "torch"):
         with tpcompile.compile(
             "preset:tiny-qwen3", random_weights=1, dtype=torch.bfloat16, backend=backend
         ) as model:
-            found.append(model(tokens).logits)
+            logits.append(model(tokens).logits)
         if backend == "native":
             used = set(ran)
             ran.clear()
     assert used == {"norm", "add_norm", "swiglu", "rope"} and not ran
-    near(*found, steps=8)
+    near(*logits, steps=8)

@@ -22,7 +22,7 @@ from tpcompile.backends.native.build import paths
 
 
 def check(case: Case, path: str) -> None:
-    rows, steps = (Native(each.memory(), path) for each in (case, replace(case, rows=())))
+    rows, steps = (Native(variant.memory(), path) for variant in (case, replace(case, rows=())))
     with closing(rows), closing(steps):
         assert same(logits_of_rows(rows, case), logits_of_steps(steps, case))
 

@@ -77,21 +77,21 @@ int8."""
 
 
 def _compiler() -> str:
-    found = shutil.which("c++")
-    if found is None:
+    compiler = shutil.which("c++")
+    if compiler is None:
         pytest.skip("no C++ compiler")
-    return found
+    return compiler
 
 
-def _sources(own: Path) -> Path:
+def _sources(directory: Path) -> Path:
     """Copy the sources of the library and the driver."""
-    found = own / "sources"
-    shutil.copytree(build.sources().sources, found)
-    shutil.copy(DRIVER, found)
-    return found
+    sources = directory / "sources"
+    shutil.copytree(build.sources().sources, sources)
+    shutil.copy(DRIVER, sources)
+    return sources
 
 
-def _built(own: Path, sources: Path, sanitizer: str, path: str) -> Path:
+def _built(directory: Path, sources: Path, sanitizer: str, path: str) -> Path:
     """Build the driver with the sources of the library and the kernels of a vector path."""
     compiler, flags = _compiler(), SANITIZERS[sanitizer]
     own_flags = {
@@ -99,14 +99,14 @@ def _built(own: Path, sources: Path, sanitizer: str, path: str) -> Path:
         **build.sources(path).units,
         "driver": (f"-DTPC_KERNELS=tpc_{path}",),
     }
-    units = {name: (*own, *_EVERY, *flags) for name, own in own_flags.items()}
+    units = {name: (*unit_flags, *_EVERY, *flags) for name, unit_flags in own_flags.items()}
     library = replace(build.sources(), sources=sources, units=units)
-    library.write_headers(own)
+    library.write_headers(directory)
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(partial(library.compile_unit, compiler, own), units))
-    made = own / "driver"
-    subprocess.run([compiler, *flags, "-pthread", "-o", str(made), *objects], check=True)
-    return made
+        objects = list(pool.map(partial(library.compile_unit, compiler, directory), units))
+    driver = directory / "driver"
+    subprocess.run([compiler, *flags, "-pthread", "-o", str(driver), *objects], check=True)
+    return driver
 
 
 def _dumped(

@@ -28,11 +28,11 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 def _run(native: Executor, case: Case, launches: int = 1) -> list[torch.Tensor]:
     """Return the tokens and logits of some launches from the same state."""
-    found: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
     for _ in range(launches):
         place(native, case)
-        found += [native.run(STEPS), native.logits.clone()]
-    return found
+        values += [native.run(STEPS), native.logits.clone()]
+    return values
 
 
 def _threads(native: Executor) -> list[int]:
@@ -102,11 +102,11 @@ def test_a_worker_without_a_core_holds_nothing_up(held: int) -> None:
     native = Native(CASE.memory())
     wanted = _run(native, CASE, launches=3)
     with _held(_threads(native)[held]):
-        found = _run(native, CASE, launches=3)
+        actual = _run(native, CASE, launches=3)
     later = _run(native, CASE, launches=3)
     native.close()
-    for one, other, third in zip(wanted, found, later, strict=True):
-        assert torch.equal(one, other) and torch.equal(one, third)
+    for before, during, after in zip(wanted, actual, later, strict=True):
+        assert torch.equal(before, during) and torch.equal(before, after)
 
 
 @pytest.mark.parametrize("workers", [2, 5])
@@ -117,25 +117,25 @@ def test_bits_beside_busy_processes(tp: int, policy: str, workers: int) -> None:
     native = Native(case.memory())
     wanted = _run(native, case)
     with _busy(2):
-        found = _run(native, case, launches=20)
+        actual = _run(native, case, launches=20)
     native.close()
-    for turn, value in enumerate(found):
+    for turn, value in enumerate(actual):
         assert torch.equal(value, wanted[turn % 2])
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_workers_return_to_their_cores() -> None:
     """Somebody may move them all to one core, and later give them back what they had."""
-    own = os.sched_getaffinity(0)
-    one, other = sorted(own)[:2]
-    os.sched_setaffinity(0, {one, other})
+    initial = os.sched_getaffinity(0)
+    first, second = sorted(initial)[:2]
+    os.sched_setaffinity(0, {first, second})
     try:
         native = Native(replace(CASE, workers=2).memory())
     finally:
-        os.sched_setaffinity(0, own)
+        os.sched_setaffinity(0, initial)
     wanted = _run(native, CASE)
-    _launch_until_on(native, [{one}, {other}], wanted)
-    for allowed, cores in (({one}, [{one}, {one}]), ({one, other}, [{one}, {other}])):
+    _launch_until_on(native, [{first}, {second}], wanted)
+    for allowed, cores in (({first}, [{first}, {first}]), ({first, second}, [{first}, {second}])):
         for thread in _threads(native):
             os.sched_setaffinity(thread, allowed)
         _launch_until_on(native, cores, wanted)

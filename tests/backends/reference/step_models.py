@@ -253,9 +253,10 @@ def decode_passes(
         passes = with_delta_apart(passes)
     if model == WHOLE:
         passes = [
-            replace(one, experts="ep") if isinstance(one, PlanSharding) else one for one in passes
+            replace(current, experts="ep") if isinstance(current, PlanSharding) else current
+            for current in passes
         ]
-    return [one for one in passes if one.name not in apart]
+    return [current for current in passes if current.name not in apart]
 
 
 @dataclass(frozen=True)
@@ -268,10 +269,10 @@ class _FuseGates:
         blocks = delta_blocks(gm.graph)
         return fuse_at(
             gm,
-            ((one.rule, partial(fuse_linears, gm, [one.beta, one.a])) for one in blocks),
+            ((block.rule, partial(fuse_linears, gm, [block.beta, block.a])) for block in blocks),
         )
 
 
 def with_delta_apart(passes: Sequence[Pass]) -> list[Pass]:
     """Return passes that leave the channels of linear attention and their gates apart."""
-    return [_FuseGates() if isinstance(one, FuseDelta) else one for one in passes]
+    return [_FuseGates() if isinstance(current, FuseDelta) else current for current in passes]

@@ -98,15 +98,20 @@ class Case:
     ) -> StepMemory:
         """Return such a memory for any executor, on any device."""
         weights = _weights(self.model, self.tp, self.interleaved)
-        kept = _prefilled(self.model, self.tp, self.lengths, self.interleaved, self.kv)
-        caches, *states = [[one.clone().to(device) for one in kept[name]] for name in kept]
-        states = [[_with_more(one, sum(self.rows)) for one in each] for each in states]
+        prefilled = _prefilled(self.model, self.tp, self.lengths, self.interleaved, self.kv)
+        caches, *states = [
+            [tensor.clone().to(device) for tensor in prefilled[name]] for name in prefilled
+        ]
+        states = [[_with_more(state, sum(self.rows)) for state in per_rank] for per_rank in states]
         return StepMemory(
             self.program,
             lambda rank, name: weights[name][rank].to(device),
             self.rotation,
             caches,
-            [dict(zip(list(kept)[1:], own, strict=True)) for own in zip(*states, strict=True)],
+            [
+                dict(zip(list(prefilled)[1:], rank_states, strict=True))
+                for rank_states in zip(*states, strict=True)
+            ],
             poison=poison,
             device=device,
             apart=apart,
@@ -131,9 +136,9 @@ def schedules(workers: Sequence[int]) -> Iterator[tuple[str, int, str]]:
 
 @lru_cache(maxsize=64)
 def _program(case: Case) -> Program:
-    found = scheduled(case.graph, target_of("cpu", case.workers), case.plan, case.policy)
-    assert not found.faults, found.faults[0]
-    return found.program
+    schedule = scheduled(case.graph, target_of("cpu", case.workers), case.plan, case.policy)
+    assert not schedule.faults, schedule.faults[0]
+    return schedule.program
 
 
 @lru_cache(maxsize=64)
@@ -163,7 +168,7 @@ def texts(model: str, lengths: Sequence[int], steps: int = STEPS) -> list[torch.
     vocabulary = pair_named(model).captured.config.vocab_size
     longer = [length + steps - 1 for length in lengths]
     ids, mask = padded(longer, vocabulary)
-    return [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+    return [row[present.bool()] for row, present in zip(ids, mask, strict=True)]
 
 
 def tables_of(lengths: Sequence[int], steps: int = STEPS) -> torch.Tensor:
@@ -190,24 +195,24 @@ def _prefilled(
     pair = pair_named(model)
     gm = clone(_graphs(model, tp, 1, interleaved, kv)[0])
     blocks = int(tables_of(lengths).max()) + 1
-    kept: dict[str, list[torch.Tensor]] = {CACHE: []}
+    tensors: dict[str, list[torch.Tensor]] = {CACHE: []}
     for rank in range(info_of(gm).tp):
         shape = cache_shape(gm, rank)
         assert shape is not None and shape.block == BLOCK
-        kept[CACHE].append(shape.allocate(blocks, CPU))
-        for one in states_shapes(gm, rank):
-            kept.setdefault(one.name, []).append(one.allocate(2 * len(lengths), CPU))
-    for one in (tensor for own in kept.values() for tensor in own):
-        one.fill_(nan_element(one))
+        tensors[CACHE].append(shape.allocate(blocks, CPU))
+        for state in states_shapes(gm, rank):
+            tensors.setdefault(state.name, []).append(state.allocate(2 * len(lengths), CPU))
+    for tensor in (tensor for per_rank in tensors.values() for tensor in per_rank):
+        tensor.fill_(nan_element(tensor))
     inputs = _prompt(model, lengths)
     if len(inputs["input_ids"]):
-        weights = materialise(gm, pair.read) | kept
+        weights = materialise(gm, pair.read) | tensors
         for node in gm.graph.nodes:
-            if node.name in kept:
+            if node.name in tensors:
                 node.op = "get_attr"  # they are given per rank, like weights
         with torch.inference_mode():
             run_ranks(gm, inputs, weights, pair.captured.rotary.fresh())
-    return kept
+    return tensors
 
 
 def _prompt(model: str, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
@@ -240,8 +245,8 @@ def eager_logits(model: str, lengths: tuple[int, ...], kv: str = CacheKv.kv) -> 
     ]
     with torch.inference_mode():
         return [
-            eager(row[None], **own).logits[0]
-            for row, own in zip(texts(model, lengths), past, strict=True)
+            eager(row[None], **options).logits[0]
+            for row, options in zip(texts(model, lengths), past, strict=True)
         ]
 
 
@@ -261,12 +266,12 @@ def steps_on(
     options: Callable[[int], tuple[Any, ...]] = lambda step: (),
 ) -> list[torch.Tensor]:
     """Return the logits of each step on any executor."""
-    found = []
+    logits = []
     for step in range(steps):
         place(executor, case, step)
         executor.run(1, *options(step))
-        found.append(executor.logits.clone())
-    return found
+        logits.append(executor.logits.clone())
+    return logits
 
 
 def place(executor: Any, case: Case, step: int = 0, **options: Any) -> None:
@@ -276,13 +281,13 @@ def place(executor: Any, case: Case, step: int = 0, **options: Any) -> None:
     executor.place(torch.stack(tokens), lengths, tables_of(case.lengths), **options)
 
 
-def worst_error(case: Case, found: Sequence[torch.Tensor]) -> float:
+def worst_error(case: Case, steps: Sequence[torch.Tensor]) -> float:
     """Return the largest error of any step, relative to the largest logit of that step."""
     eager = eager_logits(case.model, case.lengths, case.kv)
     worst = 0.0
-    for step, logits in enumerate(found):
+    for step, logits in enumerate(steps):
         places = [length - 1 + step for length in case.lengths]
-        wanted = torch.stack([row[at] for row, at in zip(eager, places, strict=True)])
+        wanted = torch.stack([row[position] for row, position in zip(eager, places, strict=True)])
         error = float((logits - wanted).abs().max() / wanted.abs().max())
         assert error == error, f"step {step} has NaN logits"
         worst = max(worst, error)

@@ -75,10 +75,13 @@ def _on_the_way(case: Case, number: int) -> Case:
 def test_a_weight_each(tp: int, lowering: str) -> None:
     """Logits are those of joined weights, but for the rounding of exponentials."""
     case, joined = (Case(model, tp, lengths=(5, 1), lowering=lowering) for model in (APART, BIASED))
-    found = steps_of(case, FEW_STEPS)
-    assert worst_error(case, found) < TOLERANCE
-    assert {one.name for one in case.program.instructions} >= {"norm_gate", "norm_gated_up"}
-    for logits, wanted in zip(found, steps_of(joined, FEW_STEPS), strict=True):
+    actual = steps_of(case, FEW_STEPS)
+    assert worst_error(case, actual) < TOLERANCE
+    assert {instruction.name for instruction in case.program.instructions} >= {
+        "norm_gate",
+        "norm_gated_up",
+    }
+    for logits, wanted in zip(actual, steps_of(joined, FEW_STEPS), strict=True):
         assert relative_error(logits, wanted) < 1e-6
 
 
@@ -86,11 +89,11 @@ def test_a_weight_each(tp: int, lowering: str) -> None:
 def test_channels_and_gates_of_linear_attention_with_a_weight_each(tp: int) -> None:
     """Logits are those of joined weights, but for the rounding of products of other shapes."""
     case, joined = (Case(model, tp, lengths=(5, 1)) for model in (DELTA_APART, "tiny-qwen3.5"))
-    found = steps_of(case, FEW_STEPS)
-    assert worst_error(case, found) < TOLERANCE
-    steps = [one for one in case.program.instructions if isinstance(one, DeltaStep)]
-    assert all(one.at.z != one.at.projected and one.at.first_z == 0 for one in steps)
-    for logits, wanted in zip(found, steps_of(joined, FEW_STEPS), strict=True):
+    actual = steps_of(case, FEW_STEPS)
+    assert worst_error(case, actual) < TOLERANCE
+    steps = [step for step in case.program.instructions if isinstance(step, DeltaStep)]
+    assert all(step.at.z != step.at.projected and step.at.first_z == 0 for step in steps)
+    for logits, wanted in zip(actual, steps_of(joined, FEW_STEPS), strict=True):
         assert relative_error(logits, wanted) < 1e-6
 
 
@@ -99,7 +102,7 @@ def test_channels_and_gates_of_linear_attention_with_a_weight_each(tp: int) -> N
 def test_experts(model: str, tp: int) -> None:
     case = _on_the_way(Case(model, tp), MIXTURES.index(model) + tp)
     assert worst_error(case, steps_of(case, EDGE_STEPS)) < TOLERANCE
-    kinds = {one.name for one in case.program.instructions}
+    kinds = {instruction.name for instruction in case.program.instructions}
     assert kinds >= {"top_experts", "norm_experts", "expert_terms"}
     assert ("shared_terms" in kinds) == (model in (SHARED, HYBRID_EXPERTS))
 
@@ -110,9 +113,9 @@ def test_a_cache_in_int8(model: str, tp: int) -> None:
     """Steps are those of eager with the same rounding, and not those without it."""
     number = (*TINY, EVEN, WINDOWED).index(model) * 3 + tp
     case = _on_the_way(Case(model, tp, kv="int8"), number)
-    found = steps_of(case, FEW_STEPS)
-    assert worst_error(case, found) < TOLERANCE
-    assert worst_error(replace(case, kv="model"), found) > 10 * TOLERANCE
+    actual = steps_of(case, FEW_STEPS)
+    assert worst_error(case, actual) < TOLERANCE
+    assert worst_error(replace(case, kv="model"), actual) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize("model", OFFICIAL)
@@ -199,16 +202,16 @@ def _assert_no_delay_matters(case: Case) -> None:
         _assert_same(steps_of(case, 1, lambda step: held_back(number)), wanted)  # noqa: B023
 
 
-def _assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+def _assert_same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert all(torch.equal(logits, other) for logits, other in zip(actual, expected, strict=True))
 
 
 def _placed(case: Case, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
     lengths = torch.tensor(case.lengths)
     rows = texts(case.model, case.lengths)
     tokens = [row[length - 1] for row, length in zip(rows, case.lengths, strict=True)]
-    given = {"tokens": torch.stack(tokens), "lengths": lengths, "tables": tables_of(case.lengths)}
-    return {**given, **changes}
+    inputs = {"tokens": torch.stack(tokens), "lengths": lengths, "tables": tables_of(case.lengths)}
+    return {**inputs, **changes}
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -216,27 +219,27 @@ def test_many_tokens_in_one_launch(tp: int) -> None:
     """A launch of many steps returns the tokens of as many one-step launches, and of eager."""
     case = Case("tiny-qwen3", tp, policy="dynamic")
     machine, single = case.machine(), case.machine()
-    for each in (machine, single):
-        each.place(**_placed(case))
-    found = machine.run(STEPS, shuffled(1))
-    assert torch.equal(found, torch.cat([single.run(1) for _ in range(STEPS)]))
+    for executor in (machine, single):
+        executor.place(**_placed(case))
+    tokens = machine.run(STEPS, shuffled(1))
+    assert torch.equal(tokens, torch.cat([single.run(1) for _ in range(STEPS)]))
     first = torch.stack([row[n - 1] for n, row in zip(case.lengths, _eager(case), strict=True)])
-    assert torch.equal(found[0].long(), first.argmax(-1))
-    _assert_eager_agrees(case, found)
+    assert torch.equal(tokens[0].long(), first.argmax(-1))
+    _assert_eager_agrees(case, tokens)
 
 
 def _eager(case: Case) -> list[torch.Tensor]:
     return eager_logits(case.model, case.lengths)
 
 
-def _assert_eager_agrees(case: Case, found: torch.Tensor) -> None:
+def _assert_eager_agrees(case: Case, tokens: torch.Tensor) -> None:
     """Assert that each token has the largest of eager's logits after the tokens before it."""
     rows = texts(case.model, case.lengths)
-    for row, length, said in zip(rows, case.lengths, found.t(), strict=True):
-        text = torch.cat([row[:length], said.long()])
+    for row, length, generated in zip(rows, case.lengths, tokens.t(), strict=True):
+        text = torch.cat([row[:length], generated.long()])
         with torch.inference_mode():
             logits = case.pair.eager(text[None]).logits[0, length - 1 : -1]
-        chosen = logits.gather(1, said.long()[:, None])[:, 0]
+        chosen = logits.gather(1, generated.long()[:, None])[:, 0]
         assert bool((chosen >= logits.amax(1) - TOLERANCE * logits.abs().amax()).all())
 
 
@@ -248,10 +251,10 @@ def test_a_sequence_ends_at_a_stop() -> None:
     tokens = free.run(6)
     machine = case.machine()
     machine.place(**_placed(case), stops=[int(tokens[2, 1])])
-    found = machine.run(6)
-    for said, wanted in zip(found.t().tolist(), tokens.t().tolist(), strict=True):
+    stopped = machine.run(6)
+    for generated, wanted in zip(stopped.t().tolist(), tokens.t().tolist(), strict=True):
         last = wanted.index(int(tokens[2, 1])) + 1 if int(tokens[2, 1]) in wanted else 6
-        assert said == wanted[:last] + [-1] * (len(said) - last)
+        assert generated == wanted[:last] + [-1] * (len(generated) - last)
     machine.place(**_placed(case), stops=sorted(set(tokens[0].tolist())))
     assert len(machine.run(6)) == 1
 
@@ -260,8 +263,8 @@ def test_room_for_more_sequences_than_there_are() -> None:
     case = Case("tiny-qwen2", 2, lengths=(3, 9, 14))
     wanted = steps_of(case, 1)[0]
     machine = case.machine()
-    given = {name: value[1:] for name, value in _placed(case).items()}
-    machine.place(**given)
+    inputs = {name: value[1:] for name, value in _placed(case).items()}
+    machine.place(**inputs)
     tokens = machine.run(1)
     assert torch.equal(machine.logits[:2], wanted[1:])
     assert tokens[0, :2].tolist() == wanted[1:].argmax(-1).tolist()
@@ -289,7 +292,7 @@ def test_tokens_of_nobody_are_no_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"lengths": torch.tensor([65])}, "at most 64, the program's max_seq_len. Found 65"),
         ({"lengths": torch.tensor([0])}, "Lengths must be at least 1"),
@@ -297,9 +300,9 @@ def test_tokens_of_nobody_are_no_numbers() -> None:
         ({"tokens": torch.tensor([1, 2])}, "one token, .* per row"),
     ],
 )
-def test_beyond_the_buffers(changes: dict[str, torch.Tensor], said: str) -> None:
+def test_beyond_the_buffers(changes: dict[str, torch.Tensor], message: str) -> None:
     case = Case("tiny-qwen3", lengths=(9,))
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         case.machine().place(**_placed(case, **changes))
 
 
@@ -321,7 +324,7 @@ def test_steps_beyond_the_buffers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"tables": torch.tensor([[0]])}, "Sequence 0 lacks blocks for its 9 tokens"),
         ({"tables": torch.tensor([[0, 1, 999]])}, "blocks, with numbers from 0 to"),
@@ -330,14 +333,14 @@ def test_steps_beyond_the_buffers() -> None:
         ({"positions": torch.tensor([64])}, "position of a token must be at most 63, .* Found 64"),
     ],
 )
-def test_what_would_spoil_the_cache(changes: dict[str, torch.Tensor], said: str) -> None:
+def test_what_would_spoil_the_cache(changes: dict[str, torch.Tensor], message: str) -> None:
     case = Case("tiny-qwen3", lengths=(9,))
     machine = case.machine()
     before = [cache.clone() for cache in machine.memory.values(Role.CACHE)]
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         machine.place(**_placed(case, **changes))
-    for kept, cache in zip(before, machine.memory.values(Role.CACHE), strict=True):
-        assert torch.equal(kept.nan_to_num(7.0), cache.nan_to_num(7.0))
+    for old, cache in zip(before, machine.memory.values(Role.CACHE), strict=True):
+        assert torch.equal(old.nan_to_num(7.0), cache.nan_to_num(7.0))
 
 
 def test_steps_beyond_the_blocks() -> None:
@@ -379,7 +382,7 @@ LINEAR = Case("tiny-qwen3.5", 2, lengths=(9, 4))
 
 
 @pytest.mark.parametrize(
-    ("read", "write", "said"),
+    ("read", "write", "message"),
     [
         ([0, 4], [0, 1], "must read one state.*numbers from 0 to 3"),
         ([0, 1], [0, -1], "must write one state.*numbers from 0 to 3"),
@@ -388,19 +391,19 @@ LINEAR = Case("tiny-qwen3.5", 2, lengths=(9, 4))
         ([0, 1], [2, 0], "Sequence 1 must not write the state of sequence 0"),
     ],
 )
-def test_states_that_would_spoil_others(read: list[int], write: list[int], said: str) -> None:
+def test_states_that_would_spoil_others(read: list[int], write: list[int], message: str) -> None:
     machine = LINEAR.machine()
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         machine.place(**_placed(LINEAR), read=torch.tensor(read), write=torch.tensor(write))
 
 
 def test_a_new_sequence_reads_no_state() -> None:
     """It may be said to read any state, also one that another sequence writes."""
     case = replace(LINEAR, lengths=(1, 1))
-    one, other = case.machine(), case.machine()
-    one.place(**_placed(case), read=torch.tensor([0, 0]), write=torch.tensor([0, 1]))
+    machine, other = case.machine(), case.machine()
+    machine.place(**_placed(case), read=torch.tensor([0, 0]), write=torch.tensor([0, 1]))
     other.place(**_placed(case), read=torch.tensor([2, 3]), write=torch.tensor([0, 1]))
-    assert torch.equal(one.run(4), other.run(4))
+    assert torch.equal(machine.run(4), other.run(4))
 
 
 def test_a_launch_reads_one_state_and_writes_another() -> None:
@@ -413,9 +416,9 @@ def test_a_launch_reads_one_state_and_writes_another() -> None:
     assert torch.equal(machine.memory.logits, other.memory.logits)
     after = [held for role in LINEAR_STATES for held in machine.memory.values(role)]
     in_place = [held for role in LINEAR_STATES for held in other.memory.values(role)]
-    for was, now, kept in zip(before, after, in_place, strict=True):
+    for was, now, expected in zip(before, after, in_place, strict=True):
         assert torch.equal(was[:, :2], now[:, :2])
-        assert torch.equal(now[:, [3, 2]], kept[:, :2])
+        assert torch.equal(now[:, [3, 2]], expected[:, :2])
 
 
 def test_two_sequences_resume_from_one_state() -> None:

@@ -28,12 +28,12 @@ def _on(
     layout = value_type(node).layout_of(3)
     held = [list(range(8))] if layout is None else _heads(layout, case.tp)
     executor = kind(case.memory())
-    for own, heads in zip(executor.memory.values(Role.CACHE), held, strict=True):
-        own.copy_(whole[:, :, :, heads])
+    for cache, heads in zip(executor.memory.values(Role.CACHE), held, strict=True):
+        cache.copy_(whole[:, :, :, heads])
     options = (lambda step: (shuffled(step),)) if kind is Machine else lambda step: ()
-    found, caches = steps_on(executor, case, STEPS, options), executor.memory.values(Role.CACHE)
+    logits, caches = steps_on(executor, case, STEPS, options), executor.memory.values(Role.CACHE)
     executor.close()
-    return found, caches
+    return logits, caches
 
 
 def _heads(layout: object, tp: int) -> list[list[int]]:
@@ -53,15 +53,15 @@ def test_bits_do_not_depend_on_the_ranks(kind: type[Executor], lowering: str) ->
     """Executors that do not promise this give nearly the same results."""
     alone = Case(EVEN, lowering=lowering, spans=3)
     whole = alone.machine().memory.values(Role.CACHE)[0]
-    wanted, kept = _on(alone, whole.clone(), kind)
+    wanted, wanted_caches = _on(alone, whole.clone(), kind)
     assert worst_error(alone, wanted) < TOLERANCE
     for tp in (2, 4, 8) if kind.same_for_ranks else (2,):
         for splits in (1, 8 // tp):
             case = Case(EVEN, tp, lowering=lowering, spans=3, column_splits=splits)
-            found, caches = _on(case, whole, kind)
+            actual, caches = _on(case, whole, kind)
             if not kind.same_for_ranks:
-                assert relative_error(torch.stack(found), torch.stack(wanted)) < NEARLY
+                assert relative_error(torch.stack(actual), torch.stack(wanted)) < NEARLY
                 continue
-            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), (tp, splits)
+            assert all(torch.equal(a, b) for a, b in zip(actual, wanted, strict=True)), (tp, splits)
             together = torch.cat(caches, 3)
-            assert torch.equal(together.nan_to_num(7.0), kept[0].nan_to_num(7.0))
+            assert torch.equal(together.nan_to_num(7.0), wanted_caches[0].nan_to_num(7.0))

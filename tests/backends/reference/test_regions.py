@@ -34,14 +34,14 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 
 def _placed(case: Case) -> Machine:
-    found = case.machine()
+    executor = case.machine()
     lengths = torch.tensor(case.lengths)
     rows = texts(case.model, case.lengths)
     tokens = [row[length - 1] for row, length in zip(rows, case.lengths, strict=True)]
     states = torch.arange(len(tokens))
     write = states.flip(0) + len(tokens)
-    found.place(torch.stack(tokens), lengths, tables_of(case.lengths), read=states, write=write)
-    return found
+    executor.place(torch.stack(tokens), lengths, tables_of(case.lengths), read=states, write=write)
+    return executor
 
 
 def test_nothing_else_is_read_or_written(machine: Machine) -> None:
@@ -58,14 +58,14 @@ def test_rows_of_another_layer_side_sequence_head_or_age(
     kind, buffers = INSTRUCTIONS["partial_attention"], machine.memory.program.buffers
     true = kind.reads.func
 
-    def narrowed(one: Any) -> tuple[Region, ...]:
+    def narrowed(instruction: Any) -> tuple[Region, ...]:
         return tuple(
             Region(number, (*box[:dim], (box[dim][1] - 1, box[dim][1]), *box[dim + 1 :]))
             if buffers[number].role == Role.CACHE and box[dim][1] - box[dim][0] > 1
             else Region(number, (*box[:dim], (0, 0), *box[dim + 1 :]))
             if buffers[number].role == Role.CACHE
             else Region(number, box)
-            for number, box in true(one)
+            for number, box in true(instruction)
         )
 
     monkeypatch.setattr(kind, "reads", property(narrowed))
@@ -74,7 +74,7 @@ def test_rows_of_another_layer_side_sequence_head_or_age(
 
 
 @pytest.mark.parametrize(
-    ("name", "what", "less", "message"),
+    ("name", "side", "less", "message"),
     [
         ("linear_residual", "reads", slice(1, None), "from undeclared reads"),
         ("partial_attention", "writes", slice(1), "partial_lse outside of its"),
@@ -83,11 +83,11 @@ def test_rows_of_another_layer_side_sequence_head_or_age(
     ids=["read", "write", "last read"],
 )
 def test_untrue_regions_are_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, what: str, less: slice, message: str
+    monkeypatch: pytest.MonkeyPatch, name: str, side: str, less: slice, message: str
 ) -> None:
     machine = _placed(CASES["heads"])
     kind = INSTRUCTIONS[name]
-    true = getattr(kind, what).func
-    monkeypatch.setattr(kind, what, property(lambda one: true(one)[less]))
+    true = getattr(kind, side).func
+    monkeypatch.setattr(kind, side, property(lambda instruction: true(instruction)[less]))
     with pytest.raises(VerifyError, match=rf"The regions of {name} are wrong: .* {message}"):
         verify_regions(machine.memory)

@@ -82,8 +82,8 @@ def logits_of_steps(executor: Executor, case: Case) -> list[torch.Tensor]:
     return [logits[:count] for logits, count in zip(steps, case.rows, strict=True)]
 
 
-def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    return all(torch.equal(*each) for each in zip(found, expected, strict=True))
+def same(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -117,17 +117,17 @@ def test_regions_without_the_new_tokens_of_other_rows_are_refused(
     machine.place(**placed(case))
     true = PartialAttention.reads.func  # type: ignore[attr-defined]
 
-    def own(one: PartialAttention) -> tuple[Region, ...]:
-        last = one.span.stop == one.at.spans
+    def narrowed(instruction: PartialAttention) -> tuple[Region, ...]:
+        last = instruction.span.stop == instruction.at.spans
         return tuple(
-            Region(number, (*box[:2], one.sequences, *box[3:]))
-            if number == one.at.cache
+            Region(number, (*box[:2], instruction.sequences, *box[3:]))
+            if number == instruction.at.cache
             else Region(number, box)
-            for number, box in true(one)
-            if last or number != one.at.cache or box[-1] == (0, 1)
+            for number, box in true(instruction)
+            if last or number != instruction.at.cache or box[-1] == (0, 1)
         )
 
-    monkeypatch.setattr(PartialAttention, "reads", property(own))
+    monkeypatch.setattr(PartialAttention, "reads", property(narrowed))
     with pytest.raises(VerifyError, match=r"partial_attention are wrong: .* undeclared reads"):
         verify_regions(machine.memory)
 
@@ -136,14 +136,18 @@ def test_spans_wait_for_the_new_tokens_of_all_rows() -> None:
     """Without an order between a key and the spans of another row, a program is refused."""
     program = Case("tiny-qwen3", 1, LENGTHS, rows=ROWS, spans=3).program
     assert not check_program(program)
-    for number, one in enumerate(program.instructions):
-        if isinstance(one, PartialAttention) and one.span.start == 0 and program.waits[number]:
+    for number, instruction in enumerate(program.instructions):
+        if (
+            isinstance(instruction, PartialAttention)
+            and instruction.span.start == 0
+            and program.waits[number]
+        ):
             waits = (*program.waits[:number], (), *program.waits[number + 1 :])
             assert check_program(replace(program, waits=waits))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"starts": [0, 1, 8]}, "row 5.*length 12 after 10"),
         ({"starts": [0, 1, 5]}, "must increase from 0 to the number of rows"),
@@ -152,9 +156,9 @@ def test_spans_wait_for_the_new_tokens_of_all_rows() -> None:
         ({"lengths": torch.tensor([1, 7, 9, 8, 10, 12, 13, 14])}, "length 9 after 7"),
     ],
 )
-def test_rows_that_are_not_the_next_tokens(changes: dict[str, Any], said: str) -> None:
+def test_rows_that_are_not_the_next_tokens(changes: dict[str, Any], message: str) -> None:
     case = Case("tiny-qwen3", 1, LENGTHS, rows=ROWS, spans=3)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         case.machine().place(**placed(case) | changes)
 
 
@@ -182,15 +186,15 @@ def test_regions_without_the_states_of_other_rows_are_refused(
     machine.place(**placed(case))
     true = DeltaStep.reads.func  # type: ignore[attr-defined]
 
-    def own(one: DeltaStep) -> tuple[Region, ...]:
+    def narrowed(instruction: DeltaStep) -> tuple[Region, ...]:
         return tuple(
-            Region(number, (box[0], (one.sequence, one.sequence + 1), *box[2:]))
-            if number in (one.at.states, one.at.tails)
+            Region(number, (box[0], (instruction.sequence, instruction.sequence + 1), *box[2:]))
+            if number in (instruction.at.states, instruction.at.tails)
             else Region(number, box)
-            for number, box in true(one)
+            for number, box in true(instruction)
         )
 
-    monkeypatch.setattr(DeltaStep, "reads", property(own))
+    monkeypatch.setattr(DeltaStep, "reads", property(narrowed))
     with pytest.raises(VerifyError, match=r"delta_step are wrong: .* undeclared reads"):
         verify_regions(machine.memory)
 
@@ -203,10 +207,10 @@ def test_a_row_resumes_from_the_row_before_it() -> None:
         case.machine().place(**inputs)
 
 
-@pytest.mark.parametrize(("together", "said"), [(1, "one row per"), (4, "multiples of 4")])
-def test_a_program_that_does_not_order_rows_refuses_them(together: int, said: str) -> None:
+@pytest.mark.parametrize(("together", "message"), [(1, "one row per"), (4, "multiples of 4")])
+def test_a_program_that_does_not_order_rows_refuses_them(together: int, message: str) -> None:
     case = Case("tiny-qwen3", 1, LENGTHS, rows=ROWS)
     machine = case.machine()
     machine.memory.sequence_rows = together
-    with pytest.raises(UsageError, match=f"must be rows that may belong together.*{said}"):
+    with pytest.raises(UsageError, match=f"must be rows that may belong together.*{message}"):
         machine.place(**placed(case))

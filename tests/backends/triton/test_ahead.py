@@ -85,11 +85,11 @@ _MORE = [pytest.param(weights, marks=pytest.mark.slow) for weights in ("fp8", "i
 def test_the_kernel_is_within_its_budget(kernel: str) -> None:
     name, _, batch = kernel.partition(", batch ")
     model, _, weights = name.partition(" ")
-    found = kernel_of_preset(model, weights, int(batch or 1))
-    over = {name: found.to_json()[name] for name, most in BUDGET[kernel].items()}
+    compiled = kernel_of_preset(model, weights, int(batch or 1))
+    over = {name: compiled.to_json()[name] for name, most in BUDGET[kernel].items()}
     over = {name: value for name, value in over.items() if value > BUDGET[kernel][name]}
     assert not over
-    assert found.registers * _THREADS <= _REGISTERS_OF_AN_SM
+    assert compiled.registers * _THREADS <= _REGISTERS_OF_AN_SM
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,11 @@ def test_weights_of_experts_are_loaded_ahead() -> None:
     """There is room for two tiles of 16 rows, though addresses depend on the numbers of an item."""
     for kind, sides in (("norm_experts", 2), ("expert_terms", 1)):
         program = program_of_preset("qwen3-30b-a3b")
-        own = tuple(one for one in program.instructions if one.name == kind)
-        found = compile_ahead(replace(program, instructions=own), "sm_90")
-        assert found.shared_bytes >= 2 * sides * 16 * 512 * 2, kind
+        instructions = tuple(
+            instruction for instruction in program.instructions if instruction.name == kind
+        )
+        compiled = compile_ahead(replace(program, instructions=instructions), "sm_90")
+        assert compiled.shared_bytes >= 2 * sides * 16 * 512 * 2, kind
 
 
 @pytest.mark.parametrize("weights", ["int8", *_MORE])
@@ -156,15 +158,15 @@ _FIRST = (("split columns", "sm_90"), ("experts", "sm_90"))
     ],
 )
 def test_every_tile_compiles(tiles: str, arch: str) -> None:
-    found = kernel_of(_TILES[tiles], arch)
-    assert found.code_bytes > 0 and found.registers > 0
+    compiled = kernel_of(_TILES[tiles], arch)
+    assert compiled.code_bytes > 0 and compiled.registers > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [GELU, GELU_TANH, RELU, RELU2])
 def test_every_activation_compiles(model: str) -> None:
-    found = kernel_of(Case(model, lengths=(5,)), "sm_90")
-    assert found.code_bytes > 0 and found.spills == 0
+    compiled = kernel_of(Case(model, lengths=(5,)), "sm_90")
+    assert compiled.code_bytes > 0 and compiled.spills == 0
 
 
 @pytest.mark.parametrize("arch", ["sm90", "sm_70", "gfx942", ""])
@@ -176,13 +178,13 @@ def test_other_architectures_are_refused(arch: str) -> None:
 def test_first_weights_are_asked_for_before_waits() -> None:
     """The rows and columns of each instruction's weights, in bytes of their buffer."""
     assert "prefetch.global.L2" in kernel_of(SPLIT, "sm_90").assembly
-    each = zip(SPLIT.program.instructions, first_weights(SPLIT.program).tolist(), strict=True)
-    for one, (number, first, count) in each:
-        if not isinstance(one, WeightInstruction):
+    pairs = zip(SPLIT.program.instructions, first_weights(SPLIT.program).tolist(), strict=True)
+    for instruction, (number, first, count) in pairs:
+        if not isinstance(instruction, WeightInstruction):
             assert number == -1
             continue
         buffer = SPLIT.program.buffers[number]
-        region = next(region for region in one.reads if region.buffer == number)
+        region = next(region for region in instruction.reads if region.buffer == number)
         bytes_of = torch.arange(4 * buffer.shape[0] * buffer.shape[1]).view(*buffer.shape, 4)
         rows, columns = (slice(*interval) for interval in region.box)
         assert bytes_of[rows, columns].min() == first

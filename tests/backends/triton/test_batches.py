@@ -28,8 +28,8 @@ _EDGES = (1, 4, 5, 9, 3)
 def test_batches_are_those_of_the_reference_machine(model: str, tp: int, batch: int) -> None:
     lengths = tuple(_EDGES[n % len(_EDGES)] for n in range(batch))
     case = Case(model, tp=tp, lengths=lengths)
-    (found,) = steps_on(Triton(case.memory()), case, 1)
-    assert relative_error(found, steps_of(case, 1)[0]) < EXACT
+    (logits,) = steps_on(Triton(case.memory()), case, 1)
+    assert relative_error(logits, steps_of(case, 1)[0]) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_batches_are_those_of_the_reference_machine(model: str, tp: int, batch: 
 def test_a_sequence_has_the_same_bits_in_every_batch_and_order(
     model: str, batch: int, dtype: torch.dtype, wide: bool
 ) -> None:
-    found = _second_logits(model, there_and_back(batch), dtype, wide)
-    assert torch.equal(found.flip(0), found)
-    assert torch.equal(_second_logits(model, there_and_back(1), dtype, wide)[0], found[0])
-    assert not torch.equal(found[0], found[1])
+    logits = _second_logits(model, there_and_back(batch), dtype, wide)
+    assert torch.equal(logits.flip(0), logits)
+    assert torch.equal(_second_logits(model, there_and_back(1), dtype, wide)[0], logits[0])
+    assert not torch.equal(logits[0], logits[1])
 
 
 def there_and_back(batch: int) -> torch.Tensor:

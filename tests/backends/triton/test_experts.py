@@ -90,24 +90,24 @@ def test_logits_are_those_of_the_reference_machine(
     model: str, batch: int, tp: int, experts: str, few_bits: str | None
 ) -> None:
     options = {"tp": tp, "experts": experts, "few_bits": few_bits}
-    found, wanted = (
+    actual, expected = (
         _logits(kind, model, tokens_of(batch), **options) for kind in (Triton, Machine)
     )
-    assert relative_error(found, wanted) < EXACT
+    assert relative_error(actual, expected) < EXACT
 
 
 @pytest.mark.parametrize(("model", "experts"), [(EIGHT_OF_MANY, "tp"), (ONE_OF_TWO, "ep")])
 def test_a_launch_with_a_row_without_a_sequence(model: str, experts: str) -> None:
     """The row chooses no expert. Tokens of several steps are those of the reference machine."""
     sides = [_executor(kind, model, 2, tp=2, experts=experts) for kind in (Triton, Machine)]
-    for one in sides:
-        _place(one, torch.tensor([7]))
-    tokens = [one.run(2) for one in sides]
-    assert torch.equal(*(own[:, 0] for own in tokens))
-    found, wanted = (one.logits[:1] for one in sides)
-    assert relative_error(found, wanted) < EXACT
-    for own in _instructions(sides[0], TopExperts):
-        ids = sides[0].memory.tensors[own.at.ids]
+    for executor in sides:
+        _place(executor, torch.tensor([7]))
+    tokens = [executor.run(2) for executor in sides]
+    assert torch.equal(*(rows[:, 0] for rows in tokens))
+    actual, expected = (executor.logits[:1] for executor in sides)
+    assert relative_error(actual, expected) < EXACT
+    for instruction in _instructions(sides[0], TopExperts):
+        ids = sides[0].memory.tensors[instruction.at.ids]
         assert ids[1].eq(NONE).all() and ids[0].ge(0).all()
 
 
@@ -116,8 +116,8 @@ def test_a_sequence_that_has_ended() -> None:
     _place(free, tokens_of(2))
     stop = int(free.run()[0, 1])
     kernel, machine = (_executor(kind, EIGHT_OF_MANY, 2) for kind in (Triton, Machine))
-    for one in (kernel, machine):
-        _place(one, tokens_of(2), stops=(stop,))
+    for executor in (kernel, machine):
+        _place(executor, tokens_of(2), stops=(stop,))
     tokens = kernel.run(2)
     assert torch.equal(tokens, machine.run(2)) and tokens[1:, 1].eq(NONE).all()
     assert relative_error(kernel.logits, machine.logits) < EXACT
@@ -138,15 +138,17 @@ def test_a_sequence_has_the_same_bits_in_every_batch_and_order(
 ) -> None:
     """More than eight sequences have chosen an expert."""
     options = {"dtype": dtype, "few_bits": few_bits}
-    found = _logits(Triton, model, there_and_back(batch), **options)
-    assert torch.equal(found.flip(0), found)
-    assert torch.equal(_logits(Triton, model, there_and_back(1), **options)[0], found[0])
-    assert not torch.equal(found[0], found[1])
+    logits = _logits(Triton, model, there_and_back(batch), **options)
+    assert torch.equal(logits.flip(0), logits)
+    assert torch.equal(_logits(Triton, model, there_and_back(1), **options)[0], logits[0])
+    assert not torch.equal(logits[0], logits[1])
 
 
 def test_bits_do_not_depend_on_the_workers() -> None:
-    one, five = (_logits(Triton, EIGHT_OF_MANY, tokens_of(2), workers=count) for count in (1, 5))
-    assert torch.equal(one, five)
+    single, several = (
+        _logits(Triton, EIGHT_OF_MANY, tokens_of(2), workers=count) for count in (1, 5)
+    )
+    assert torch.equal(single, several)
 
 
 @pytest.mark.parametrize(("model", "few_bits"), [(SHARED, None), (ONE_OF_TWO, "int4:32")])
@@ -162,14 +164,18 @@ def test_16_bits(model: str, few_bits: str | None) -> None:
 
 
 def _instructions(executor: Executor, kind: type) -> list[Any]:
-    return [one for one in executor.memory.program.instructions if isinstance(one, kind)]
+    return [
+        instruction
+        for instruction in executor.memory.program.instructions
+        if isinstance(instruction, kind)
+    ]
 
 
 def _execute(executor: Executor, *kinds: type) -> None:
     """Run the instructions of these kinds."""
     for kind in kinds:
-        for number, one in enumerate(executor.memory.program.instructions):
-            if isinstance(one, kind):
+        for number, instruction in enumerate(executor.memory.program.instructions):
+            if isinstance(instruction, kind):
                 executor.execute(number, _ignore)
 
 
@@ -196,15 +202,17 @@ def _strange_logits(batch: int, experts: int) -> torch.Tensor:
 def test_equal_and_strange_logits(model: str, dtype: torch.dtype) -> None:
     """Of equal logits that of the lower number is chosen, and NaN before all others."""
     sides = [_executor(kind, model, 9, dtype=dtype) for kind in (Triton, Machine)]
-    for one in sides:
-        _place(one, tokens_of(9)[:8])
-        at = _instructions(one, TopExperts)[0].at
-        one.memory.tensors[at.logits].copy_(_strange_logits(9, at.experts))
-        _execute(one, TopExperts)
-    found, wanted = ([one.memory.tensors[n] for n in (at.ids, at.scores)] for one in sides)
-    assert torch.equal(found[0], wanted[0]) and wanted[0][8].eq(NONE).all()
+    for executor in sides:
+        _place(executor, tokens_of(9)[:8])
+        operands = _instructions(executor, TopExperts)[0].at
+        executor.memory.tensors[operands.logits].copy_(_strange_logits(9, operands.experts))
+        _execute(executor, TopExperts)
+    actual, expected = (
+        [executor.memory.tensors[n] for n in (operands.ids, operands.scores)] for executor in sides
+    )
+    assert torch.equal(actual[0], expected[0]) and expected[0][8].eq(NONE).all()
     error = EXACT if dtype == F32 else torch.finfo(dtype).eps
-    assert torch.allclose(found[1].float(), wanted[1].float(), error, 0, equal_nan=True)
+    assert torch.allclose(actual[1].float(), expected[1].float(), error, 0, equal_nan=True)
 
 
 def _choices(batch: int, chosen: int, experts: int) -> torch.Tensor:
@@ -235,52 +243,57 @@ def test_rows_of_chosen_experts(
     """
     options: dict[str, Any] = {"tp": tp, "experts": experts, "few_bits": few_bits}
     sides = [_executor(kind, model, batch, **options) for kind in (Triton, Machine)]
-    for one in sides:
-        _place(one, tokens_of(batch))
-        one.memory.forget()
+    for executor in sides:
+        _place(executor, tokens_of(batch))
+        executor.memory.forget()
         generator = torch.Generator()
-        for own in _instructions(one, NormExperts):
-            tensors = one.memory.tensors
-            x, ids = tensors[own.at.normed.x], tensors[own.at.ids]
+        for instruction in _instructions(executor, NormExperts):
+            tensors = executor.memory.tensors
+            x, ids = tensors[instruction.at.normed.x], tensors[instruction.at.ids]
             x.copy_(torch.randn(x.shape, generator=generator.manual_seed(1)))
-            ids.copy_(_choices(batch, own.at.chosen, own.at.experts))
-        for own in _instructions(one, ExpertTerms):
-            scores = one.memory.tensors[own.at.scores]
+            ids.copy_(_choices(batch, instruction.at.chosen, instruction.at.experts))
+        for instruction in _instructions(executor, ExpertTerms):
+            scores = executor.memory.tensors[instruction.at.scores]
             scores.copy_(torch.rand(scores.shape, generator=generator.manual_seed(2)))
-        _execute(one, NormExperts, ExpertTerms)
+        _execute(executor, NormExperts, ExpertTerms)
     buffers = sides[0].memory.program.buffers
-    names = {own.at.out for own in _instructions(sides[0], NormExperts)}
-    names |= {own.at.out for own in _instructions(sides[0], ExpertTerms)}
+    names = {instruction.at.out for instruction in _instructions(sides[0], NormExperts)}
+    names |= {instruction.at.out for instruction in _instructions(sides[0], ExpertTerms)}
     for number in names:
-        found, wanted = (one.memory.tensors[number] for one in sides)
-        assert torch.allclose(found, wanted, EXACT, EXACT, equal_nan=True), buffers[number].name
-        assert not wanted.isnan().all()
+        actual, expected = (executor.memory.tensors[number] for executor in sides)
+        assert torch.allclose(actual, expected, EXACT, EXACT, equal_nan=True), buffers[number].name
+        assert not expected.isnan().all()
 
 
 def test_a_rank_without_a_chosen_expert_adds_zeros() -> None:
     kernel = _executor(Triton, ONE_OF_TWO, 2, tp=2, experts="ep")
     _place(kernel, tokens_of(2))
     kernel.memory.forget()
-    for own in _instructions(kernel, ExpertTerms):
-        kernel.memory.tensors[own.at.ids].zero_()
-        kernel.memory.tensors[own.at.scores].fill_(1.0)
-        kernel.memory.tensors[own.at.x].fill_(1.0)
+    for instruction in _instructions(kernel, ExpertTerms):
+        kernel.memory.tensors[instruction.at.ids].zero_()
+        kernel.memory.tensors[instruction.at.scores].fill_(1.0)
+        kernel.memory.tensors[instruction.at.x].fill_(1.0)
     _execute(kernel, ExpertTerms)
-    terms = {own.at.first: own.at.out for own in _instructions(kernel, ExpertTerms)}
+    terms = {
+        instruction.at.first: instruction.at.out
+        for instruction in _instructions(kernel, ExpertTerms)
+    }
     assert kernel.memory.tensors[terms[0]][:2].ne(0).all()
     assert kernel.memory.tensors[terms[1]][:2].eq(0).all()
 
 
 def test_no_weights_are_fetched_before_they_are_chosen() -> None:
     program = memory_of(EIGHT_OF_MANY, F32, 1, 1).program
-    for one, (buffer, *_) in zip(program.instructions, first_weights(program), strict=True):
-        known = isinstance(one, WeightInstruction) and not isinstance(one, MixtureInstruction)
-        assert (buffer != NONE) == known, one.label
+    for instruction, (buffer, *_) in zip(program.instructions, first_weights(program), strict=True):
+        known = isinstance(instruction, WeightInstruction) and not isinstance(
+            instruction, MixtureInstruction
+        )
+        assert (buffer != NONE) == known, instruction.label
 
 
 def test_more_choices_than_numbers_of_two_bytes() -> None:
     program = memory_of(EIGHT_OF_MANY, F32, 1, 1).program
-    one = next(one for one in program.instructions if isinstance(one, ExpertTerms))
-    many = replace(one, at=replace(one.at, batch=5000))
+    terms = next(terms for terms in program.instructions if isinstance(terms, ExpertTerms))
+    many = replace(terms, at=replace(terms.at, batch=5000))
     with pytest.raises(UnsupportedError, match=r"Found 40,000.*at most 32,767 choices"):
         branch_of(program, many)

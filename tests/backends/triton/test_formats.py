@@ -37,8 +37,8 @@ def test_other_formats_are_refused_by_name(few_bits: str, expected: str) -> None
 
 def test_groups_that_end_within_16_columns_are_refused() -> None:
     program = memory_of(ONE_LAYER, torch.float32, 1, 1, few_bits="int8:32").program
-    one = next(one for one in program.instructions if one.name == "norm_lm_head")
-    narrow = replace(one, at=replace(one.at, format=Format.int8(torch.float32, 24)))
+    head = next(head for head in program.instructions if head.name == "norm_lm_head")
+    narrow = replace(head, at=replace(head.at, format=Format.int8(torch.float32, 24)))
     with pytest.raises(UnsupportedError, match=r"16 columns at a time.*int8:24:f32, from column 0"):
         branch_of(program, narrow)
 

@@ -85,10 +85,10 @@ def test_an_executor_that_does_not_run_on_gpus(name: str) -> None:
 def test_the_target_that_a_gpu_is(
     name: str, count: int, ranks: int, like: str, workers: int
 ) -> None:
-    found = target_like(Gpu(name, multi_processor_count=count), ranks)
-    assert (found.name, found.workers) == (like, workers)
+    target = target_like(Gpu(name, multi_processor_count=count), ranks)
+    assert (target.name, target.workers) == (like, workers)
     known = TARGETS["h100" if like == "cuda" else like]
-    assert found.bytes_per_us == known.bytes_per_us and found.spans == known.spans
+    assert target.bytes_per_us == known.bytes_per_us and target.spans == known.spans
 
 
 def test_the_kernel_gets_what_it_was_compiled_for() -> None:
@@ -96,11 +96,11 @@ def test_the_kernel_gets_what_it_was_compiled_for() -> None:
     triton = Triton(CASE.memory())
     place(triton, CASE)
     kernel = load_kernels(triton.emitted.source, interpret=False).megakernel
-    given = triton._arguments(torch.zeros(1, dtype=torch.int64))
-    assert set(given) == set(kernel.arg_names)
+    arguments = triton._arguments(torch.zeros(1, dtype=torch.int64))
+    assert set(arguments) == set(kernel.arg_names)
     types = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
     constants = {"SHARING", "SPINS", "TIMED"}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name in constants:
             assert isinstance(value, int)
             continue
@@ -123,17 +123,17 @@ def test_times_of_instructions() -> None:
 def _before(number: int) -> list[int]:
     """The instructions that the counters make an instruction wait for, if all signals are meant."""
     program = CASE.program
-    found = []
+    numbers = []
     for wait in program.waits[number]:
-        signals = [n for n, own in enumerate(program.signals) if wait.counter in own]
-        found += signals if len(signals) == wait.until else []
-    return found
+        signals = [n for n, counters in enumerate(program.signals) if wait.counter in counters]
+        numbers += signals if len(signals) == wait.until else []
+    return numbers
 
 
 def test_a_shape_that_a_tile_cannot_take() -> None:
     """The partial results of 65,536 spans of a head do not fit in registers."""
     program = CASE.program
-    merge = next(one for one in program.instructions if isinstance(one, AttentionReduce))
+    merge = next(merge for merge in program.instructions if isinstance(merge, AttentionReduce))
     branch_of(program, merge)
     wide = replace(merge, at=replace(merge.at, spans=65_536))
     with pytest.raises(UnsupportedError, match=r"Found 65,536 × \d+\. Expected at most 65,536"):
@@ -142,17 +142,17 @@ def test_a_shape_that_a_tile_cannot_take() -> None:
 
 def test_a_state_that_a_tile_cannot_take() -> None:
     program = Case(HYBRID, lengths=(9,)).program
-    step = next(one for one in program.instructions if isinstance(one, DeltaStep))
+    step = next(step for step in program.instructions if isinstance(step, DeltaStep))
     branch_of(program, replace(step, at=replace(step.at, key=256, value=256)))
     wide = replace(step, at=replace(step.at, key=256, value=257))
-    said = r"tile of delta_step.*Found 256 × 512\. Expected at most 65,536 values\. Compile with"
-    with pytest.raises(UnsupportedError, match=said):
+    message = r"tile of delta_step.*Found 256 × 512\. Expected at most 65,536 values\. Compile with"
+    with pytest.raises(UnsupportedError, match=message):
         branch_of(program, wide)
 
 
 def test_a_single_extent_that_a_tile_cannot_take() -> None:
     program = CASE.program
-    last = next(one for one in program.instructions if isinstance(one, Argmax))
+    last = next(last for last in program.instructions if isinstance(last, Argmax))
     wide = replace(last, at=replace(last.at, slots=65_537))
     with pytest.raises(UnsupportedError, match=r"Found 131,072\. Expected at most 65,536"):
         branch_of(program, wide)

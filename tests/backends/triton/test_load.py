@@ -22,15 +22,15 @@ from tpcompile.errors import UnsupportedError
 CASE = Case(FEW_TOKENS, lengths=(3,))
 
 
-def _import_instead(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
-    """Let the loader import `found` as Triton, or nothing."""
+def _import_instead(monkeypatch: pytest.MonkeyPatch, replacement: Any) -> None:
+    """Let the loader import `replacement` as Triton, or nothing."""
 
     def import_module(name: str) -> Any:
         if name != "triton":
             return importlib.import_module(name)
-        if found is None:
+        if replacement is None:
             raise ModuleNotFoundError("No module named 'triton'", name="triton")
-        return found
+        return replacement
 
     monkeypatch.setattr(load, "importlib", SimpleNamespace(import_module=import_module))
 
@@ -57,8 +57,8 @@ def test_interpreted_and_compiled_in_turn() -> None:
         if compiled:
             assert compile_ahead(CASE.program, "sm_90").registers > 0
         else:
-            (found,) = steps_on(Triton(CASE.memory()), CASE, 1)
-            assert relative_error(found, steps_of(CASE, 1)[0]) < 1e-5
+            (logits,) = steps_on(Triton(CASE.memory()), CASE, 1)
+            assert relative_error(logits, steps_of(CASE, 1)[0]) < 1e-5
         assert {name: getattr(triton.language, name) for name in before} == before
     assert triton.knobs.runtime.interpret is False
 

@@ -48,7 +48,9 @@ def _wrong_mutants(kind: str, judge: Judge) -> Iterator[Mutant]:
     """Yield mutants that the verifier refuses and that go wrong on the reference machine."""
     for mutant in mutants_of(kind, 40, 3, _bases()):
         program = mutant.program
-        words = all(type(one) in INSTRUCTIONS.values() for one in program.instructions)
+        words = all(
+            type(instruction) in INSTRUCTIONS.values() for instruction in program.instructions
+        )
         runs = words and program.sharing == 1
         if runs and judge.broken(program) and check_program(program) and spoilt(mutant, judge):
             yield mutant
@@ -65,29 +67,29 @@ def _goes_wrong(mutant: Mutant, judge: Judge) -> bool:
     pairs = list(judge.overtaken(program))
     if any(_differs(mutant, program, *pair) for pair in (*pairs[-1:], *pairs[:_MOST_PAIRS])):
         return True
-    found = result_of(mutant.base.case, program, None, _Unverified)
-    return not _near(found, result_of(mutant.base.case, mutant.base.program, in_program_order))
+    actual = result_of(mutant.base.case, program, None, _Unverified)
+    return not _near(actual, result_of(mutant.base.case, mutant.base.program, in_program_order))
 
 
 def _differs(mutant: Mutant, program: Program, held: int, later: int) -> bool:
     if later >= len(program.instructions):
         program = unrolled(program, STEPS)
-    found = result_of(mutant.base.case, program, held_back(held), _Unverified)
-    return not _near(found, result_of(mutant.base.case, program, in_program_order))
+    actual = result_of(mutant.base.case, program, held_back(held), _Unverified)
+    return not _near(actual, result_of(mutant.base.case, program, in_program_order))
 
 
-def _near(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+def _near(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     """Return whether results agree up to the order of sums; NaN equals NaN."""
     return all(
-        torch.allclose(own.float(), right.float(), EXACT, 10 * EXACT, equal_nan=True)
-        for own, right in zip(found, wanted, strict=True)
+        torch.allclose(tensor.float(), other.float(), EXACT, 10 * EXACT, equal_nan=True)
+        for tensor, other in zip(actual, expected, strict=True)
     )
 
 
-def _all_wrong(kinds: list[str], each: int) -> None:
+def _all_wrong(kinds: list[str], per_kind: int) -> None:
     judge, count = Judge(), 0
     for kind in kinds:
-        for mutant in islice(_wrong_mutants(kind, judge), each):
+        for mutant in islice(_wrong_mutants(kind, judge), per_kind):
             count += 1
             assert _goes_wrong(mutant, judge), str(mutant)
     assert count

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("verified_once")
 @pytest.mark.parametrize(("tp", "count"), [(1, 4), (2, 3)])
 def test_rows_have_the_bits_of_steps(tp: int, count: int) -> None:
     case = Case(FEW_TOKENS, tp, (2 * BLOCK - 1,), rows=(count,), spans=2)
-    rows, steps = (Triton(each.memory()) for each in (case, replace(case, rows=())))
+    rows, steps = (Triton(variant.memory()) for variant in (case, replace(case, rows=())))
     with closing(rows), closing(steps):
-        found, expected = logits_of_rows(rows, case)[0], logits_of_steps(steps, case)[0]
-    assert torch.equal(found, expected)
+        actual, expected = logits_of_rows(rows, case)[0], logits_of_steps(steps, case)[0]
+    assert torch.equal(actual, expected)

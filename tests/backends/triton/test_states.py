@@ -30,22 +30,22 @@ def _both() -> tuple[Triton, Machine]:
 
 
 def _states(memory: StepMemory) -> list[torch.Tensor]:
-    return [one for role in LINEAR_STATES for one in memory.values(role)]
+    return [state for role in LINEAR_STATES for state in memory.values(role)]
 
 
-def _check_states(found: StepMemory, wanted: StepMemory, rows: list[int]) -> None:
+def _check_states(actual: StepMemory, expected: StepMemory, rows: list[int]) -> None:
     """Raise unless these states are those of the reference machine, and others are as at first."""
-    others = [row for row in range(2 * len(CASE.lengths)) if row not in rows]
-    for own, right, old in zip(*map(_states, (found, wanted, CASE.memory())), strict=True):
-        assert relative_error(own[:, rows], right[:, rows]) < EXACT
-        assert torch.equal(own[:, others].nan_to_num(), old[:, others].nan_to_num())
+    untouched = [row for row in range(2 * len(CASE.lengths)) if row not in rows]
+    for state, reference, old in zip(*map(_states, (actual, expected, CASE.memory())), strict=True):
+        assert relative_error(state[:, rows], reference[:, rows]) < EXACT
+        assert torch.equal(state[:, untouched].nan_to_num(), old[:, untouched].nan_to_num())
 
 
 def test_a_launch_reads_one_state_and_writes_another() -> None:
     """It keeps the states that it reads, and stores those of the last step."""
     kernel, machine = _both()
-    for one in (kernel, machine):
-        place(one, CASE, read=torch.tensor([0, 1]), write=torch.tensor([3, 2]))
+    for executor in (kernel, machine):
+        place(executor, CASE, read=torch.tensor([0, 1]), write=torch.tensor([3, 2]))
     assert torch.equal(kernel.run(2), machine.run(2))
     assert relative_error(kernel.logits, machine.logits) < EXACT
     _check_states(kernel.memory, machine.memory, [2, 3])
@@ -53,12 +53,12 @@ def test_a_launch_reads_one_state_and_writes_another() -> None:
 
 def test_steps_of_a_launch_are_those_of_launches() -> None:
     together, alone = Triton(CASE.memory()), Triton(CASE.memory())
-    for one in (together, alone):
-        place(one, CASE)
+    for executor in (together, alone):
+        place(executor, CASE)
     assert torch.equal(together.run(2), torch.cat([alone.run() for _ in range(2)]))
     assert torch.equal(together.logits, alone.logits)
-    for own, other in zip(_states(together.memory), _states(alone.memory), strict=True):
-        assert torch.equal(own.nan_to_num(), other.nan_to_num())
+    for state, other in zip(_states(together.memory), _states(alone.memory), strict=True):
+        assert torch.equal(state.nan_to_num(), other.nan_to_num())
 
 
 def test_a_sequence_that_has_ended() -> None:
@@ -67,8 +67,8 @@ def test_a_sequence_that_has_ended() -> None:
     place(free, CASE)
     stop = int(free.run()[0, 1])
     kernel, machine = _both()
-    for one in (kernel, machine):
-        place(one, CASE, stops=(stop,))
+    for executor in (kernel, machine):
+        place(executor, CASE, stops=(stop,))
     tokens = kernel.run(2)
     assert torch.equal(tokens, machine.run(2)) and tokens[1:, 1].eq(-1).all()
     _check_states(kernel.memory, machine.memory, [0, 1])
@@ -79,9 +79,9 @@ def test_a_row_without_a_sequence() -> None:
     kernel, machine = _both()
     length = CASE.lengths[0]
     token = texts(CASE.model, CASE.lengths)[0][length - 1]
-    for one in (kernel, machine):
-        one.place(token[None], torch.tensor([length]), tables_of(CASE.lengths)[:1])
-        one.run(2)
+    for executor in (kernel, machine):
+        executor.place(token[None], torch.tensor([length]), tables_of(CASE.lengths)[:1])
+        executor.run(2)
     assert relative_error(kernel.logits[:1], machine.logits[:1]) < EXACT
     _check_states(kernel.memory, machine.memory, [0])
 
@@ -93,16 +93,16 @@ def test_states_may_move() -> None:
     machine.run()
     moved = CASE.memory()
     states = [
-        {role.word: one for role, one in zip(LINEAR_STATES, own, strict=True)}
-        for own in zip(*(moved.values(role) for role in LINEAR_STATES), strict=True)
+        {role.word: state for role, state in zip(LINEAR_STATES, rank_states, strict=True)}
+        for rank_states in zip(*(moved.values(role) for role in LINEAR_STATES), strict=True)
     ]
     place(kernel, CASE)
     kernel.run()
     left = _states(kernel.memory)
     kernel.memory.use_caches(kernel.memory.values(Role.CACHE), states)
     place(kernel, CASE)
-    for one in left:  # they stay allocated
-        one.fill_(torch.nan)
+    for state in left:  # they stay allocated
+        state.fill_(torch.nan)
     kernel.run()
     _check_states(moved, machine.memory, [0, 1])
 
@@ -125,36 +125,36 @@ def _changed_logits(kind: type[Executor], change: Callable[[StepMemory], None]) 
 def _with_bias(memory: StepMemory) -> None:
     """Give the convolutions of all ranks a bias, which no model has."""
     program = memory.program
-    steps = [one for one in program.instructions if isinstance(one, DeltaStep)]
-    widths = {one.at.rank: one.at.channels for one in steps}
+    steps = [step for step in program.instructions if isinstance(step, DeltaStep)]
+    widths = {step.at.rank: step.at.channels for step in steps}
     first = len(program.buffers)
     buffers = [
         Buffer("conv.bias", (widths[rank],), torch.float32, rank, Role.WEIGHT)
         for rank in sorted(widths)
     ]
-    memory.tensors += [torch.linspace(-1, 1, one.shape[0]) for one in buffers]
+    memory.tensors += [torch.linspace(-1, 1, buffer.shape[0]) for buffer in buffers]
     memory.program = replace(
         program,
         buffers=(*program.buffers, *buffers),
         instructions=tuple(
-            replace(one, at=replace(one.at, bias=first + one.at.rank))
-            if isinstance(one, DeltaStep)
-            else one
-            for one in program.instructions
+            replace(instruction, at=replace(instruction.at, bias=first + instruction.at.rank))
+            if isinstance(instruction, DeltaStep)
+            else instruction
+            for instruction in program.instructions
         ),
     )
 
 
 def _with_small_rates(memory: StepMemory) -> None:
     """Let gates be so low that 1 + exp(gate) rounds to 1, and multiply them by a high rate."""
-    for one in memory.program.instructions:
-        if isinstance(one, DeltaStep):
-            for number, value in ((one.at.offset, -18.0), (one.at.rate, 16.0)):
+    for instruction in memory.program.instructions:
+        if isinstance(instruction, DeltaStep):
+            for number, value in ((instruction.at.offset, -18.0), (instruction.at.rate, 16.0)):
                 memory.tensors[number] = torch.full_like(memory.tensors[number], value)
 
 
 @pytest.mark.parametrize("change", [_with_bias, _with_small_rates])
 def test_weights_that_no_model_has(change: Callable[[StepMemory], None]) -> None:
-    found, wanted = (_changed_logits(kind, change) for kind in (Triton, Machine))
-    assert relative_error(found, wanted) < EXACT
-    assert relative_error(found, _changed_logits(Triton, lambda memory: None)) > 100 * EXACT
+    actual, expected = (_changed_logits(kind, change) for kind in (Triton, Machine))
+    assert relative_error(actual, expected) < EXACT
+    assert relative_error(actual, _changed_logits(Triton, lambda memory: None)) > 100 * EXACT

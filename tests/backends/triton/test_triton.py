@@ -79,10 +79,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_steps_are_those_of_the_reference_machine(case: Case) -> None:
     steps = 2 if case.policy == "dynamic" else 1  # shared queues also have turns in launches
-    for found, wanted in zip(
+    for actual, expected in zip(
         steps_on(Triton(case.memory()), case, steps), steps_of(case, steps), strict=True
     ):
-        assert relative_error(found, wanted) < EXACT
+        assert relative_error(actual, expected) < EXACT
 
 
 def test_an_mlp_of_two_weights_is_refused_by_name() -> None:
@@ -93,8 +93,8 @@ def test_an_mlp_of_two_weights_is_refused_by_name() -> None:
 @pytest.mark.parametrize("policy", ["critical-path", "dynamic"])
 def test_132_workers(policy: str) -> None:
     case = Case(ONE_LAYER, lengths=(9,), workers=132, policy=policy)
-    (found,) = steps_on(Triton(case.memory()), case, 1)
-    assert relative_error(found, steps_of(case, 1)[0]) < EXACT
+    (logits,) = steps_on(Triton(case.memory()), case, 1)
+    assert relative_error(logits, steps_of(case, 1)[0]) < EXACT
 
 
 @pytest.mark.parametrize("model", [FEW_TOKENS, HYBRID])
@@ -107,16 +107,16 @@ def test_bits_do_not_depend_on_the_schedule(model: str) -> None:
         ("wave", 5, "rows"),
     ):
         other = replace(case, policy=policy, workers=workers, lowering=lowering)
-        (found,) = steps_on(Triton(other.memory()), other, 1)
-        assert torch.equal(found, wanted), (policy, workers, lowering)
+        (logits,) = steps_on(Triton(other.memory()), other, 1)
+        assert torch.equal(logits, wanted), (policy, workers, lowering)
 
 
 @pytest.mark.parametrize("model", [FEW_TOKENS, HYBRID])
 def test_bits_do_not_depend_on_the_batch(model: str) -> None:
-    one, three = Case(model, lengths=(1,)), Case(model, lengths=(1, 1, 1))
-    alone, together = (steps_on(Triton(case.memory()), case, 2) for case in (one, three))
-    for own, found in zip(alone, together, strict=True):
-        assert torch.equal(found[0], own[0])
+    single, several = Case(model, lengths=(1,)), Case(model, lengths=(1, 1, 1))
+    alone, together = (steps_on(Triton(case.memory()), case, 2) for case in (single, several))
+    for logits, batched in zip(alone, together, strict=True):
+        assert torch.equal(batched[0], logits[0])
 
 
 def test_a_wait_that_is_never_met_is_a_deadlock() -> None:
@@ -138,7 +138,7 @@ def never_met(memory: StepMemory) -> tuple[int, int]:
     program = memory.program
     number = program.queues[1][0]
     waits = list(program.waits)
-    counter = next(own[0] for own in program.signals if own)
+    counter = next(counters[0] for counters in program.signals if counters)
     waits[number] = (*waits[number], Wait(counter, 1 + len(program.instructions)))
     memory.program = replace(program, waits=tuple(waits))
     return number, counter
@@ -147,20 +147,20 @@ def never_met(memory: StepMemory) -> tuple[int, int]:
 def test_each_tile_alone() -> None:
     """Each branch computes what the reference machine computes, from the same memory."""
     for case in CASES.values():
-        wanted, found = case.machine(), Triton(case.memory())
-        place(wanted, case)
-        place(found, case)
-        seen: set[int] = set()
+        machine, kernel = case.machine(), Triton(case.memory())
+        place(machine, case)
+        place(kernel, case)
+        branches: set[int] = set()
         for number in range(len(case.program.instructions)):
-            branch = int(found.emitted.branches[number])
-            if branch not in seen:
-                _copy(wanted, found)
-                found.execute(number, _ignore)
-            wanted.execute(number, _ignore)
-            if branch not in seen:
-                _check_same(wanted, found)
-            seen.add(branch)
-        assert len(seen) == int(found.emitted.branches.max()) + 1
+            branch = int(kernel.emitted.branches[number])
+            if branch not in branches:
+                _copy(machine, kernel)
+                kernel.execute(number, _ignore)
+            machine.execute(number, _ignore)
+            if branch not in branches:
+                _check_same(machine, kernel)
+            branches.add(branch)
+        assert len(branches) == int(kernel.emitted.branches.max()) + 1
 
 
 def _ignore(*values: object) -> None:
@@ -172,11 +172,11 @@ def _copy(source: Machine, target: Triton) -> None:
         new.copy_(old)
 
 
-def _check_same(wanted: Machine, found: Triton) -> None:
-    buffers = wanted.memory.program.buffers
-    each = zip(buffers, wanted.memory.tensors, found.memory.tensors, strict=True)
-    for buffer, right, own in each:
-        assert torch.allclose(own, right, EXACT, EXACT, equal_nan=True), buffer.name
+def _check_same(machine: Machine, kernel: Triton) -> None:
+    buffers = machine.memory.program.buffers
+    triples = zip(buffers, machine.memory.tensors, kernel.memory.tensors, strict=True)
+    for buffer, reference, tensor in triples:
+        assert torch.allclose(tensor, reference, EXACT, EXACT, equal_nan=True), buffer.name
 
 
 def test_one_branch_per_shape() -> None:
@@ -199,18 +199,18 @@ def test_one_branch_per_shape() -> None:
 def test_16_bits(dtype: torch.dtype, model: str) -> None:
     """The error relative to fp32 is at most 1.5 times that of the reference machine."""
     exact = _first_steps(Machine, torch.float32, model)
-    reference, found = (_first_steps(kind, dtype, model) for kind in (Machine, Triton))
-    assert relative_error(found, exact) <= 1.5 * relative_error(reference, exact)
+    reference, actual = (_first_steps(kind, dtype, model) for kind in (Machine, Triton))
+    assert relative_error(actual, exact) <= 1.5 * relative_error(reference, exact)
 
 
 def _first_steps(kind: type[Executor], dtype: torch.dtype, model: str) -> torch.Tensor:
     """Return the logits of the first two tokens of a sequence, in fp32."""
-    executor, found = kind(memory_of(model, dtype, 2, 1)), []
+    executor, logits = kind(memory_of(model, dtype, 2, 1)), []
     for step in range(2):
         executor.place(torch.tensor([7 * step]), torch.tensor([step + 1]), torch.arange(2)[None])
         executor.run()
-        found.append(executor.logits.float())
-    return torch.stack(found)
+        logits.append(executor.logits.float())
+    return torch.stack(logits)
 
 
 def test_ranks_in_processes_are_refused() -> None:

@@ -67,16 +67,16 @@ _BATCHES = [
 def test_batches_are_those_of_the_reference_machine(
     few_bits: str | None, batch: int, tp: int
 ) -> None:
-    found, wanted = (_logits(kind, few_bits, tokens_of(batch), tp) for kind in (Triton, Machine))
-    assert relative_error(found, wanted) < EXACT
+    actual, expected = (_logits(kind, few_bits, tokens_of(batch), tp) for kind in (Triton, Machine))
+    assert relative_error(actual, expected) < EXACT
 
 
 @pytest.mark.parametrize("few_bits", ["int8:64", "int8:128", "int4:64", "int4:128"])
 def test_wide_groups(few_bits: str) -> None:
-    found, wanted = (
+    actual, expected = (
         _logits(kind, few_bits, tokens_of(2), 1, model=EVEN, wide=32) for kind in (Triton, Machine)
     )
-    assert relative_error(found, wanted) < EXACT
+    assert relative_error(actual, expected) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_wide_groups(few_bits: str) -> None:
     ],
 )
 def test_checkpoints_in_few_bits(case: Case) -> None:
-    (found,), (wanted,) = steps_on(Triton(case.memory()), case, 1), steps_of(case, 1)
-    assert relative_error(found, wanted) < EXACT
+    (actual,), (expected,) = steps_on(Triton(case.memory()), case, 1), steps_of(case, 1)
+    assert relative_error(actual, expected) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -105,23 +105,23 @@ def test_checkpoints_in_few_bits(case: Case) -> None:
     [("int8:row", 1, 2), ("int8:32", 9, 1), ("int4:32", 3, 2), ("fp8:32", 1, 1)],
 )
 def test_linear_attention(few_bits: str, batch: int, tp: int) -> None:
-    found, wanted = (
+    actual, expected = (
         _logits(kind, few_bits, tokens_of(batch), tp, model=HYBRID) for kind in (Triton, Machine)
     )
-    assert relative_error(found, wanted) < EXACT
+    assert relative_error(actual, expected) < EXACT
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
 def test_embeddings_in_few_bits(kind: str) -> None:
     """A GGUF file has its embedding in the format of the other weights, with scales in fp16."""
-    found, wanted = (_logits(one, kind, tokens_of(3), 2) for one in (Triton, Machine))
-    assert relative_error(found, wanted) < EXACT
+    actual, expected = (_logits(executor, kind, tokens_of(3), 2) for executor in (Triton, Machine))
+    assert relative_error(actual, expected) < EXACT
 
 
 def test_every_octet_of_8_bit_floating_point() -> None:
     """The values of all weights are all finite octets in turn."""
     finite = _OCTETS[~_OCTETS.view(torch.float8_e4m3fn).float().isnan()]
-    found = []
+    logits = []
     for kind in (Triton, Machine):
         memory = memory_of(ONE_LAYER, torch.float32, 1, 1, few_bits="fp8:row")
         for number, buffer in enumerate(memory.program.buffers):
@@ -134,8 +134,8 @@ def test_every_octet_of_8_bit_floating_point() -> None:
         executor = kind(memory)
         executor.place(torch.tensor([7]), torch.tensor([1]), torch.tensor([[0]]))
         executor.run()
-        found.append(executor.logits.clone())
-    assert relative_error(*found) < EXACT
+        logits.append(executor.logits.clone())
+    assert relative_error(*logits) < EXACT
 
 
 @pytest.mark.parametrize("few_bits", ["int8:32", "int4:32", "fp8:32"])
@@ -150,9 +150,9 @@ def test_a_sequence_has_the_same_bits_in_every_batch(
     few_bits: str, batch: int, dtype: torch.dtype
 ) -> None:
     """Tiles for many sequences have fewer columns."""
-    found = _logits(Triton, few_bits, tokens_of(batch), dtype=dtype)
-    assert torch.equal(_logits(Triton, few_bits, tokens_of(1), dtype=dtype)[0], found[0])
-    assert not torch.equal(found[0], found[1])
+    logits = _logits(Triton, few_bits, tokens_of(batch), dtype=dtype)
+    assert torch.equal(_logits(Triton, few_bits, tokens_of(1), dtype=dtype)[0], logits[0])
+    assert not torch.equal(logits[0], logits[1])
 
 
 @pytest.mark.parametrize("few_bits", ["int8:32", "int4:32", "fp8:32"])

@@ -56,18 +56,18 @@ def _cores(process: int) -> list[set[int]]:
 
 
 def test_busy_processes_are_as_nice_as_told_and_end() -> None:
-    own, seen = os.nice(0), []
+    niceness, children = os.nice(0), []
 
     def fail_beside_them() -> None:
         with busy([0, 3]) as processes:
-            seen.extend(processes)
+            children.extend(processes)
             nices = [os.getpriority(os.PRIO_PROCESS, process) for process in processes]
-            assert nices == [own, min(19, own + 3)]
+            assert nices == [niceness, min(19, niceness + 3)]
             raise KeyError
 
     with pytest.raises(KeyError):
         fail_beside_them()
-    assert len(seen) == 2 and not any(map(_runs, seen))
+    assert len(children) == 2 and not any(map(_runs, children))
 
 
 def test_a_busy_process_ends_after_its_parent_was_killed() -> None:
@@ -102,11 +102,11 @@ def test_a_thread_that_leaves_its_cores_is_an_error(process: int) -> None:
         os.sched_setaffinity(process, cores)
 
 
-def _system(directory: Path, mounted: str, own: str) -> tuple[Path, Path]:
+def _system(directory: Path, mounted: str, cgroup: str) -> tuple[Path, Path]:
     """Write files like /proc/self/mounts and /proc/self/cgroup; `{}` is the directory."""
     mounts, groups = directory / "mounts", directory / "groups"
     mounts.write_text(mounted.format(directory))
-    groups.write_text(own)
+    groups.write_text(cgroup)
     return mounts, groups
 
 
@@ -127,17 +127,21 @@ def test_a_quota_of_version_1(tmp_path: Path) -> None:
 
 
 def test_a_quota_of_version_2_is_made_where_children_have_the_controller(tmp_path: Path) -> None:
-    own = tmp_path / "unified" / "user" / "session"
-    own.mkdir(parents=True)
-    for directory, controllers in (own, ""), (own.parent, "cpu memory"), (own.parent.parent, "cpu"):
+    session = tmp_path / "unified" / "user" / "session"
+    session.mkdir(parents=True)
+    for directory, controllers in (
+        (session, ""),
+        (session.parent, "cpu memory"),
+        (session.parent.parent, "cpu"),
+    ):
         (directory / "cgroup.subtree_control").write_text(controllers)
     quota = Quota(0.5, *_system(tmp_path, _SECOND, "0::/user/session\n"))
-    assert quota.directory.parent == own.parent
+    assert quota.directory.parent == session.parent
     assert (quota.directory / "cpu.max").read_text() == "50000 100000"
 
 
 @pytest.mark.parametrize(
-    ("mounted", "own", "says"),
+    ("mounted", "cgroup", "says"),
     [
         (_SECOND, "0::/\n", "gives its children the controller cpu"),
         ("tmpfs {0} tmpfs rw 0 0\n", "0::/\n", "no hierarchy of cgroups"),
@@ -145,12 +149,12 @@ def test_a_quota_of_version_2_is_made_where_children_have_the_controller(tmp_pat
     ],
 )
 def test_a_quota_that_is_impossible_says_why(
-    tmp_path: Path, mounted: str, own: str, says: str
+    tmp_path: Path, mounted: str, cgroup: str, says: str
 ) -> None:
     (tmp_path / "unified").mkdir()
     (tmp_path / "cpu").write_text("no directory")
     with pytest.raises(QuotaError, match=says):
-        Quota(1.5, *_system(tmp_path, mounted, own))
+        Quota(1.5, *_system(tmp_path, mounted, cgroup))
 
 
 def test_processes_are_moved_into_a_quota_and_back(process: int) -> None:

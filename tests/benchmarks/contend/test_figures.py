@@ -33,7 +33,7 @@ def series(condition: Condition, side: str, *pairs: Pair) -> Series:
 
 def reached(slower: float = 0.99, late: float = 1.0, **changes: Any) -> Measured:
     """All limits almost exceeded: ratios are `slower` times them, and `late` beside processes."""
-    found = [
+    all_series = [
         series(
             condition,
             side,
@@ -42,7 +42,7 @@ def reached(slower: float = 0.99, late: float = 1.0, **changes: Any) -> Measured
         for condition in CONDITIONS
         for side, factor in OURS.items()
     ]
-    return Measured(**{"model": "qwen3-0.6b", "cores": 2, "series": found, **changes})
+    return Measured(**{"model": "qwen3-0.6b", "cores": 2, "series": all_series, **changes})
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,17 @@ def test_a_pair_counts_if_the_read_loop_agrees(before: float, after: float, coun
 
 
 def test_a_ratio_is_of_medians_and_with_a_quota_of_means() -> None:
-    one = Pair([[1.0, 1.0, 4.0]], [[1.0, 2.0, 9.0]], 1.0, 1.0)
-    assert one.ratio(NICE_0) == 2.0
-    assert one.ratio(QUOTA) == 2.0  # 12 / 6
+    sample = Pair([[1.0, 1.0, 4.0]], [[1.0, 2.0, 9.0]], 1.0, 1.0)
+    assert sample.ratio(NICE_0) == 2.0
+    assert sample.ratio(QUOTA) == 2.0  # 12 / 6
     assert Pair([[1.0, 1.0, 4.0]], [[1.0, 2.0, 15.0]], 1.0, 1.0).ratio(QUOTA) == 3.0
 
 
 def test_twins_are_compared_each_with_itself() -> None:
     twins = Pair([[1.0], [2.0]], [[2.0], [3.0]], 1.0, 1.0)
     assert twins.ratio(TWIN) == 2.0
-    found = series(TWIN, LAUNCHES, twins)
-    assert (found.milliseconds(alone=True), found.milliseconds(alone=False)) == (2000.0, 3000.0)
+    figures = series(TWIN, LAUNCHES, twins)
+    assert (figures.milliseconds(alone=True), figures.milliseconds(alone=False)) == (2000.0, 3000.0)
 
 
 def test_late_steps() -> None:
@@ -76,9 +76,9 @@ def test_late_steps() -> None:
 
 
 def test_figures_are_medians_of_the_pairs_that_count() -> None:
-    found = series(NICE_0, LAUNCHES, pair(2.0), pair(9.0, 30.0, 40.0), pair(1.0), pair(1.5))
-    assert (found.ratio, len(found.counted), found.dropped) == (1.5, 3, 1)
-    assert found.milliseconds(alone=False) == 1500.0
+    figures = series(NICE_0, LAUNCHES, pair(2.0), pair(9.0, 30.0, 40.0), pair(1.0), pair(1.5))
+    assert (figures.ratio, len(figures.counted), figures.dropped) == (1.5, 3, 1)
+    assert figures.milliseconds(alone=False) == 1500.0
     nothing = series(NICE_0, LAUNCHES, pair(2.0, 30.0, 40.0))
     assert nothing.ratio is nothing.late is nothing.milliseconds(alone=True) is None
 
@@ -119,25 +119,25 @@ def test_late_steps_have_a_limit_only_beside_busy_processes() -> None:
 
 def test_json_round_trip() -> None:
     measured = reached(gaps={TOKENS: [0.1, 0.2]}, impossible={"quota": "no cgroup"})
-    found = json.loads(json.dumps(to_json(measured)))
-    assert from_json(found) == measured
-    assert found["ok"] and all(target["ok"] for target in found["targets"])
-    assert found["figures"][0]["ratio"] == pytest.approx(0.99 * 1.15)
+    report = json.loads(json.dumps(to_json(measured)))
+    assert from_json(report) == measured
+    assert report["ok"] and all(target["ok"] for target in report["targets"])
+    assert report["figures"][0]["ratio"] == pytest.approx(0.99 * 1.15)
 
 
 def test_runs_are_merged() -> None:
-    one = reached(series=[series(NICE_0, LAUNCHES, pair(1.0))], gaps={LAUNCHES: [0.1, 0.2]})
-    two = reached(
+    first = reached(series=[series(NICE_0, LAUNCHES, pair(1.0))], gaps={LAUNCHES: [0.1, 0.2]})
+    second = reached(
         series=[series(NICE_0, LAUNCHES, pair(2.0)), series(QUOTA, TOKENS, pair(1.0))],
         gaps={LAUNCHES: [0.3, 0.2], TOKENS: [0.1, 0.2]},
         not_installed={LLAMA: "no package"},
     )
-    both = merged([one, two])
-    assert [(s.condition, s.side, len(s.pairs)) for s in both.series] == [
+    union = merged([first, second])
+    assert [(s.condition, s.side, len(s.pairs)) for s in union.series] == [
         ("nice-0", LAUNCHES, 2),
         ("quota", TOKENS, 1),
     ]
-    assert both.gaps == {LAUNCHES: [0.3, 0.2], TOKENS: [0.1, 0.2]}
-    assert both.not_installed == {LLAMA: "no package"}
+    assert union.gaps == {LAUNCHES: [0.3, 0.2], TOKENS: [0.1, 0.2]}
+    assert union.not_installed == {LLAMA: "no package"}
     with pytest.raises(ValueError, match="one model and machine"):
-        merged([one, reached(model="tiny-qwen3")])
+        merged([first, reached(model="tiny-qwen3")])

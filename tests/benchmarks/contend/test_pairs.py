@@ -79,12 +79,12 @@ def contention(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Contention]:
         monkeypatch.setattr(under_test, "Side", _Side)
         monkeypatch.setattr(under_test, "ReadLoop", lambda size: _Read(reads))
         monkeypatch.setattr(under_test, "disturbed", _disturbed)
-        found = Contention(
+        benchmark = Contention(
             CHECKPOINT, Measured("tiny-qwen3", 2), Work(5, STEPS, pairs), Console(quiet=True)
         )
-        found.start([SideSpec(name, "eager", 1, 2) for name in names], ExitStack())
+        benchmark.start([SideSpec(name, "eager", 1, 2) for name in names], ExitStack())
         _Side.log.clear()
-        return found
+        return benchmark
 
     return made
 
@@ -97,56 +97,56 @@ def _disturbed(process: int, condition: Condition, quota: Any) -> Iterator[None]
 
 
 def test_sides_take_turns_in_adjacent_pairs(contention: Callable[..., Contention]) -> None:
-    found = contention(2, [LAUNCHES, TOKENS], repeat(30.0))
-    found.measure(NICE_0)
+    benchmark = contention(2, [LAUNCHES, TOKENS], repeat(30.0))
+    benchmark.measure(NICE_0)
     turn = [LAUNCHES, f"{LAUNCHES}, disturbed", TOKENS, f"{TOKENS}, disturbed"]
     assert _Side.log == turn * 2
-    one, two = found.measured.series
-    assert (one.side, two.side) == (LAUNCHES, TOKENS)
-    assert one.ratio == two.ratio == 2.0
-    assert one.pairs[0].alone == [[1.0] * STEPS] and one.pairs[0].loaded == [[2.0] * STEPS]
-    assert found.texts[LAUNCHES].keys() == {(7,) * (STEPS + 1)}
+    first, second = benchmark.measured.series
+    assert (first.side, second.side) == (LAUNCHES, TOKENS)
+    assert first.ratio == second.ratio == 2.0
+    assert first.pairs[0].alone == [[1.0] * STEPS] and first.pairs[0].loaded == [[2.0] * STEPS]
+    assert benchmark.texts[LAUNCHES].keys() == {(7,) * (STEPS + 1)}
 
 
 def test_a_pair_that_does_not_count_is_measured_again(
     contention: Callable[..., Contention],
 ) -> None:
     reads = chain([30.0, 30.0, 30.0, 20.0], repeat(20.0))  # the second pair is dropped
-    found = contention(2, [LAUNCHES], reads)
-    found.measure(NICE_0)
-    (series,) = found.measured.series
+    benchmark = contention(2, [LAUNCHES], reads)
+    benchmark.measure(NICE_0)
+    (series,) = benchmark.measured.series
     assert [pair.counts for pair in series.pairs] == [True, False, True]
     assert series.dropped == 1
 
 
 def test_an_unsteady_machine_ends_the_tries(contention: Callable[..., Contention]) -> None:
-    found = contention(2, [LAUNCHES], iter([10.0, 20.0] * 2 * TRIES))
-    found.measure(NICE_0)
-    (series,) = found.measured.series
+    benchmark = contention(2, [LAUNCHES], iter([10.0, 20.0] * 2 * TRIES))
+    benchmark.measure(NICE_0)
+    (series,) = benchmark.measured.series
     assert series.dropped == len(series.pairs) == 2 * TRIES
     assert series.ratio is None
 
 
 def test_twins_write_at_the_same_time(contention: Callable[..., Contention]) -> None:
-    found = contention(1, [LAUNCHES], repeat(30.0))
+    benchmark = contention(1, [LAUNCHES], repeat(30.0))
     # the first blocks meet; the faster twin may add others, to keep the slower one company
     _Side.barrier = Barrier(2, action=lambda: setattr(_Side, "barrier", None))
-    found.measure(TWIN)
-    (pair,) = found.measured.series[0].pairs
+    benchmark.measure(TWIN)
+    (pair,) = benchmark.measured.series[0].pairs
     assert pair.alone == [[1.0] * STEPS] * 2 and pair.loaded == [[2.0] * STEPS] * 2
     assert _Side.log[1:3] == [LAUNCHES] * 2  # after the second process has warmed up
-    assert _Side.log[-1] == f"close {LAUNCHES}" and LAUNCHES in found.sides
+    assert _Side.log[-1] == f"close {LAUNCHES}" and LAUNCHES in benchmark.sides
 
 
 def test_a_side_that_fails_is_not_asked_again(contention: Callable[..., Contention]) -> None:
-    found = contention(2, [LAUNCHES, TOKENS, LLAMA], repeat(30.0))
+    benchmark = contention(2, [LAUNCHES, TOKENS, LLAMA], repeat(30.0))
     _Side.fails = TOKENS
-    found.measure(NICE_0)
-    assert found.measured.missing == {TOKENS: "it fell"} and list(found.sides) == [LAUNCHES]
-    assert found.measured.not_installed == {LLAMA: "no package"}
+    benchmark.measure(NICE_0)
+    assert benchmark.measured.missing == {TOKENS: "it fell"} and list(benchmark.sides) == [LAUNCHES]
+    assert benchmark.measured.not_installed == {LLAMA: "no package"}
     _Side.fails = LAUNCHES
-    found.measure(TWIN)  # the second process fails
-    assert found.measured.missing[LAUNCHES] == "it fell" and not found.sides
+    benchmark.measure(TWIN)  # the second process fails
+    assert benchmark.measured.missing[LAUNCHES] == "it fell" and not benchmark.sides
 
 
 def test_an_impossible_quota_is_named(
@@ -155,11 +155,11 @@ def test_an_impossible_quota_is_named(
     def refuse(cores: float) -> None:
         raise QuotaError("no cgroup")
 
-    found = contention(1, [LAUNCHES], repeat(30.0))
+    benchmark = contention(1, [LAUNCHES], repeat(30.0))
     monkeypatch.setattr(under_test, "Quota", refuse)
-    found.measure(BY_NAME["quota"])
-    assert found.measured.impossible == {"quota": "no cgroup"}
-    assert not found.measured.series and not _Side.log
+    benchmark.measure(BY_NAME["quota"])
+    assert benchmark.measured.impossible == {"quota": "no cgroup"}
+    assert not benchmark.measured.series and not _Side.log
 
 
 def test_a_second_process_loads_within_the_condition() -> None:

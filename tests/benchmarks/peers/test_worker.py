@@ -70,9 +70,9 @@ def _checked(loaded: Loaded, expected: Loaded, limit: float = 1e-5) -> None:
             for runner in (Runner(loaded.model), Runner(expected.model)):
                 first = _logits(runner.prefill(PROMPTS[:batch], 32))
                 results.append([first, _logits(runner.decode(MORE[:batch]))])
-            found, right = (np.stack(result) for result in results)
-            assert found.shape == (2, batch, 1013)
-            assert np.abs(found - right).max() < limit * np.abs(right).max()
+            actual, reference = (np.stack(result) for result in results)
+            assert actual.shape == (2, batch, 1013)
+            assert np.abs(actual - reference).max() < limit * np.abs(reference).max()
 
 
 @pytest.mark.parametrize("kind", ["tpcompile", "tpcompile-native"])

@@ -40,7 +40,7 @@ def usage(prompt: int, new: int, cached: int = 0) -> dict[str, Any]:
 
 def spoken(text: str, size: int = 4) -> Events:
     """Return the events of an answer that is this text."""
-    pieces = [delta(content=text[at : at + size]) for at in range(0, len(text), size)]
+    pieces = [delta(content=text[start : start + size]) for start in range(0, len(text), size)]
     return [delta(role="assistant"), *pieces, delta("stop"), usage(20, len(pieces), 16)]
 
 
@@ -52,8 +52,8 @@ def called(*calls: tuple[str, str], thought: str = "") -> Events:
         head = {"index": index, "id": f"call_{index}_x", "type": "function"}
         function = {"name": name, "arguments": ""}
         events.append(delta(tool_calls=[head | {"function": function}]))
-        for at in range(0, len(arguments), 5):
-            piece = {"index": index, "function": {"arguments": arguments[at : at + 5]}}
+        for start in range(0, len(arguments), 5):
+            piece = {"index": index, "function": {"arguments": arguments[start : start + 5]}}
             events.append(delta(tool_calls=[piece]))
     return [*events, delta("tool_calls"), usage(30, len(events))]
 
@@ -105,8 +105,8 @@ class Replies:
 
     async def _pieces(self, events: Events, size: int) -> AsyncIterator[bytes]:
         whole = b"".join([event.encode() async for event in self._events(events)])
-        for at in range(0, len(whole), size):
-            yield whole[at : at + size]
+        for start in range(0, len(whole), size):
+            yield whole[start : start + size]
             await asyncio.sleep(0.002)
 
     async def _events(self, events: Events) -> AsyncIterator[str]:

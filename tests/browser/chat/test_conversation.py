@@ -115,8 +115,8 @@ def test_tools_are_shown_and_answered(chat: Chat) -> None:
     assert chat.texts(".content")[-1] == "Rome."
     first, second = chat.replies.bodies
     assert first["tools"] == [TOOL]
-    asked, *results = second["messages"][1:]
-    assert [call["function"]["arguments"] for call in asked["tool_calls"]] == [
+    assistant, *results = second["messages"][1:]
+    assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [
         '{"city": "Paris"}',
         '{"city": "Rome"}',
     ]

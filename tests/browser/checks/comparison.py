@@ -44,10 +44,12 @@ def comparison(reader: Reader, truth: Truth, exploration: Exploration) -> None:
 
 
 def _growth(row: dict[str, Any], rows: list[dict[str, Any]], truth: Truth) -> float:
-    errors = {one["node"]: one["error"] for one in rows}
+    errors = {entry["node"]: entry["error"] for entry in rows}
     node = truth.nodes.get(row["node"])
     before = (
-        max((_nearest(one, errors) for one in node.all_input_nodes), default=0.0) if node else 0.0
+        max((_nearest(operand, errors) for operand in node.all_input_nodes), default=0.0)
+        if node
+        else 0.0
     )
     growth: float = row["error"] - before
     return growth
@@ -57,7 +59,7 @@ def _nearest(node: fx.Node, errors: dict[str, float]) -> float:
     """Return the error of a value, or the largest one of those that it is computed from."""
     if node.name in errors:
         return errors[node.name]
-    return max((_nearest(one, errors) for one in node.all_input_nodes), default=0.0)
+    return max((_nearest(operand, errors) for operand in node.all_input_nodes), default=0.0)
 
 
 def _exponent(value: float) -> str:

@@ -27,21 +27,21 @@ def drawing(reader: Reader, truth: Truth) -> None:
         "svg.graph .edge[data-from]", "(all) => all.map(one => [one.dataset.from, one.dataset.to])"
     )
     into = sorted(start for start, end in edges if end == "l1_swiglu")
-    assert into == sorted(one.name for one in shown["l1_swiglu"].all_input_nodes)
+    assert into == sorted(operand.name for operand in shown["l1_swiglu"].all_input_nodes)
     assert len(edges) == len({tuple(edge) for edge in edges}) > 60
 
 
 def _drawn(reader: Reader) -> list[str]:
-    found: list[str] = reader.page.eval_on_selector_all(
+    names: list[str] = reader.page.eval_on_selector_all(
         "svg.graph .node", "(all) => all.map(one => one.dataset.name)"
     )
-    return found
+    return names
 
 
 def lighting(reader: Reader, truth: Truth) -> None:
     """Point at a value, and see its line of the model; point at the line, and see its values."""
     graph = truth.graph_after("fuse-qkv").graph
-    node = next(one for one in graph.nodes if one.name == "l0_swiglu")
+    node = next(value for value in graph.nodes if value.name == "l0_swiglu")
     reader.go(view="graph", c=0, **{"pass": "fuse-qkv"})
     reader.page.evaluate(
         """name => document.querySelector(`svg [data-name="${name}"]`).focus()""", node.name
@@ -49,25 +49,25 @@ def lighting(reader: Reader, truth: Truth) -> None:
     origin = origin_of(node)
     [lit] = reader.texts(".source .lit")
     assert lit.split()[0] == str(origin.line)
-    key = origin_of(next(one for one in graph.nodes if one.name == "l0_o_proj")).place
+    key = origin_of(next(value for value in graph.nodes if value.name == "l0_o_proj")).place
     reader.page.evaluate(
         """key => document.querySelector(`.source [data-source="${key}"]`)
           .dispatchEvent(new MouseEvent("mouseenter"))""",
         key,
     )
     alike = {
-        one.name
-        for one in graph.nodes
-        if one.op.startswith("call")
-        and origin_of(one).place == key
-        and origin_of(one).layer in (None, 0, 1)
+        value.name
+        for value in graph.nodes
+        if value.op.startswith("call")
+        and origin_of(value).place == key
+        and origin_of(value).layer in (None, 0, 1)
     }
     assert set(_lit(reader)) == alike
     assert "l1_o_proj" in alike and node.name not in alike
 
 
 def _lit(reader: Reader) -> list[str]:
-    found: list[str] = reader.page.eval_on_selector_all(
+    names: list[str] = reader.page.eval_on_selector_all(
         "svg.graph .node.lit", "(all) => all.map(one => one.dataset.name)"
     )
-    return found
+    return names

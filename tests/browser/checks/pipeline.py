@@ -19,12 +19,12 @@ def passes(reader: Reader, truth: Truth) -> None:
     reader.go(view="pipeline", c=0)
     reader.unfold("details.quiet-passes")
     texts = [text.replace("\xa0", " ") for text in reader.texts("button.pass")]
-    found = {text.partition("\n")[0]: text for text in texts}
-    assert list(found) == [stage.name for stage in truth.stages]
-    first, *others = truth.stages
-    assert f"{first.stats.nodes_after} nodes" in found[first.name]
-    for stage in others:
-        stats, text = stage.stats, found[stage.name]
+    entries = {text.partition("\n")[0]: text for text in texts}
+    assert list(entries) == [stage.name for stage in truth.stages]
+    first, *later = truth.stages
+    assert f"{first.stats.nodes_after} nodes" in entries[first.name]
+    for stage in later:
+        stats, text = stage.stats, entries[stage.name]
         change = stats.nodes_after - stats.nodes_before
         sign = "+" if change > 0 else "−"
         assert re.search(rf"· {stats.matches} match(es)? ·", text), text
@@ -68,7 +68,7 @@ def fates(reader: Reader, truth: Truth) -> None:
     """Read what became of the three projections that one took the place of."""
     reader.go(view="pipeline", c=0, **{"pass": "fuse-qkv"})
     cells = [text for text in _cells(reader, 1) if " → " in text]
-    found = {names([text])[0]: text.partition(" → ")[2] for text in cells}
+    fate_of = {names([text])[0]: text.partition(" → ")[2] for text in cells}
     fused = "l0_q_k_v_proj_weight"
     old = [
         name
@@ -76,7 +76,7 @@ def fates(reader: Reader, truth: Truth) -> None:
         if re.fullmatch(r"l0_[qkv]_proj_weight", name)
     ]
     assert len(old) == 3
-    assert {name: found[name] for name in old} == dict.fromkeys(old, f"fused into %{fused}")
+    assert {name: fate_of[name] for name in old} == dict.fromkeys(old, f"fused into %{fused}")
     reader.go(view="pipeline", c=0, **{"pass": "fuse-qkv"}, node="l1_k_proj_weight")
     assert f"fuse-qkv fused it into %{fused.replace('l0', 'l1')}" in reader.text("#details")
 
@@ -95,9 +95,9 @@ def beside(reader: Reader, truth: Truth) -> None:
     rows = [
         row for row in reader.rows("table.sides") if any("%l0_o_proj_weight = " in c for c in row)
     ]
-    [[evenly, found]] = [[_line(cell) for cell in row] for row in rows]
-    assert found == truth.lines.stages["shard-linears"]["l0_o_proj_weight"][1]
-    assert evenly == found.replace("96:32|32|16|16", "96:2×48") != found
+    [[evenly, by_block]] = [[_line(cell) for cell in row] for row in rows]
+    assert by_block == truth.lines.stages["shard-linears"]["l0_o_proj_weight"][1]
+    assert evenly == by_block.replace("96:32|32|16|16", "96:2×48") != by_block
 
 
 def overview(reader: Reader, truth: Truth) -> None:

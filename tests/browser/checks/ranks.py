@@ -20,11 +20,11 @@ def shares(reader: Reader, truth: Truth) -> None:
         counts = (share.q_heads, share.kv_heads, f"{share.ffn:,}", f"{share.vocab:,}")
         assert row[:5] == [f"rank {share.rank}", *map(str, counts)]
         assert row[6] == f"{share.kv_bytes_per_token:,} B"
-    total = sum(one.bytes_per_token for one in report.collectives)
+    total = sum(collective.bytes_per_token for collective in report.collectives)
     assert f"each rank sends {total / 1e3:.2f}".rstrip("0").rstrip(".") in reader.text("#view")
     wires = [row for row in reader.rows('[aria-label="Collectives"]') if row and row[0]]
     assert [(row[1], number(row[3])) for row in wires] == [
-        (one.op, one.bytes_per_token) for one in report.collectives
+        (collective.op, collective.bytes_per_token) for collective in report.collectives
     ]
 
 
@@ -63,19 +63,19 @@ def _repeats(plan: Plan) -> list[str]:
     """Say of each KV head on several ranks why each of them has it."""
     layouts = next(iter(plan.heads.values()))
     held = {rank: _units(layouts.keys.parts[rank]) for rank in range(plan.tp)}
-    asked = {rank: _units(layouts.queries.parts[rank]) for rank in range(plan.tp)}
+    queries = {rank: _units(layouts.queries.parts[rank]) for rank in range(plan.tp)}
     group = layouts.queries.units // layouts.keys.units
     told = []
-    for rank, own in held.items():
-        for head in own:
-            others = [other for other, theirs in held.items() if other != rank and head in theirs]
-            if not others:
+    for rank, held_heads in held.items():
+        for head in held_heads:
+            sharers = [other for other, theirs in held.items() if other != rank and head in theirs]
+            if not sharers:
                 continue
-            reading = [str(query) for query in asked[rank] if query // group == head]
-            many = len(others) > 1
+            reading = [str(query) for query in queries[rank] if query // group == head]
+            many = len(sharers) > 1
             told.append(
                 f"Rank {rank} holds KV head {head}, which rank{'s' * many} "
-                f"{', '.join(map(str, others))} also hold{'' if many else 's'}: its query "
+                f"{', '.join(map(str, sharers))} also hold{'' if many else 's'}: its query "
                 f"head{'s' * (len(reading) > 1)} {', '.join(reading)} "
                 f"read{'' if len(reading) > 1 else 's'} it."
             )
@@ -88,8 +88,8 @@ def _units(runs: tuple[tuple[int, int], ...]) -> list[int]:
 
 def module(reader: Reader, truth: Truth) -> None:
     """Read the emitted module of each rank."""
-    for one in rank_modules(truth.graph):
-        reader.go(view="ranks", c=0, rank=one.rank)
-        assert reader.text("pre.module") == one.source.strip()
+    for emitted in rank_modules(truth.graph):
+        reader.go(view="ranks", c=0, rank=emitted.rank)
+        assert reader.text("pre.module") == emitted.source.strip()
         label = reader.page.eval_on_selector('select[aria-label^="Rank of"]', "one => one.value")
-        assert label == str(one.rank)
+        assert label == str(emitted.rank)

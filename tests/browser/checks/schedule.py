@@ -40,10 +40,10 @@ def a_waiting_instruction(step: Scheduled) -> int:
     program, workers = step.program, timing_of(step).workers
     return next(
         n
-        for n, one in enumerate(program.instructions)
-        if one.name == "linear_terms"
-        and isinstance(one, StepInstruction)
-        and (one.layer, one.rank) == (LAYER, TP - 1)
+        for n, instruction in enumerate(program.instructions)
+        if instruction.name == "linear_terms"
+        and isinstance(instruction, StepInstruction)
+        and (instruction.layer, instruction.rank) == (LAYER, TP - 1)
         and workers[n] % 3
         and program.waits[n]
         and program.signals[n]
@@ -56,7 +56,7 @@ def kinds_of(step: Scheduled, numbers: Iterable[int]) -> Counter[str]:
 
 def table_under(reader: Reader, heading: str) -> list[list[str]]:
     """Return the rows of the first table after a heading in the tables or the details."""
-    found: list[list[str]] = reader.page.evaluate(
+    rows: list[list[str]] = reader.page.evaluate(
         """heading => {
           const start = [...document.querySelectorAll(".tables h2, #details h2, #details h3")]
             .find(one => one.textContent.trim().startsWith(heading));
@@ -67,7 +67,7 @@ def table_under(reader: Reader, heading: str) -> list[list[str]]:
         }""",
         heading,
     )
-    return found
+    return rows
 
 
 def figures(reader: Reader, step: Scheduled) -> None:
@@ -84,17 +84,17 @@ def figures(reader: Reader, step: Scheduled) -> None:
 def kinds(reader: Reader, step: Scheduled) -> None:
     """Read how many instructions of each kind there are."""
     shown(reader)
-    found = {row[0]: number(row[1]) for row in table_under(reader, "Where the time") if row[1:2]
+    counts = {row[0]: number(row[1]) for row in table_under(reader, "Where the time") if row[1:2]
              and row[1].replace(",", "").isdigit()}  # fmt: skip
     wanted = kinds_of(step, range(len(step.program.instructions)))
-    assert found.pop("the step") == wanted.total()
-    assert found == wanted
+    assert counts.pop("the step") == wanted.total()
+    assert counts == wanted
 
 
 def totals(reader: Reader, step: Scheduled) -> None:
     """Compare the times of each kind at every level of detail with the instructions' own."""
     shown(reader)
-    found = reader.page.evaluate(
+    sums = reader.page.evaluate(
         """() => {
           const { levels, totals, rawTotals } = Explorer.timeline;
           return { raw: rawTotals(), levels: levels().map((_, number) => totals(number)) };
@@ -102,13 +102,13 @@ def totals(reader: Reader, step: Scheduled) -> None:
     )
     wanted: Counter[str] = Counter()
     timing = timing_of(step)
-    for one, start, finish in zip(
+    for instruction, start, finish in zip(
         step.program.instructions, timing.starts, timing.finishes, strict=True
     ):
-        wanted[one.name] += round(finish * 1000) - round(start * 1000)
-    assert found["raw"] == wanted
-    assert len(found["levels"]) > 1
-    assert all(own == found["raw"] for own in found["levels"])
+        wanted[instruction.name] += round(finish * 1000) - round(start * 1000)
+    assert sums["raw"] == wanted
+    assert len(sums["levels"]) > 1
+    assert all(level == sums["raw"] for level in sums["levels"])
 
 
 def loads(reader: Reader, step: Scheduled) -> None:
@@ -116,8 +116,8 @@ def loads(reader: Reader, step: Scheduled) -> None:
     shown(reader)
     rate = step.target.bytes_per_us * step.program.ranks
     wanted: defaultdict[str, float] = defaultdict(float)
-    for one, parts in zip(step.program.instructions, step.parts, strict=True):
-        wanted[one.name] += parts.traffic / rate
+    for instruction, parts in zip(step.program.instructions, step.parts, strict=True):
+        wanted[instruction.name] += parts.traffic / rate
     rows = table_under(reader, "Where the time")
     column = rows[0].index("at full bandwidth")
     for row in rows[1:]:
@@ -129,14 +129,14 @@ def operands(reader: Reader, step: Scheduled) -> None:
     """Choose an instruction, and read its kind, layer, worker and operands."""
     chosen = a_waiting_instruction(step)
     shown(reader, instruction=chosen)
-    one = step.program.instructions[chosen]
-    assert isinstance(one, StepInstruction)
-    facts = dict(reader.rows("#details table.facts")[: 4 + len([*own_fields(one)])])
-    assert (facts["Kind"], facts["Layer"]) == (one.name, f"layer {LAYER}")
+    instruction = step.program.instructions[chosen]
+    assert isinstance(instruction, StepInstruction)
+    facts = dict(reader.rows("#details table.facts")[: 4 + len([*own_fields(instruction)])])
+    assert (facts["Kind"], facts["Layer"]) == (instruction.name, f"layer {LAYER}")
     rank, worker = timeline_of(step).tracks[timing_of(step).workers[chosen]]
     assert facts["Worker"] == f"rank {rank}, worker {worker}"
-    assert one.label in reader.text("#details p.mono")
-    for name, value in own_fields(one):
+    assert instruction.label in reader.text("#details p.mono")
+    for name, value in own_fields(instruction):
         text = f"{value[0]}:{value[1]}" if isinstance(value, tuple) else str(value)
         assert facts[name] == text
 
@@ -145,13 +145,13 @@ def accesses(reader: Reader, step: Scheduled) -> None:
     """Read which parts of which buffers an instruction reads and writes."""
     chosen = a_waiting_instruction(step)
     shown(reader, instruction=chosen)
-    one = step.program.instructions[chosen]
+    instruction = step.program.instructions[chosen]
 
     def told(region: Region) -> list[str]:
         buffer = step.program.buffers[region.buffer]
         return [f"{buffer.name} of rank {buffer.rank}", box_text(region.box)]
 
-    for title, regions in (("Reads", one.reads), ("Writes", one.writes)):
+    for title, regions in (("Reads", instruction.reads), ("Writes", instruction.writes)):
         assert [row[:2] for row in table_under(reader, title)[1:]] == [told(r) for r in regions]
 
 
@@ -163,9 +163,9 @@ def waits(reader: Reader, step: Scheduled) -> None:
     assert len(summaries) == len(step.program.waits[chosen])
     for text, wait in zip(summaries, step.program.waits[chosen], strict=True):
         assert text.startswith(f"Counter {wait.counter} reaches {wait.until}: ")
-    by = step.program.signallers[step.program.waits[chosen][0].counter]
+    signallers = step.program.signallers[step.program.waits[chosen][0].counter]
     rows = reader.rows("#details details.wait:first-of-type table")[1:]
-    assert {int(row[0].split(":")[0]) for row in rows} <= set(by)
+    assert {int(row[0].split(":")[0]) for row in rows} <= set(signallers)
     assert rows
     buffers = [step.program.buffers[r.buffer].name for r in step.program.instructions[chosen].reads]
     for _, through in rows:
@@ -178,7 +178,9 @@ def signals(reader: Reader, step: Scheduled) -> None:
     """Read which counters an instruction signals, and how many instructions wait for each."""
     chosen = a_waiting_instruction(step)
     shown(reader, instruction=chosen)
-    waiting = Counter(wait.counter for own in step.program.waits for wait in own)
+    waiting = Counter(
+        wait.counter for instruction_waits in step.program.waits for wait in instruction_waits
+    )
     told = [text for text in reader.texts("#details details > summary") if "wait for it" in text]
     wanted = step.program.signals[chosen]
     assert len(told) == len(wanted) > 0
@@ -189,48 +191,48 @@ def signals(reader: Reader, step: Scheduled) -> None:
 def critical_path(reader: Reader, step: Scheduled) -> None:
     """Read how many instructions of each kind are on the critical path."""
     shown(reader)
-    found = {row[0]: number(row[1]) for row in table_under(reader, "The critical path")[1:]}
-    assert found == kinds_of(step, timeline_of(step).chain)
+    counts = {row[0]: number(row[1]) for row in table_under(reader, "The critical path")[1:]}
+    assert counts == kinds_of(step, timeline_of(step).chain)
 
 
 def idle(reader: Reader, step: Scheduled) -> None:
     """Read what workers wait for: the pairs of kinds, with the number of gaps of each."""
     shown(reader)
     rows = table_under(reader, "Why workers are idle")
-    found = {(row[0], row[1]): number(row[2]) for row in rows[1:] if row[1]}
+    pairs = {(row[0], row[1]): number(row[2]) for row in rows[1:] if row[1]}
     wanted: Counter[tuple[str, str]] = Counter()
     released, names = timeline_of(step).released_by, step.program.instructions
     for late, gap in enumerate(gaps(step)):
         early = released[late]
         if gap > 0:
-            by = names[early].name if early is not None else "nothing: its counters were reached"
-            wanted[by, names[late].name] += 1
-    assert found == wanted
+            cause = names[early].name if early is not None else "nothing: its counters were reached"
+            wanted[cause, names[late].name] += 1
+    assert pairs == wanted
 
 
 def longest_waits(reader: Reader, step: Scheduled) -> None:
     """Read what waits longest in a layer, and for which instruction."""
     shown(reader, layer=LAYER)
-    layers = [one.layer if isinstance(one, StepInstruction) else -1
-              for one in step.program.instructions]  # fmt: skip
-    own = [gap for gap, layer in zip(gaps(step), layers, strict=True) if layer == LAYER]
+    layers = [instruction.layer if isinstance(instruction, StepInstruction) else -1
+              for instruction in step.program.instructions]  # fmt: skip
+    layer_gaps = [gap for gap, layer in zip(gaps(step), layers, strict=True) if layer == LAYER]
     assert reader.page.eval_on_selector('[aria-label="Layer of the waits"]', "one => one.value")
     rows = reader.rows(".tables h3 + div table")[1:]
     late, early = (int(rows[0][place].split(":")[0]) for place in (0, 2))
-    assert layers[late] == LAYER and gaps(step)[late] == max(own)
+    assert layers[late] == LAYER and gaps(step)[late] == max(layer_gaps)
     assert timeline_of(step).released_by[late] == early
 
 
 def gaps(step: Scheduled) -> list[int]:
     """Return the time in ns that the worker of each instruction was idle before it."""
     timing = timing_of(step)
-    found = [0] * len(timing.starts)
+    times = [0] * len(timing.starts)
     for row in timeline_of(step).rows:
         free = 0
-        for one in row:
-            found[one] = max(0, round(timing.starts[one] * 1000) - free)
-            free = max(free, round(timing.finishes[one] * 1000))
-    return found
+        for index in row:
+            times[index] = max(0, round(timing.starts[index] * 1000) - free)
+            free = max(free, round(timing.finishes[index] * 1000))
+    return times
 
 
 CHECKS = {

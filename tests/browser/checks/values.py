@@ -22,9 +22,9 @@ def readers(reader: Reader, truth: Truth) -> None:
     for name in ("l1_input_normed", "l0_o_proj_sum", "l2_swiglu"):
         node = next(node for node in graph.nodes if node.name == name)
         reader.go(view="pipeline", c=0, node=name, **{"pass": "insert-collectives"})
-        assert names(reader.under("Operands")) == [one.name for one in node.all_input_nodes]
+        assert names(reader.under("Operands")) == [operand.name for operand in node.all_input_nodes]
         assert f"Readers ({len(node.users)})" in reader.text("#details")
-        assert names(reader.under("Readers")) == [one.name for one in node.users]
+        assert names(reader.under("Readers")) == [user.name for user in node.users]
 
 
 def line(reader: Reader, truth: Truth) -> None:
@@ -58,10 +58,10 @@ def recipe(reader: Reader, truth: Truth) -> None:
         table = reader.rows("#details table.reads")[1:]
         starts = [n for n, row in enumerate(table) if row[0]]
         assert [table[n][0] for n in starts] == [f"rank {rank}" for rank in range(TP)]
-        own = table[starts[1] : starts[2]]
-        found = {tensor: tuple(map(number, bytes.split(" to "))) for _, tensor, bytes, _ in own}
-        assert found == {tensor: runs[0] for tensor, runs in wanted.items()}
-        assert all(len(runs) == 1 for runs in wanted.values()) and len(found) == 3
+        rows = table[starts[1] : starts[2]]
+        ranges = {tensor: tuple(map(number, bytes.split(" to "))) for _, tensor, bytes, _ in rows}
+        assert ranges == {tensor: runs[0] for tensor, runs in wanted.items()}
+        assert all(len(runs) == 1 for runs in wanted.values()) and len(ranges) == 3
         assert parameter.describe() in reader.text("#details")
 
 
@@ -71,13 +71,13 @@ def needs(reader: Reader, truth: Truth) -> None:
     for node in (nodes[0], nodes[-2]):
         reader.go(view="pipeline", c=0, node=node.name)
         told = "\n".join(reader.under("Why"))
-        seen = 0
+        count = 0
         for user in node.users:
             for problem in problems_without(truth.graph, node.name, user.name):
                 rule_and_types = f"(rule {problem['rule']}): found {problem['got']}; expected"
                 assert f"%{user.name} {rule_and_types} {problem['expected']}" in told
-                seen += 1
-        assert seen
+                count += 1
+        assert count
 
 
 def rule(reader: Reader, truth: Truth) -> None:
@@ -107,10 +107,10 @@ def history(reader: Reader, truth: Truth) -> None:
     reader.click('[aria-label="Collectives"] a', f"%{name}")
     assert reader.texts("#details h2") == [f"%{name}"]
     told = [text.rstrip(".") for text in reader.texts("#details ol.history li")]
-    what, proved = zip(*(text.partition("; ")[::2] for text in told), strict=True)
-    assert list(what) == _history(truth, name)
+    changes, proved = zip(*(text.partition("; ")[::2] for text in told), strict=True)
+    assert list(changes) == _history(truth, name)
     assert proved[:2] == ("", "the same expression")
-    assert what[:2] == (
+    assert changes[:2] == (
         "shard-linears: inserted",
         "insert-collectives: replaced tpc.redistribute by tpc.all_reduce",
     )
@@ -118,23 +118,23 @@ def history(reader: Reader, truth: Truth) -> None:
 
 def _history(truth: Truth, name: str) -> list[str]:
     """Say which passes made a value that took the place of no other captured value."""
-    graphs, found = truth.seen.graphs, list[str]()
-    node = next(key for key, own in graphs[-1].items() if own.name == name)
+    graphs, changes = truth.seen.graphs, list[str]()
+    node = next(key for key, entry in graphs[-1].items() if entry.name == name)
     for stage in range(len(graphs) - 1, 0, -1):
-        own, pass_name = graphs[stage][node], truth.seen.names[stage]
+        entry, pass_name = graphs[stage][node], truth.seen.names[stage]
         if node in graphs[stage - 1]:
-            if graphs[stage - 1][node].line != own.line:
-                found.append(f"{pass_name}: changed its operands or its type")
+            if graphs[stage - 1][node].line != entry.line:
+                changes.append(f"{pass_name}: changed its operands or its type")
             continue
         gone = [key for key in graphs[stage - 1] if key not in graphs[stage]]
-        same = [key for key in gone if graphs[stage - 1][key].meanings & own.meanings]
+        same = [key for key in gone if graphs[stage - 1][key].meanings & entry.meanings]
         if not same:
-            return [f"{pass_name}: inserted", *reversed(found)]
+            return [f"{pass_name}: inserted", *reversed(changes)]
         node = same[0]
-        ops = (graphs[stage - 1][node].line, own.line)
+        ops = (graphs[stage - 1][node].line, entry.line)
         old, new = (line.partition(" = ")[2].partition("(")[0] for line in ops)
-        found.append(f"{pass_name}: replaced {old} by {new}")
-    return ["capture: captured from the model", *reversed(found)]
+        changes.append(f"{pass_name}: replaced {old} by {new}")
+    return ["capture: captured from the model", *reversed(changes)]
 
 
 def expression(reader: Reader, truth: Truth) -> None:
@@ -162,10 +162,10 @@ def proof(reader: Reader, truth: Truth) -> None:
     told = reader.texts("#details ol.history li")
     assert "equal by the rewrite without-past: attention to a cache is" in told[-1]
     assert told[0] == "capture: captured from the model."
-    kept = [text for text in reader.under("Why") if text.endswith("which is proved.")]
+    unchanged = [text for text in reader.under("Why") if text.endswith("which is proved.")]
     stages = truth.seen.names.index("cache-kv")
-    others = stages - len(told) + 1
-    assert kept == [f"{others} other passes left its expression as it is, which is proved."]
+    count = stages - len(told) + 1
+    assert unchanged == [f"{count} other passes left its expression as it is, which is proved."]
     reader.go(view="pipeline", c=0, node=f"l{LAYERS - 1}_o_proj", **{"pass": "select-rows"})
     assert reader.texts("#details ol.history li:last-child pre") == [
         f"%l{LAYERS - 1}_attention[i, k/16, k%16]",
@@ -178,15 +178,15 @@ def cost(reader: Reader, truth: Truth) -> None:
     node = truth.nodes["l0_q_k_v_proj"]
     spec = spec_of(node)
     assert spec is not None
-    kinds = [value_type(one) for one in node.all_input_nodes]
+    kinds = [value_type(operand) for operand in node.all_input_nodes]
     reader.go(view="pipeline", c=0, node=node.name)
     table = reader.page.eval_on_selector_all(
         "#details table",
         "(all) => [...all[all.length - 1].rows].map(row => [...row.cells].map(c => c.innerText))",
     )
     for rank in range(TP):
-        own = spec.cost(value_type(node), kinds, rank)
-        assert table[rank + 1][:2] == [f"rank {rank}", f"{own.flops:,}"]
+        work = spec.cost(value_type(node), kinds, rank)
+        assert table[rank + 1][:2] == [f"rank {rank}", f"{work.flops:,}"]
     assert len(table) == TP + 1
 
 

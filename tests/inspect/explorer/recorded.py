@@ -122,15 +122,15 @@ def recorded(model: str) -> Recorded:
     """Record a model of the table."""
     tp = MODELS[model][1]
     passes = default_pipeline(tp)
-    prover, seen, fork = Prover(), Snapshots(), DecodeFork(passes)
+    prover, snapshots, fork = Prover(), Snapshots(), DecodeFork(passes)
     recorder = StageRecorder(prover)
-    prompt, _ = run_passes(graph_of(model), passes, [seen, recorder, fork], prover=prover)
-    own = Snapshots()
+    prompt, _ = run_passes(graph_of(model), passes, [snapshots, recorder, fork], prover=prover)
+    step_snapshots = Snapshots()
     prover = Prover(prover.expressions)
-    step = fork.run(2, [own, recorder.resumed(fork.shared, prover)], prover)
-    seen.names += own.names[1:]  # the first is the copy of the shared stage
-    seen.graphs += own.graphs[1:]
-    return Recorded(recorder, seen, fork.shared, prompt, step)
+    step = fork.run(2, [step_snapshots, recorder.resumed(fork.shared, prover)], prover)
+    snapshots.names += step_snapshots.names[1:]  # the first is the copy of the shared stage
+    snapshots.graphs += step_snapshots.graphs[1:]
+    return Recorded(recorder, snapshots, fork.shared, prompt, step)
 
 
 @lru_cache
@@ -159,14 +159,14 @@ def unfolded(
     recorder: StageRecorder, stage: int, text: Callable[[dict[str, Any]], str] | None = None
 ) -> list[tuple[str, str]]:
     """Return the section and the text of every line of a stage, in order, with layers repeated."""
-    found = []
+    lines = []
     for title, first, last, body in recorder.stages[stage]["sections"]:
         for layer in [None] if first is None else range(first, last + 1):
             for line in recorder.bodies[body]:
                 row = recorder.lines.rows[line]
                 section = title if layer is None else f"layer {layer}"
-                found.append((section, filled((text or line_of)(row), layer)))
-    return found
+                lines.append((section, filled((text or line_of)(row), layer)))
+    return lines
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -181,5 +181,5 @@ def line_of(row: dict[str, Any]) -> str:
 def fate(recorder: StageRecorder, stage: int, name: str, layer: int | None) -> list[str]:
     """Return what became of a value in a stage, as the page looks it up."""
     fates = recorder.stages[stage]["fates"]
-    found = fates.get(name) or fates.get(general(name, layer))
-    return ["kept", name] if found is None else [found[0], filled(found[1], layer)]
+    entry = fates.get(name) or fates.get(general(name, layer))
+    return ["kept", name] if entry is None else [entry[0], filled(entry[1], layer)]

@@ -30,5 +30,5 @@ def test_columns_begin_at_multiples_of_eight_bytes() -> None:
     ],
 )
 def test_the_narrowest_type(numbers: list[int], kind: str) -> None:
-    found = small(numbers)
-    assert (found.dtype.name, found.tolist()) == (kind, numbers)
+    array = small(numbers)
+    assert (array.dtype.name, array.tolist()) == (kind, numbers)

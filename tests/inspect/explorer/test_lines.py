@@ -24,19 +24,19 @@ from tpcompile.rewriting.proving import Prover
 
 @pytest.mark.parametrize("model", MODELS)
 def test_folded_stages_are_the_stages(model: str) -> None:
-    one = recorded(model)
-    assert len(one.recorder.stages) == len(one.seen.graphs)
-    for number, graph in enumerate(one.seen.graphs):
-        assert unfolded(one.recorder, number) == [(n.section, n.line) for n in graph.values()]
+    recording = recorded(model)
+    assert len(recording.recorder.stages) == len(recording.seen.graphs)
+    for number, graph in enumerate(recording.seen.graphs):
+        assert unfolded(recording.recorder, number) == [(n.section, n.line) for n in graph.values()]
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_names_and_operands_are_those_of_the_nodes(model: str) -> None:
-    one = recorded(model)
-    for number, graph in enumerate(one.seen.graphs):
-        names = unfolded(one.recorder, number, lambda row: row["name"])
+    recording = recorded(model)
+    for number, graph in enumerate(recording.seen.graphs):
+        names = unfolded(recording.recorder, number, lambda row: row["name"])
         assert [name for _, name in names] == [node.name for node in graph.values()]
-        operands = unfolded(one.recorder, number, lambda row: " ".join(row["operands"]))
+        operands = unfolded(recording.recorder, number, lambda row: " ".join(row["operands"]))
         assert [names for _, names in operands] == [" ".join(n.operands) for n in graph.values()]
 
 
@@ -45,8 +45,8 @@ def test_the_page_can_read_the_layer_from_a_name(model: str) -> None:
     """Names of values in layers, and no others, begin with the number of the layer."""
     for graph in recorded(model).seen.graphs:
         for node in graph.values():
-            start, _, rest = node.name.partition("_")
-            numbered = bool(rest) and start[:1] == "l" and start[1:].isdigit()
+            start, _, suffix = node.name.partition("_")
+            numbered = bool(suffix) and start[:1] == "l" and start[1:].isdigit()
             assert numbered == (node.layer is not None), node.name
             assert not numbered or int(start[1:]) == node.layer
 
@@ -60,10 +60,10 @@ def layers_of(recorder: StageRecorder, stage: int) -> list[list[int]]:
 
 def test_equal_layers_are_one_section() -> None:
     recorder = recorded("qwen3 tp=4").recorder
-    found = {str(layers_of(recorder, stage)) for stage in range(len(recorder.stages))}
+    sections = {str(layers_of(recorder, stage)) for stage in range(len(recorder.stages))}
     # The first layer reads the embedding, whose norm fuse-add-norm leaves alone, so that the second
     # layer reads the residual of the first under another name. select-rows changes the last layer.
-    assert found == {
+    assert sections == {
         "[[0, 0], [1, 3]]",
         "[[0, 0], [1, 1], [2, 3]]",
         "[[0, 0], [1, 1], [2, 2], [3, 3]]",
@@ -92,14 +92,14 @@ def _rows_with(layers: int) -> list[str]:
 
 @pytest.mark.parametrize("model", ["qwen3 tp=4", "qwen2 tp=3", "qwen3 tp=1"])
 def test_details_are_those_of_the_nodes(model: str) -> None:
-    one = recorded(model)
-    for gm in (one.prompt, one.step):
-        for node, row, _ in _rows(one, gm):
+    recording = recorded(model)
+    for gm in (recording.prompt, recording.step):
+        for node, row, _ in _rows(recording, gm):
             kind = node.meta.get("type")
             if isinstance(kind, ValueType):
-                _check_type(kind, row, one.tp)
+                _check_type(kind, row, recording.tp)
             if "cost" in row:
-                _check_cost(node, row, one.tp)
+                _check_cost(node, row, recording.tp)
 
 
 def _check_type(kind: ValueType, row: dict[str, Any], ranks: int) -> None:
@@ -108,7 +108,7 @@ def _check_type(kind: ValueType, row: dict[str, Any], ranks: int) -> None:
     assert row["place"]["text"] == str(kind.placement)
     if isinstance(kind.placement, Shard) and "parts" in row["place"]:
         assert row["place"]["dim"] == kind.placement.dim
-        held = [sum(stop - start for start, stop in own) for own in row["place"]["parts"]]
+        held = [sum(stop - start for start, stop in runs) for runs in row["place"]["parts"]]
         assert held == [shape[kind.placement.dim] for shape in local]
 
 
@@ -130,34 +130,36 @@ def _of_rank(values: list[Any], rank: int) -> Any:
 
 @pytest.mark.parametrize("model", ["qwen3 tp=4", "qwen2 tp=3"])
 def test_bytes_are_those_that_ranks_read(model: str) -> None:
-    one = recorded(model)
+    recording = recorded(model)
     checked = 0
-    for gm in (one.prompt, one.step):
-        for node, row, layer in _rows(one, gm):
+    for gm in (recording.prompt, recording.step):
+        for node, row, layer in _rows(recording, gm):
             if node.op != "get_attr":
                 assert "parameter" not in row
                 continue
             parameter = parameter_of(node)
-            own = row["parameter"]["ranks"]
-            for rank in range(one.tp):
-                found: dict[str, list[tuple[int, int]]] = {}
-                for read in _of_rank(own, rank)["reads"]:
+            ranks = row["parameter"]["ranks"]
+            for rank in range(recording.tp):
+                ranges: dict[str, list[tuple[int, int]]] = {}
+                for read in _of_rank(ranks, rank)["reads"]:
                     starts = (read["start"] + n * read["stride"] for n in range(read["count"]))
                     runs = [(start, start + read["bytes"]) for start in starts]
-                    found.setdefault(filled(read["tensor"], layer), []).extend(runs)
+                    ranges.setdefault(filled(read["tensor"], layer), []).extend(runs)
                 wanted = byte_ranges(parameter.shards[rank], parameter.type.dtype.itemsize)
-                assert {name: merge(runs) for name, runs in found.items()} == wanted, node.name
+                assert {name: merge(runs) for name, runs in ranges.items()} == wanted, node.name
                 checked += 1
     assert checked > 40
 
 
-def _rows(one: Recorded, gm: fx.GraphModule) -> list[tuple[fx.Node, dict[str, Any], int | None]]:
+def _rows(
+    recording: Recorded, gm: fx.GraphModule
+) -> list[tuple[fx.Node, dict[str, Any], int | None]]:
     """Return each node of a graph with its row, and the layer that fills it."""
-    lines = one.recorder.lines
+    lines = recording.recorder.lines
     return [
         (
             node,
-            lines.rows[lines.number_of(node, one.tp)],
+            lines.rows[lines.number_of(node, recording.tp)],
             None if node.op in ("placeholder", "output") else origin_of(node).layer,
         )
         for node in gm.graph.nodes
@@ -187,10 +189,10 @@ def test_templates(text: str, layer: int | None, template: str) -> None:
 
 def test_a_changed_node_gets_another_line() -> None:
     """A line is kept only while the node, its type and the names of its operands stay the same."""
-    one = recorded("qwen3 tp=1")
+    recording = recorded("qwen3 tp=1")
     graph = fx.Graph()
     copied = {}
-    for node in one.prompt.graph.nodes:
+    for node in recording.prompt.graph.nodes:
         copied[node] = graph.node_copy(node, copied.__getitem__)
     lines = Lines()
     add = next(n for n in graph.nodes if n.name == "l0_q_normed")

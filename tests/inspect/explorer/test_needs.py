@@ -40,13 +40,13 @@ def test_needs_are_what_the_checker_finds(model: str, step: bool) -> None:
             assert needs_of(node) == []
             continue
         kinds.add(node.target)
-        found = {need["reader"]: need for need in needs_of(node)}
+        needs = {need["reader"]: need for need in needs_of(node)}
         for reader in node.users:
             problems = problems_without(gm, node.name, reader.name)
             if reader.op == "output":
-                assert problems and found[reader.name]["rule"] == problems[0]["rule"] == "result"
+                assert problems and needs[reader.name]["rule"] == problems[0]["rule"] == "result"
             else:
-                wanted = [need for need in [found.get(reader.name)] if need]
+                wanted = [need for need in [needs.get(reader.name)] if need]
                 assert wanted == problems[:1], (node.name, reader.name)
     assert len(kinds) > 1
 
@@ -60,18 +60,18 @@ def test_every_sum_and_gather_is_needed() -> None:
 
 def test_rules_are_where_they_are_said_to_be() -> None:
     root = Path(tpcompile.__file__).parents[1]
-    seen = set()
+    places = set()
     for node in recorded("qwen3 tp=4").step.graph.nodes:
-        found = rule_of(node)
+        rule = rule_of(node)
         if not node.op.startswith("call"):
-            assert found is None
+            assert rule is None
             continue
-        assert found is not None, node.name
-        name, file, line = found
+        assert rule is not None, node.name
+        name, file, line = rule
         text = (root / file).read_text().splitlines()
         # a decorated rule begins at its decorator, and a lambda is in a longer line
         near = "\n".join(text[line - 1 : line + 3])
-        assert f"def {name}(" in near or ("lambda" in name and "lambda" in near), found
-        seen |= {file, name}
-    assert len(seen) > 8
-    assert "norm_linear" in seen, "the rule of a composite op is its body"
+        assert f"def {name}(" in near or ("lambda" in name and "lambda" in near), rule
+        places |= {file, name}
+    assert len(places) > 8
+    assert "norm_linear" in places, "the rule of a composite op is its body"

@@ -64,9 +64,11 @@ class Page(HTMLParser):
 
 def blob(page: Page, name: str) -> bytes:
     """Return the content of a part of the page."""
-    found = [text for given, text in page.all("script") if given.get("id") == f"blob-{name}"]
-    assert len(found) == 1
-    return gzip.decompress(base64.b64decode(found[0]))
+    texts = [
+        text for attributes, text in page.all("script") if attributes.get("id") == f"blob-{name}"
+    ]
+    assert len(texts) == 1
+    return gzip.decompress(base64.b64decode(texts[0]))
 
 
 def test_data_come_back() -> None:
@@ -79,7 +81,7 @@ def test_data_come_back() -> None:
 def test_the_policy_allows_the_script_of_the_page_and_nothing_else() -> None:
     page = Page(page_html("t", {}, {"schedule": b"0"}))
     policies = [a["content"] for a, _ in page.all("meta") if a.get("http-equiv")]
-    scripts = [text for given, text in page.all("script") if "type" not in given]
+    scripts = [text for attributes, text in page.all("script") if "type" not in attributes]
     assert len(policies) == len(scripts) == 1
     digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
     assert policies[0] is not None
@@ -128,5 +130,5 @@ def _shape(page: Page) -> list[tuple[str, list[str]]]:
 
 
 def test_a_page_is_deterministic() -> None:
-    made = {page_html("t", {"b": 1, "a": [2]}, {"schedule": b"123"}) for _ in range(2)}
-    assert len(made) == 1
+    pages = {page_html("t", {"b": 1, "a": [2]}, {"schedule": b"123"}) for _ in range(2)}
+    assert len(pages) == 1

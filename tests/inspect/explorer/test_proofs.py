@@ -20,10 +20,10 @@ from tpcompile.rewriting.proving import Prover
 def _entry(changes: dict[str, Any], node: fx.Node) -> dict[str, Any]:
     """Return what the page finds of a value."""
     template = general(node.name, origin_of(node).layer)
-    found: dict[str, Any] = changes.get(node.name) or (
+    entry: dict[str, Any] = changes.get(node.name) or (
         {} if node.name in changes else changes.get(template) or {}
     )
-    return found
+    return entry
 
 
 @pytest.mark.parametrize("model", ["qwen3 tp=4", "qwen2 tp=3"])
@@ -60,9 +60,9 @@ def _bodies(gm: fx.GraphModule, values: dict[fx.Node, Any]) -> Iterator[tuple[st
         meaning = captured_value(node)
         if meaning is not None and isinstance(values.get(node), Value):
             nodes.setdefault(meaning, []).append(node)
-    for meaning, own in nodes.items():
-        if len(own) == 1:
-            yield meaning, values[own[0]].body
+    for meaning, members in nodes.items():
+        if len(members) == 1:
+            yield meaning, values[members[0]].body
 
 
 def test_rewrites_are_named_where_they_are_used() -> None:

@@ -55,9 +55,9 @@ def test_layers_are_named_if_layouts_differ() -> None:
         "l2_attention": wide,
     }
     axes = axes_json(Plan(2, heads, {f"l{n}_swiglu": ffn for n in range(3)}, ffn_like_vocab()))
-    found = {(axis["axis"], axis["units"]): axis["layers"] for axis in axes}
+    layers = {(axis["axis"], axis["units"]): axis["layers"] for axis in axes}
     assert (
-        found
+        layers
         == {
             ("q_heads", 8): "layers 0, 2",
             ("q_heads", 4): "layers 1",
@@ -65,7 +65,7 @@ def test_layers_are_named_if_layouts_differ() -> None:
             ("ffn", 16): "",
             ("vocab", 10): "",
         }
-        or found[("q_heads", 8)] == "layers 0, 2"
+        or layers[("q_heads", 8)] == "layers 0, 2"
     )
 
 

@@ -27,7 +27,7 @@ def expected_fates(before: Graph, after: Graph) -> dict[str, tuple[str, set[str]
     new = [node for key, node in after.items() if key not in before]
     gone = {key: node for key, node in before.items() if key not in after}
     heirs = {
-        key: [one for one in new if one.meanings & node.meanings] for key, node in gone.items()
+        key: [heir for heir in new if heir.meanings & node.meanings] for key, node in gone.items()
     }
     reached = {key: {key} for key in gone}
     changed = True
@@ -37,24 +37,26 @@ def expected_fates(before: Graph, after: Graph) -> dict[str, tuple[str, set[str]
             more = set().union(*(reached[user] for user in node.users if user in gone))
             changed |= not more <= reached[key]
             reached[key] |= more
-    found = {}
+    fates = {}
     for key, node in gone.items():
-        into = {one.name for other in reached[key] for one in heirs[other]}
+        into = {heir.name for other in reached[key] for heir in heirs[other]}
         if heirs[key]:
-            same = all(not one.is_parameter or one.meanings == node.meanings for one in heirs[key])
-            found[node.name] = (REPLACED if same else FUSED, {one.name for one in heirs[key]})
+            same = all(
+                not heir.is_parameter or heir.meanings == node.meanings for heir in heirs[key]
+            )
+            fates[node.name] = (REPLACED if same else FUSED, {heir.name for heir in heirs[key]})
         else:
-            found[node.name] = (FUSED, into) if into else (DROPPED, {""})
-    return found
+            fates[node.name] = (FUSED, into) if into else (DROPPED, {""})
+    return fates
 
 
 def pairs(model: str) -> list[tuple[int, Graph, Graph]]:
     """Return each stage after the first with the graph before it and its own."""
-    one = recorded(model)
-    graphs = one.seen.graphs
-    own = len(one.prompt_stages)
-    prompt = [(s, graphs[s - 1], graphs[s]) for s in range(1, own)]
-    return prompt + [(s, graphs[s - 1], graphs[s]) for s in range(own + 1, len(graphs))]
+    recording = recorded(model)
+    graphs = recording.seen.graphs
+    count = len(recording.prompt_stages)
+    prompt = [(s, graphs[s - 1], graphs[s]) for s in range(1, count)]
+    return prompt + [(s, graphs[s - 1], graphs[s]) for s in range(count + 1, len(graphs))]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -64,8 +66,8 @@ def test_fates_of_values_that_are_gone(model: str) -> None:
         wanted = expected_fates(before, after)
         layers = {node.name: node.layer for node in before.values()}
         for name, (kind, names) in wanted.items():
-            found, other = fate(recorded(model).recorder, stage, name, layers[name])
-            assert (found, other in names) == (kind, True), (stage, name, other, names)
+            actual, other = fate(recorded(model).recorder, stage, name, layers[name])
+            assert (actual, other in names) == (kind, True), (stage, name, other, names)
             kinds.add(kind)
     assert kinds == {REPLACED, FUSED, DROPPED}
 
@@ -76,8 +78,8 @@ def test_values_that_are_kept_have_no_fate(model: str) -> None:
     for stage, before, after in pairs(model):
         for key, node in before.items():
             if key in after:
-                found = fate(recorded(model).recorder, stage, node.name, node.layer)
-                assert found == ["kept", node.name], (stage, found)
+                actual = fate(recorded(model).recorder, stage, node.name, node.layer)
+                assert actual == ["kept", node.name], (stage, actual)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -89,13 +91,13 @@ def test_a_kept_value_keeps_its_name(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_resumed_decode_step_is_that_of_a_whole_run(model: str) -> None:
-    one, whole = recorded(model), whole_step(model)
-    first = len(one.prompt_stages)
-    stages = [*range(one.shared + 1), *range(first, len(one.recorder.stages))]
+    recording, whole = recorded(model), whole_step(model)
+    first = len(recording.prompt_stages)
+    stages = [*range(recording.shared + 1), *range(first, len(recording.recorder.stages))]
     assert len(stages) == len(whole.stages)
     for mine, theirs in zip(stages, range(len(whole.stages)), strict=True):
-        assert unfolded(one.recorder, mine) == unfolded(whole, theirs)
-        a, b = one.recorder.stages[mine], whole.stages[theirs]
+        assert unfolded(recording.recorder, mine) == unfolded(whole, theirs)
+        a, b = recording.recorder.stages[mine], whole.stages[theirs]
         for key in ("name", "tp", "matches", "nodes", "nearest", "fates", "needs"):
             assert a[key] == b[key], (a["name"], key)
 
@@ -103,27 +105,27 @@ def test_a_resumed_decode_step_is_that_of_a_whole_run(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_needs_are_those_of_the_readers_of_the_stage(model: str) -> None:
     """The same collective has other readers after a fusion, and in another layer."""
-    one = recorded(model)
+    recording = recorded(model)
     several = set()
-    for stage, graph in zip(one.recorder.stages, one.seen.graphs, strict=True):
+    for stage, graph in zip(recording.recorder.stages, recording.seen.graphs, strict=True):
         for node in graph.values():
-            found = stage["needs"].get(node.name)
-            if found is None:
-                found = stage["needs"].get(general(node.name, node.layer), [])
-            needs = [{**need, "reader": filled(need["reader"], node.layer)} for need in found]
+            stored = stage["needs"].get(node.name)
+            if stored is None:
+                stored = stage["needs"].get(general(node.name, node.layer), [])
+            needs = [{**need, "reader": filled(need["reader"], node.layer)} for need in stored]
             assert needs == list(node.needs), (stage["name"], node.name)
             if node.name == "embedding_sum":
                 several.add(str(needs))
-    assert len(several) > 1 or one.tp == 1
+    assert len(several) > 1 or recording.tp == 1
 
 
 def test_a_stage_says_what_its_pass_did() -> None:
-    one = recorded("qwen3 tp=4")
+    recording = recorded("qwen3 tp=4")
     for stage, graph, name in zip(
-        one.recorder.stages, one.seen.graphs, one.seen.names, strict=True
+        recording.recorder.stages, recording.seen.graphs, recording.seen.names, strict=True
     ):
         assert (stage["name"], stage["nodes"]) == (name, len(graph))
         assert stage["ms"] >= 0 <= stage["check_ms"]
-    matches = {stage["name"]: stage["matches"] for stage in one.recorder.stages}
+    matches = {stage["name"]: stage["matches"] for stage in recording.recorder.stages}
     assert (matches["capture"], matches["fuse-qkv"], matches["greedy-head"]) == (0, 4, 1)
-    assert {stage["tp"] for stage in one.recorder.stages} == {1, 4}
+    assert {stage["tp"] for stage in recording.recorder.stages} == {1, 4}
