@@ -72,7 +72,7 @@ def counterexample(program: tpcompile.vm.Program) -> str:
         waits = (*program.waits[:number], old[1:], *program.waits[number + 1 :])
         for fault in tpcompile.vm.check_program(replace(program, waits=waits)):
             if fault.rule == "order":
-                return fault.said
+                return fault.message
     raise SystemExit("The verifier accepts the program without any one of its waits.")
 
 

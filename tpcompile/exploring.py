@@ -299,7 +299,7 @@ def _stepped(
     page.compilations.append(compilation)
     say(f"scheduling for {choices.target.name}")
     step = scheduled(graph, choices.target, choices.plan, choices.policy)
-    report = ScheduleReport(choices.asked(model), step)
+    report = ScheduleReport(choices.by_name(model), step)
     steps: MeasuredSteps | None = None
     if measured:
         say("measuring steps")

@@ -66,7 +66,7 @@ class Choices:
         """The number of attention spans."""
         return _most(self.passes, "spans")
 
-    def asked(self, model: str) -> dict[str, Any]:
+    def by_name(self, model: str) -> dict[str, Any]:
         """Return the choices by name, for reports."""
         return {
             "model": model,
@@ -170,17 +170,17 @@ class ScheduledStep:
     @property
     def verified(self) -> bool:
         """Whether the program is proved: `schedule` raises a VerifyError if it is not."""
-        return not self.report.found.faults
+        return not self.report.schedule.faults
 
     @property
     def program(self) -> Program:
         """The instructions, queues and counters."""
-        return self.report.found.program
+        return self.report.schedule.program
 
     @property
     def title(self) -> str:
         """A one-line summary of the model and the choices."""
-        choices = self.report.asked
+        choices = self.report.choices
         return (
             f"{choices['model']}, tp={choices['tp']}, batch {choices['batch']}, "
             f"{choices['context']:,} tokens, on {choices['target']}: {choices['policy']}"
@@ -192,7 +192,7 @@ class ScheduledStep:
 
     def kernel(self) -> str:
         """Return the source of the Triton kernel that runs the program."""
-        return emit(self.report.found.proved).source
+        return emit(self.report.schedule.proved).source
 
     def svg(self, layers: tuple[int, int] | None = None) -> str:
         """Return a picture of the workers over time.
@@ -200,7 +200,7 @@ class ScheduledStep:
         A long program is shown as an overview and some layers in detail: from the first to before
         the second of `layers`, or the first ones that fit.
         """
-        step, timeline = self.report.found, self._timeline
+        step, timeline = self.report.schedule, self._timeline
         spent = losses_of(step.program, step.parts, timeline.timing, step.target)
         limit = f"bandwidth limit {spent.limit.text(spent.makespan)}; {spent.limit.sharing}"
         notes = (limit, f"where the time goes: {spent.text()}")
@@ -232,7 +232,7 @@ class ScheduledStep:
         All ranks run in this process: on the CPU in the native executor, with one thread per
         worker, and on a GPU in one Triton kernel.
         """
-        step, context = self.report.found, self.report.asked["context"]
+        step, context = self.report.schedule, self.report.choices["context"]
         random = RandomMemory(device)
         steps = measure(step.proved, context, repeats=repeats, random=random, progress=progress)
         assert step.timing is not None
@@ -240,11 +240,11 @@ class ScheduledStep:
 
     def compile_ahead(self, arch: str) -> Compiled:
         """Compile the Triton kernel for a GPU such as `sm_90`, which need not be here."""
-        return compile_ahead(self.report.found.proved, arch)
+        return compile_ahead(self.report.schedule.proved, arch)
 
     @cached_property
     def _timeline(self) -> Timeline:
-        step = self.report.found
+        step = self.report.schedule
         assert step.timing is not None
         return Timeline(step.program, step.timing)
 
@@ -300,7 +300,7 @@ def schedule(
     graph, _ = run_passes(captured, choices.passes, on_failure=write_reproducer)
     step = scheduled(graph, choices.target, choices.plan, choices.policy)
     _ = step.proved  # raises if it has faults
-    return ScheduledStep(ScheduleReport(choices.asked(_named(model)), step))
+    return ScheduledStep(ScheduleReport(choices.by_name(_named(model)), step))
 
 
 def _named(model: Any) -> str:

@@ -78,4 +78,4 @@ def test_a_program_without_a_proof(name: str) -> None:
     computed = Computed(unproved=(name,)) if name else Computed(was_checked=False)
     proofs = Proofs(program=computed)
     assert proofs.to_json()["program"] is False
-    assert f"NOT proved: the program: {computed.said}" in proofs.text()
+    assert f"NOT proved: the program: {computed.summary}" in proofs.text()

@@ -176,7 +176,7 @@ def test_chosen_layers(timeline: Timeline) -> None:
             left + scale * (min(finishes[n], window.stop) - window.start), abs=0.5
         )
     words = [text.text or "" for text in root.iter(f"{_SVG}text")]
-    assert f"Shown below: {window.said}" in words
+    assert f"Shown below: {window.description}" in words
     assert "layer 1" in words and "layer 0" not in words
 
 
@@ -206,7 +206,7 @@ def test_of_a_long_program_the_first_layers(timeline: Timeline) -> None:
     starts = timeline.timing.starts
     assert by_label.keys() == {instructions[n].label for n in shown if starts[n] < window.stop}
     words = [t.text or "" for t in root.iter(f"{_SVG}text")]
-    assert f"Shown below: {window.said}" in words
+    assert f"Shown below: {window.description}" in words
     assert "The whole program: busy workers" in words
     ends = max(box_of(rect)[2] for rect in by_label.values())
     rects = list(root.iter(f"{_SVG}rect"))

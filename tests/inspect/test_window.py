@@ -12,25 +12,25 @@ from tpcompile.vm.program.instruction import Range
 
 def test_what_a_window_says() -> None:
     assert window_of(SHORT[0]).whole
-    texts = [window_of(timeline).said for timeline in LONG]
+    texts = [window_of(timeline).description for timeline in LONG]
     assert texts[0].startswith("layers 0 to ") and texts[0].endswith(" of 60")
     assert texts[2].endswith(", ranks 0 to 7 of 16")
     wide = ranked(40, 200, 2)
-    assert window_of(wide).said.endswith(", workers 0 to 159 of 200 of rank 0")
-    assert window_of(ranked(4, 100, 2)).said == "the whole duration, rank 0 of 2"
+    assert window_of(wide).description.endswith(", workers 0 to 159 of 200 of rank 0")
+    assert window_of(ranked(4, 100, 2)).description == "the whole duration, rank 0 of 2"
 
 
 def test_without_layers_the_first_instructions() -> None:
     window = window_of(CUT)
-    assert window.said == "the first 120 instructions"
+    assert window.description == "the first 120 instructions"
     across = zip(CUT.timing.starts, CUT.timing.finishes, strict=True)
     assert any(start < window.stop < finish for start, finish in across), "some must be cut"
 
 
 def test_chosen_layers() -> None:
     window = window_of(LONG[0], Range(5, 7))
-    assert window.said == "layers 5 to 6 of 60" and not window.whole
-    assert window_of(LONG[2], Range(39, 40)).said == "layer 39 of 40, ranks 0 to 7 of 16"
+    assert window.description == "layers 5 to 6 of 60" and not window.whole
+    assert window_of(LONG[2], Range(39, 40)).description == "layer 39 of 40, ranks 0 to 7 of 16"
     timing = LONG[0].timing
     numbers = [n for n, step in enumerate(LONG[0].program.instructions) if step.layer in (5, 6)]  # type: ignore[attr-defined]
     assert window.start == min(timing.starts[n] for n in numbers)

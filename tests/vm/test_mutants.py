@@ -191,7 +191,7 @@ def test_traps_are_refused_in_words(trap: int, kind: str) -> None:
     unsafe = [m for m in mutants_of(kind, 12, trap) if judge.broken(m.program)]
     assert len(unsafe) >= 5
     for mutant in unsafe:
-        messages = [fault.said for fault in check_program(mutant.program)]
+        messages = [fault.message for fault in check_program(mutant.program)]
         assert any(re.search(SAID[kind], message) for message in messages), (
             str(mutant),
             messages[:5],

@@ -151,7 +151,7 @@ def _json(args: argparse.Namespace, outcome: _Checked) -> str:
             "node": "",
             "source": verdict.name,
             "rule": fault.rule,
-            "got": fault.said,
+            "got": fault.message,
             "expected": "a program that is proved free of races and deadlocks",
             "hint": "",
         }
@@ -215,7 +215,7 @@ def _verdict(whose: str, outcome: _Checked) -> str:
         for listed, (first, *similar) in alike.items()
     ]
     if outcome.verdicts and not alike:
-        computed = dict.fromkeys(verdict.computed.said for verdict in outcome.verdicts)
+        computed = dict.fromkeys(verdict.computed.summary for verdict in outcome.verdicts)
         lines = [
             f"{whose}: {len(outcome.verdicts)} schedules of a decode step are verified\n",
             f"{whose}: programs compute the graph: {'; '.join(computed)}\n",

@@ -141,7 +141,7 @@ def _run(args: argparse.Namespace) -> Result:
         graph = lower_model(args, choices.passes, [], say)
         say(f"scheduling for {choices.target.name}")
         schedule = scheduled(graph, choices.target, choices.plan, choices.policy)
-        options = choices.asked(args.model) | {"target": args.target}
+        options = choices.by_name(args.model) | {"target": args.target}
         report = ScheduleReport(options, schedule)
         measured = _measure(args, report, say) if args.measured and not schedule.faults else None
         kernel = _compile(args, report, say) if args.aot and not schedule.faults else None
@@ -163,7 +163,7 @@ def _measure(args: argparse.Namespace, report: ScheduleReport, say: Say) -> Step
     from tpcompile.scheduling import ScheduledStep
 
     device = device_of(args.device)
-    threads = report.asked["workers"] * args.tp
+    threads = report.choices["workers"] * args.tp
     if device.type == "cpu" and threads > cores():
         sys.stderr.write(f"warning: {threads} workers share {cores()} cores\n")
     return ScheduledStep(report).measure(
@@ -182,8 +182,8 @@ def _text(
         from tpcompile.inspect.schedule import fault_lines
         from tpcompile.vm.program.text import format_program
 
-        sys.stderr.write(fault_lines(report.found.faults))
-        program = report.found.program
+        sys.stderr.write(fault_lines(report.schedule.faults))
+        program = report.schedule.program
         return format_program(program) if args.text else emit(program).source
     if args.json:
         extra = {} if measured is None else {"measured": measured.to_json()}
@@ -276,7 +276,7 @@ def _write_files(
     from tpcompile.scheduling import ScheduledStep
 
     wanted = [path for path in (args.trace, args.svg) if path is not None]
-    if report.found.timing is None:
+    if report.schedule.timing is None:
         for path in wanted:
             sys.stderr.write(f"warning: {path} is not written: the program is not valid\n")
         return

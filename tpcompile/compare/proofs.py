@@ -73,7 +73,7 @@ class Proofs:
         if self.program is not None and self.program.proved:
             yield "proved: the program computes the graph"
         elif self.program is not None:
-            yield f"NOT proved: the program: {self.program.said}"
+            yield f"NOT proved: the program: {self.program.summary}"
         executors = "modules" if self.program is None else "executors"
         yield f"measured: the capture beside eager, rounding, and the {executors}"
 

@@ -63,7 +63,9 @@ def gantt_svg(
     overview: list[str] = []
     if not window.whole:
         overview, y = _overview(timeline, window, kinds, y + 8)
-        overview.append(svg.words(_LEFT, y + 20, f"Shown below: {window.said}", 13, bold=True))
+        overview.append(
+            svg.words(_LEFT, y + 20, f"Shown below: {window.description}", 13, bold=True)
+        )
         y += 28
     top = y + _TICK_ROOM + _LAYER_ROOM
     rows = _rows(timeline, window, top)

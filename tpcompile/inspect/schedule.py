@@ -24,15 +24,15 @@ _MOST_LABELS = 50
 class ScheduleReport:
     """A report on a scheduled, timed and verified program."""
 
-    asked: dict[str, Any]
+    choices: dict[str, Any]
     """The model, target, workers, policy and other choices, by name."""
-    found: Scheduled
+    schedule: Scheduled
 
     def to_json(self) -> dict[str, Any]:
-        schedule, clock = self.found, self.found.timing
+        schedule, clock = self.schedule, self.schedule.timing
         return {
-            **self.asked,
-            "lowering": self.found.lowering or self.asked.get("lowering"),
+            **self.choices,
+            "lowering": self.schedule.lowering or self.choices.get("lowering"),
             "instructions": len(schedule.program.instructions),
             "counters": schedule.program.counters,
             "makespan_us": None if clock is None else round(clock.makespan, 3),
@@ -45,7 +45,7 @@ class ScheduleReport:
             "verified": not schedule.faults,
             "computes_graph": schedule.computed.proved,
             "without_meaning": list(schedule.computed.unproved),
-            "errors": [{"rule": fault.rule, "got": fault.said} for fault in schedule.faults],
+            "errors": [{"rule": fault.rule, "got": fault.message} for fault in schedule.faults],
             "kinds": [
                 {"kind": kind, "count": count, "us": round(us, 3)}
                 for kind, count, us in self._kinds()
@@ -70,38 +70,41 @@ class ScheduleReport:
         for kind, count, us in self._kinds():
             mean = f"{us / count:,.2f}"
             kinds.add_row(kind, f"{count:,}", mean, f"{us:,.1f}", f"{us / work:.1%}")
-        return table_text(whole, kinds) + fault_lines(self.found.faults)
+        return table_text(whole, kinds) + fault_lines(self.schedule.faults)
 
     @property
     def figures(self) -> list[tuple[str, str]]:
         """The choices and results by name, as text."""
         options = [
             (name, f"{value:,}" if isinstance(value, int) else str(value))
-            for name, value in (self.asked | self._lowering).items()
+            for name, value in (self.choices | self._lowering).items()
         ]
         clock = []
-        if self.found.timing is not None and self._losses is not None:
+        if self.schedule.timing is not None and self._losses is not None:
             clock = [
-                ("makespan", f"{self.found.timing.makespan:,.1f} µs"),
-                ("idle", f"{self._idle(self.found.timing):.1%}"),
+                ("makespan", f"{self.schedule.timing.makespan:,.1f} µs"),
+                ("idle", f"{self._idle(self.schedule.timing):.1%}"),
                 ("where the time goes", self._losses.text()),
             ]
         return [
             *((name.replace("_", " "), value) for name, value in options),
-            ("instructions", f"{len(self.found.program.instructions):,}"),
-            ("counters", f"{self.found.program.counters:,}"),
+            ("instructions", f"{len(self.schedule.program.instructions):,}"),
+            ("counters", f"{self.schedule.program.counters:,}"),
             *clock,
-            ("critical path", f"{self.found.critical_us:,.1f} µs"),
+            ("critical path", f"{self.schedule.critical_us:,.1f} µs"),
             ("bandwidth limit", self._limit()),
             ("workers' bandwidth", self._bandwidth.sharing),
-            ("verified", f"NO: {count_of(self.found.faults)}" if self.found.faults else "yes"),
-            ("computes the graph", self.found.computed.said),
+            (
+                "verified",
+                f"NO: {count_of(self.schedule.faults)}" if self.schedule.faults else "yes",
+            ),
+            ("computes the graph", self.schedule.computed.summary),
         ]
 
     @property
     def _lowering(self) -> dict[str, str]:
         """The lowering of the program, and who chose it if the caller did not."""
-        lowering, requested = self.found.lowering, self.asked.get("lowering")
+        lowering, requested = self.schedule.lowering, self.choices.get("lowering")
         if not lowering:
             return {}
         note = "" if lowering == requested else f", chosen by {requested}"
@@ -111,24 +114,24 @@ class ScheduleReport:
     def _bandwidth(self) -> Bandwidth:
         if self._losses is not None:
             return self._losses.limit
-        schedule = self.found
+        schedule = self.schedule
         return bandwidth_of(schedule.program, schedule.parts, schedule.target)
 
     @cached_property
     def _losses(self) -> Losses | None:
-        schedule, clock = self.found, self.found.timing
+        schedule, clock = self.schedule, self.schedule.timing
         if clock is None:
             return None
         return losses_of(schedule.program, schedule.parts, clock, schedule.target)
 
     def _limit(self) -> str:
-        clock = self.found.timing
+        clock = self.schedule.timing
         return self._bandwidth.text(None if clock is None else clock.makespan)
 
     def _kinds(self) -> list[tuple[str, int, float]]:
         """Return each kind with its count and total time, in program order."""
         kinds: dict[str, tuple[int, float]] = {}
-        for instruction, cost in zip(self.found.program.instructions, self._costs, strict=True):
+        for instruction, cost in zip(self.schedule.program.instructions, self._costs, strict=True):
             count, us = kinds.get(instruction.name, (0, 0.0))
             kinds[instruction.name] = count + 1, us + cost
         return [(kind, count, us) for kind, (count, us) in kinds.items()]
@@ -136,19 +139,19 @@ class ScheduleReport:
     @property
     def _costs(self) -> tuple[float, ...]:
         """The simulated time of each instruction."""
-        return self.found.costs if self.found.timing is None else self.found.timing.costs
+        return self.schedule.costs if self.schedule.timing is None else self.schedule.timing.costs
 
     def _chain(self, timing: Timing) -> dict[str, Any]:
         """Return the length of the critical path, and the labels of its first instructions."""
-        chain = Timeline(self.found.program, timing).chain
-        instructions = self.found.program.instructions
+        chain = Timeline(self.schedule.program, timing).chain
+        instructions = self.schedule.program.instructions
         return {
             "count": len(chain),
             "labels": [instructions[number].label for number in chain[:_MOST_LABELS]],
         }
 
     def _idle(self, timing: Timing) -> float:
-        return Timeline(self.found.program, timing).idle
+        return Timeline(self.schedule.program, timing).idle
 
 
 def count_of(faults: Sequence[Fault]) -> str:
@@ -158,7 +161,7 @@ def count_of(faults: Sequence[Fault]) -> str:
 
 def fault_lines(faults: Sequence[Fault]) -> str:
     """Format the first faults, one per line, and the number of the others."""
-    lines = [f"  {fault.rule}: {fault.said}\n" for fault in faults[:_MOST_FAULTS]]
+    lines = [f"  {fault.rule}: {fault.message}\n" for fault in faults[:_MOST_FAULTS]]
     if len(faults) > _MOST_FAULTS:
         lines.append(f"  not shown: {count_of(faults[_MOST_FAULTS:])}\n")
     return "".join(lines)

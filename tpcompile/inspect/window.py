@@ -20,7 +20,7 @@ class Window:
     start: float
     stop: float
     whole: bool
-    said: str
+    description: str
     """A description of the part that is shown, such as "layers 0 to 5 of 28"."""
 
     def shows(self, start: float, finish: float) -> bool:

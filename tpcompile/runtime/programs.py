@@ -145,7 +145,7 @@ class StepPrograms:
         """Return a step beside its simulation, given its times, `[instructions, 3]` in ns."""
         step_program = self.of_size(size)
         steps = MeasuredSteps(step_program.program, [measured_step(step_program.program, times)])
-        options = step_program.schedule.asked
+        options = step_program.schedule.choices
         title = f"{options['model']}, tp={options['tp']}, batch {size.batch}, {context:,} tokens"
         return step_trace(f"{title}, on {options['target']}", steps, self._choices.target, context)
 

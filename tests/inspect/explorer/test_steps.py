@@ -35,7 +35,7 @@ def report(policy: str) -> ScheduleReport:
 
 
 def timing_of(policy: str) -> Timing:
-    timing = report(policy).found.timing
+    timing = report(policy).schedule.timing
     assert timing is not None
     return timing
 
@@ -98,7 +98,7 @@ def page(policy: str) -> Page:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_instructions(policy: str) -> None:
     """Labels and regions are those of the program."""
-    program, shown = report(policy).found.program, page(policy)
+    program, shown = report(policy).schedule.program, page(policy)
     assert shown.labels() == [instruction.label for instruction in program.instructions]
     assert shown.regions() == [
         (*instruction.reads, *instruction.writes, *(join.region for join in instruction.joins))
@@ -120,7 +120,9 @@ def test_buffers() -> None:
         (shown.data["buffers"][like], rank)
         for like, rank in zip(shown["buffer_like"], shown["buffer_rank"], strict=True)
     ]
-    for (like, rank), buffer in zip(names, report(POLICIES[0]).found.program.buffers, strict=True):
+    for (like, rank), buffer in zip(
+        names, report(POLICIES[0]).schedule.program.buffers, strict=True
+    ):
         assert (like["name"], like["role"], rank) == (buffer.name, buffer.role.word, buffer.rank)
         assert tuple(like["shape"]) == buffer.shape
         assert f"torch.{like['dtype']}" == str(buffer.dtype)
@@ -129,7 +131,7 @@ def test_buffers() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_order(policy: str) -> None:
     """Waits, signals, the last of the waits and the critical path are those of the program."""
-    program, timing, shown = report(policy).found.program, timing_of(policy), page(policy)
+    program, timing, shown = report(policy).schedule.program, timing_of(policy), page(policy)
     waits = list(zip(shown["wait_counter"], shown["wait_until"], strict=True))
     assert shown.cut(shown["waits"], waits) == list(program.waits)
     assert shown.cut(shown["signals"], shown["signal_counter"]) == list(program.signals)
@@ -141,7 +143,7 @@ def test_the_order(policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_clock(policy: str) -> None:
     """Times are rounded to ns, and the parts of an instruction's time do not exceed it."""
-    scheduled, timing, shown = report(policy).found, timing_of(policy), page(policy)
+    scheduled, timing, shown = report(policy).schedule, timing_of(policy), page(policy)
     assert shown["start"] == [round(us * 1000) for us in timing.starts]
     assert shown["finish"] == [round(us * 1000) for us in timing.finishes]
     assert shown["worker"] == list(timing.workers)
@@ -156,12 +158,12 @@ def test_the_clock(policy: str) -> None:
 
 def test_figures() -> None:
     reported, data = report(POLICIES[0]), page(POLICIES[0]).data
-    assert data["asked"] == reported.asked
+    assert data["asked"] == reported.choices
     assert (data["verified"], data["faults"], data["measured"]) == (True, [], [])
     assert data["makespan_us"] == timing_of(POLICIES[0]).makespan
-    assert data["target"] == dataclasses.asdict(reported.found.target)
+    assert data["target"] == dataclasses.asdict(reported.schedule.target)
     loads: dict[int, int] = {}
-    for instruction in reported.found.program.instructions:
+    for instruction in reported.schedule.program.instructions:
         loads[instruction.rank] = loads.get(instruction.rank, 0) + getattr(
             instruction, "traffic", 0
         )
@@ -169,7 +171,7 @@ def test_figures() -> None:
 
 
 def test_a_scheduled_program_without_a_report() -> None:
-    data, blob = step_data(report(POLICIES[0]).found)
+    data, blob = step_data(report(POLICIES[0]).schedule)
     assert json.loads(json.dumps(data)) == {**page(POLICIES[0]).data, "asked": {}}
     assert blob == page(POLICIES[0]).blob
 
@@ -177,9 +179,9 @@ def test_a_scheduled_program_without_a_report() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_measured_steps(policy: str) -> None:
     reported, timing = report(policy), timing_of(policy)
-    step = measured_step(reported.found.program, times_of(timing))
+    step = measured_step(reported.schedule.program, times_of(timing))
     later = dataclasses.replace(step, begins=tuple(0.0 for _ in step.begins))
-    shown = Page(reported, MeasuredSteps(reported.found.program, [step, later]))
+    shown = Page(reported, MeasuredSteps(reported.schedule.program, [step, later]))
     assert shown.data["measured"] == [{"us": step.step_us}] * 2
     for number, measured in enumerate((step, later)):
         begins, waits, runs, workers = (
@@ -203,7 +205,7 @@ def test_steps_of_seconds_stay_exact() -> None:
         timing.workers,
     )
     shown = Page(
-        dataclasses.replace(reported, found=dataclasses.replace(reported.found, timing=slow)),
+        dataclasses.replace(reported, schedule=dataclasses.replace(reported.schedule, timing=slow)),
     )
     assert shown["finish"] == [round(us * 1000) for us in slow.finishes]
     assert {shown.data["index"][name][0] for name in ("start", "finish")} == {"float64"}
@@ -212,8 +214,8 @@ def test_steps_of_seconds_stay_exact() -> None:
 def test_a_program_with_faults_has_only_its_faults() -> None:
     faults = (Fault("order", "a <b> can come before c", 3), Fault("deadlock", "never"))
     reported = report(POLICIES[0])
-    refused = dataclasses.replace(reported.found, faults=faults, timing=None)
-    data, blob = step_data(dataclasses.replace(reported, found=refused))
+    refused = dataclasses.replace(reported.schedule, faults=faults, timing=None)
+    data, blob = step_data(dataclasses.replace(reported, schedule=refused))
     assert (data["index"], blob) == ({}, b"")
     assert (data["verified"], data["makespan_us"], data["fault_count"]) == (False, None, 4)
     assert data["faults"][0] == {"rule": "order", "said": "a <b> can come before c"}

@@ -256,7 +256,7 @@ def main(arguments: Sequence[str]) -> int:
             if changed and computed.proved:
                 strange.append(f"ACCEPTED: {edit}")
             elif not changed and not computed.proved:
-                strange.append(f"Refused: {edit}: {computed.faults[0].said}")
+                strange.append(f"Refused: {edit}: {computed.faults[0].message}")
     Console(width=130, highlight=False).print(_table(counts), "\n".join(strange), markup=False)
     return int(any(changed and proved for _, changed, proved in counts))
 

@@ -190,7 +190,7 @@ def swapped(name: str) -> Program:
 def _refused_everywhere(program: Program, message: str) -> None:
     """Assert that verifier, decoder, parser and machine refuse it before computing regions."""
     faults = check_program(program)
-    assert any(re.search(message, fault.said) for fault in faults), faults
+    assert any(re.search(message, fault.message) for fault in faults), faults
     with pytest.raises(VerifyError):
         verify_program(program)
     with pytest.raises(VerifyError):
@@ -231,7 +231,9 @@ def test_each_part_of_qkv_reads_its_own_rows(case: Case) -> None:
             wrong = replace(instruction, at=replace(instruction.at, first_row=first))
             mutant = replace(program, instructions=changed(program.instructions, number, wrong))
             (fault,) = check_program(mutant)
-            assert fault.said.endswith(f"first_row must be {instruction.at.first_row}, got {first}")
+            assert fault.message.endswith(
+                f"first_row must be {instruction.at.first_row}, got {first}"
+            )
 
 
 DELTAS = [replace(ONE, model="tiny-qwen3.5"), replace(TWO, model=DELTA_APART)]
@@ -265,7 +267,7 @@ def test_a_part_with_a_weight_of_its_own_reads_all_its_rows(case: Case) -> None:
         other = replace(instruction, at=replace(instruction.at, **operands))
         instructions = changed(program.instructions, number, other)
         (fault,) = check_program(replace(program, instructions=instructions))
-        assert fault.said.endswith(message)
+        assert fault.message.endswith(message)
 
 
 def test_a_weight_with_fewer_heads_than_the_cache() -> None:
@@ -284,7 +286,7 @@ def test_a_weight_with_fewer_heads_than_the_cache() -> None:
         instructions = changed(program.instructions, number, other)
         mutant = replace(program, buffers=tuple(buffers), instructions=instructions)
         assert any(
-            re.search(f"first_row must be .*, got {first}$", fault.said)
+            re.search(f"first_row must be .*, got {first}$", fault.message)
             for fault in check_program(mutant)
         )
 
@@ -311,7 +313,7 @@ def test_gates_of_linear_attention_are_all_columns_of_their_own_or_the_last(case
         other = replace(instruction, at=replace(operands, **changes))
         instructions = changed(program.instructions, number, other)
         faults = check_program(replace(program, instructions=instructions))
-        assert any(message in fault.said for fault in faults)
+        assert any(message in fault.message for fault in faults)
 
 
 @pytest.mark.parametrize("case", [ONE, TWO, *APARTS, *DELTAS], ids=str)
@@ -393,7 +395,7 @@ def test_a_sum_is_added_to_the_residual_unless_it_is_the_embedding() -> None:
             replace(program, instructions=changed(program.instructions, number, wrong))
         )
         wanted = "a scratch buffer" if of == NONE else "none, because"
-        assert any(f"residual must be {wanted}" in fault.said for fault in faults), faults
+        assert any(f"residual must be {wanted}" in fault.message for fault in faults), faults
     assert program.instructions[sums[0]].at.residual == NONE  # type: ignore[attr-defined]
 
 
@@ -401,7 +403,7 @@ def test_two_buffers_of_one_role() -> None:
     program = ONE.program
     lengths = next(b for b in program.buffers if b.role == Role.LENGTHS)
     faults = check_program(replace(program, buffers=(*program.buffers, lengths)))
-    assert "the only buffer of role lengths" in faults[0].said
+    assert "the only buffer of role lengths" in faults[0].message
 
 
 @pytest.mark.parametrize(
@@ -418,7 +420,9 @@ def test_a_buffer_of_another_look(change: dict[str, Any]) -> None:
     program = ONE.program
     buffers = [replace(b, **change) if b.role == Role.LENGTHS else b for b in program.buffers]
     faults = check_program(replace(program, buffers=tuple(buffers)))
-    assert any(re.search("lengths must be .*, got buffer", fault.said) for fault in faults), faults
+    assert any(re.search("lengths must be .*, got buffer", fault.message) for fault in faults), (
+        faults
+    )
 
 
 def test_blocks_of_a_head_are_finished_alike() -> None:
@@ -429,7 +433,7 @@ def test_blocks_of_a_head_are_finished_alike() -> None:
         lambda instruction: _changed(instruction, "at.head_eps", lambda _: 0.5),
     )
     faults = check_program(program)
-    assert any(f.rule == "heads" and "with different operands" in f.said for f in faults), faults
+    assert any(f.rule == "heads" and "with different operands" in f.message for f in faults), faults
     program = _with(
         TWO.program,
         "norm_qkv_rows",

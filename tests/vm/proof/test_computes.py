@@ -40,7 +40,7 @@ def _checked(case: Case, instructions: Sequence[Any]) -> Computed:
 def test_programs_compute_their_graph(case: Case) -> None:
     verdict = check_values(_graph(case), step_program(case))
     assert verdict.proved, verdict.faults
-    assert verdict.said == "yes, proved"
+    assert verdict.summary == "yes, proved"
 
 
 def _change(steps: Steps, kind: str, of_layer: int, **changed: Any) -> None:
@@ -185,7 +185,7 @@ def test_mistakes_are_refused_in_words(mistake: Mistake, message: str) -> None:
     steps: Steps = list(lowered(PLAIN).instructions)
     mistake(steps)
     (fault,) = _checked(PLAIN, steps).faults
-    assert fault.rule == "values" and message in fault.said, fault.said
+    assert fault.rule == "values" and message in fault.message, fault.message
 
 
 def test_a_message_names_all_layers_with_a_mistake() -> None:
@@ -195,8 +195,8 @@ def test_a_message_names_all_layers_with_a_mistake() -> None:
         for layer in of_layers:
             _change(steps, "partial_attention", layer, scale=0.5)
         (fault,) = _checked(PLAIN, steps).faults
-        assert "partial_attention layer 0" in fault.said
-        assert fault.said.endswith(ending), fault.said
+        assert "partial_attention layer 0" in fault.message
+        assert fault.message.endswith(ending), fault.message
 
 
 def test_terms_of_another_site_are_refused() -> None:
@@ -208,7 +208,7 @@ def test_terms_of_another_site_are_refused() -> None:
         if step.name == "all_reduce" and step.layer == 1:
             steps[number] = replace(step, at=replace(step.at, terms=other))
     (fault,) = _checked(SPLIT, steps).faults
-    assert "all_reduce" in fault.said and "layer 1" in fault.said, fault.said
+    assert "all_reduce" in fault.message and "layer 1" in fault.message, fault.message
 
 
 @pytest.mark.parametrize("other", [0, 2])
@@ -219,7 +219,7 @@ def test_a_term_in_another_slot_is_refused(other: int) -> None:
     )
     steps[number] = replace(steps[number], slot=other)
     (fault,) = _checked(SPLIT, steps).faults
-    assert "but no instruction before it stores" in fault.said, fault.said
+    assert "but no instruction before it stores" in fault.message, fault.message
 
 
 def test_gate_and_up_that_are_swapped_are_refused() -> None:
@@ -230,8 +230,8 @@ def test_gate_and_up_that_are_swapped_are_refused() -> None:
     _change(steps, "norm_gate", 1, weight=lambda operands: operands.weight + shift)
     _change(steps, "norm_gated_up", 1, weight=lambda operands: operands.weight - shift)
     (fault,) = _checked(case, steps).faults
-    assert "norm_gate layer 1" in fault.said, fault.said
-    assert "l1_up_proj_weight" in fault.said, fault.said
+    assert "norm_gate layer 1" in fault.message, fault.message
+    assert "l1_up_proj_weight" in fault.message, fault.message
 
 
 def test_states_of_another_layer_are_refused() -> None:
@@ -256,7 +256,7 @@ def test_rows_of_a_sequence_step_one_after_the_other() -> None:
     for number, other in zip(rows, reversed(rows), strict=True):
         swapped[number] = steps[other]
     (fault,) = _checked(case, swapped).faults
-    assert "but not all of the rows before its own have been stored" in fault.said
+    assert "but not all of the rows before its own have been stored" in fault.message
 
 
 def test_values_that_are_overwritten_beside_what_an_instruction_makes_are_lost() -> None:
@@ -284,7 +284,7 @@ def test_no_value_is_made_from_the_buffer_that_it_overwrites() -> None:
         if steps[place].at is last:
             steps[place] = replace(steps[place], at=replace(last, out=last.residual))
     (fault,) = _checked(PLAIN, steps).faults
-    assert "read residual from x1, which they also write" in fault.said, fault.said
+    assert "read residual from x1, which they also write" in fault.message, fault.message
 
 
 def test_the_order_of_tiles_and_the_tokens_that_costs_assume_change_nothing() -> None:
@@ -303,7 +303,7 @@ def test_a_buffer_of_weights_that_the_graph_does_not_have_is_refused() -> None:
     for other in ("l2_down_proj_weight", "l1_gate_up_proj_weight"):
         buffers[number] = replace(buffers[number], name=other)
         (fault,) = check_values(_graph(PLAIN), replace(program, buffers=tuple(buffers))).faults
-        assert other in fault.said
+        assert other in fault.message
 
 
 def test_terms_in_16_bits_are_refused() -> None:
@@ -313,7 +313,9 @@ def test_terms_in_16_bits_are_refused() -> None:
         for buffer in program.buffers
     )
     (fault,) = check_values(_graph(SPLIT), replace(program, buffers=buffers)).faults
-    assert "adds terms that attention_terms of rank 0 stores in bf16" in fault.said, fault.said
+    assert "adds terms that attention_terms of rank 0 stores in bf16" in fault.message, (
+        fault.message
+    )
 
 
 @dataclass(frozen=True)
@@ -332,7 +334,7 @@ def test_instructions_without_a_meaning_of_their_own_are_not_proved() -> None:
     steps[0] = _Shifted(steps[0].at, steps[0].columns)
     verdict = _checked(PLAIN, steps)
     assert (verdict.proved, verdict.faults, verdict.unproved) == (False, (), ("shifted",))
-    assert verdict.said == "not proved, because these instructions have no meaning: shifted"
+    assert verdict.summary == "not proved, because these instructions have no meaning: shifted"
     assert not NOT_CHECKED.proved
 
 

@@ -37,7 +37,7 @@ def on_one_worker(*steps: Touch, buffers: tuple[Buffer, ...] = (X, Y), **more: A
 def said_of(program: Program) -> list[str]:
     faults = check_program(program)
     assert {fault.rule for fault in faults} <= {"undefined"}
-    return [fault.said for fault in faults]
+    return [fault.message for fault in faults]
 
 
 def test_exactly_the_reads_that_are_undefined_element_by_element_are_refused() -> None:
@@ -53,7 +53,7 @@ def test_exactly_the_reads_that_are_undefined_element_by_element_are_refused() -
             for number, region in undefined(mutant)
         }
         faults = list(check_defined(mutant, Parts(mutant.instructions)))
-        assert {fault.said.partition(", but")[0] for fault in faults} == expected
+        assert {fault.message.partition(", but")[0] for fault in faults} == expected
         assert len(faults) == len(expected) and {fault.rule for fault in faults} <= {"undefined"}
         scratch = any(buffer.role == Role.SCRATCH for buffer in mutant.buffers)
         if scratch and any(i.reads for i in mutant.instructions):
@@ -143,7 +143,7 @@ def test_a_delta_step_whose_gate_is_its_own_result() -> None:
     number = _number_of(program, DeltaStep)
     step: Any = program.instructions[number]
     mutant = _with(program, number, replace(step, at=replace(step.at, z=step.at.out, first_z=0)))
-    messages = [fault.said for fault in check_program(mutant) if fault.rule == "undefined"]
+    messages = [fault.message for fault in check_program(mutant) if fault.rule == "undefined"]
     name = program.buffers[step.at.out].name
     assert messages[0].startswith(f"{cited(program, number)} reads {name}[")
     with pytest.raises(VerifyError, match="violates the rule 'undefined'"):
@@ -155,7 +155,7 @@ def test_a_writer_of_fewer_rows() -> None:
     number = _number_of(program, LinearResidual)
     step: Any = program.instructions[number]
     rows = Range(step.rows.start, step.rows.stop - 1)
-    messages = [f.said for f in check_program(_with(program, number, replace(step, rows=rows)))]
+    messages = [f.message for f in check_program(_with(program, number, replace(step, rows=rows)))]
     last = f"{program.buffers[step.at.out].name}[0:5, {rows.stop}:{rows.stop + 1}]"
     assert any(
         f"no earlier instruction of the step writes {last};" in message for message in messages

@@ -101,8 +101,8 @@ def test_27_a_residual_written_while_another_still_reads_it() -> None:
     careless = replace(program, waits=(*program.waits[:4], (), program.waits[5]))
     (fault,) = check_program(careless)
     assert fault.rule == "order"
-    assert "norm 1 (instruction 3) reads x[0:4]" in fault.said
-    assert "down 2 (instruction 4) writes x[0:2]" in fault.said
+    assert "norm 1 (instruction 3) reads x[0:4]" in fault.message
+    assert "down 2 (instruction 4) writes x[0:2]" in fault.message
     with pytest.raises(VerifyError, match="the second can run first"):
         verify_program(careless)
 
@@ -170,7 +170,7 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
 def test_faults_say_what_is_wrong(name: str) -> None:
     change, message = BROKEN[name]
     faults = check_program(change(residual()))
-    assert any(message in fault.said for fault in faults), faults
+    assert any(message in fault.message for fault in faults), faults
 
 
 Q = Buffer("q", (8,))
@@ -253,7 +253,7 @@ def test_heads_steps_and_ranks(name: str) -> None:
     assert check_program(heads()) == []
     change, rule, message = SPLIT[name]
     faults = check_program(change(heads()))
-    assert any(fault.rule == rule and message in fault.said for fault in faults), faults
+    assert any(fault.rule == rule and message in fault.message for fault in faults), faults
 
 
 def test_order_that_only_a_queue_keeps_is_none_where_workers_share_it() -> None:
@@ -261,7 +261,7 @@ def test_order_that_only_a_queue_keeps_is_none_where_workers_share_it() -> None:
     assert check_program(program) == []
     (fault,) = check_program(replace(program, sharing=2))
     assert fault.rule == "order"
-    assert "valid for any number of workers per queue" in fault.said
+    assert "valid for any number of workers per queue" in fault.message
 
 
 def test_a_shared_queue_is_proved_for_any_number_of_workers() -> None:
@@ -292,7 +292,7 @@ def test_an_operand_that_must_be_there(field: str) -> None:
         replace(program, instructions=changed(program.instructions, number, without))
     )
     assert [fault.rule for fault in faults][:1] == ["bounds"]
-    assert "buffer -1" in faults[0].said
+    assert "buffer -1" in faults[0].message
 
 
 @pytest.mark.parametrize("buffer", [0, 1, 2])
@@ -318,4 +318,4 @@ def test_a_counter_that_would_take_all_memory() -> None:
     program = Case("tiny-qwen3").program
     signals = changed(program.signals, 0, (10**15,))
     (fault,) = check_program(replace(program, signals=signals))
-    assert fault.rule == "counter" and "has 1000000000000001 counters, but only" in fault.said
+    assert fault.rule == "counter" and "has 1000000000000001 counters, but only" in fault.message

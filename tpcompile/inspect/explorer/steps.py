@@ -43,7 +43,7 @@ def step_data(
     A program with faults has no clock, because it may never terminate; then the columns are empty.
     """
     options, schedule = (
-        ({}, report) if isinstance(report, Scheduled) else (report.asked, report.found)
+        ({}, report) if isinstance(report, Scheduled) else (report.choices, report.schedule)
     )
     data = {"asked": options, **_figures(schedule), "measured": []}
     if schedule.timing is None:
@@ -79,10 +79,10 @@ def _figures(schedule: Scheduled) -> dict[str, Any]:
         "critical_us": schedule.critical_us,
         "bandwidth": bandwidth_of(program, schedule.parts, schedule.target).to_json(),
         "verified": not schedule.faults,
-        "computes_graph": schedule.computed.said,
+        "computes_graph": schedule.computed.summary,
         "fault_count": sum(fault.count for fault in schedule.faults),
         "faults": [
-            {"rule": fault.rule, "said": fault.said} for fault in schedule.faults[:_MOST_FAULTS]
+            {"rule": fault.rule, "said": fault.message} for fault in schedule.faults[:_MOST_FAULTS]
         ],
     }
 

@@ -28,7 +28,7 @@ class Wrong(NamedTuple):
     """The broken rule: `bounds` if the buffer does not exist, `rank` if it is on another rank."""
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         return f"{self.operand} must be {self.expected}, got {self.got}"
 
 

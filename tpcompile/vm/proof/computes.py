@@ -53,7 +53,7 @@ class Computed:
         return self.was_checked and not self.faults and not self.unproved
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """The result in a few words."""
         if self.unproved:
             kinds = ", ".join(self.unproved)

@@ -44,8 +44,7 @@ class Output(NamedTuple):
     role: Role
     part: tuple[Part, ...]
     value: Term
-    said: str
-    """The name of the value."""
+    name: str
 
 
 NEXT = {
@@ -98,7 +97,7 @@ class Expected:
         self.outputs = self._outputs()
         """The values that a step must leave in buffers; [] if the graph chooses no tokens."""
         for output in self.outputs:
-            self.names.setdefault(output.value, f"{output.said} on rank {output.rank}")
+            self.names.setdefault(output.value, f"{output.name} on rank {output.rank}")
 
     def input(self, name: str) -> Term:
         """Return the term of an input that is the same on every rank."""

@@ -12,7 +12,7 @@ class Fault:
     """A violated rule, with a description of how the program violates it."""
 
     rule: str
-    said: str
+    message: str
     count: int = 1
     """The number of faults that this one stands for."""
 

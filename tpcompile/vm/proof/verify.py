@@ -60,7 +60,7 @@ def refuse(faults: Sequence[Fault]) -> None:
         more = f" ({count} faults in all)" if count > 1 else ""
         raise VerifyError(
             f"The program is not valid: it violates the rule {faults[0].rule!r}{more}",
-            got=f"that {faults[0].said}",
+            got=f"that {faults[0].message}",
         )
 
 
@@ -86,7 +86,7 @@ def _faults(program: Program, parts: Parts | None) -> list[Fault]:
     foreign: list[Fault] = []
     for disagreement in disagreements(program):
         wrong = disagreement.wrong
-        message = f"in {cited(program, disagreement.number)}, {wrong.said}"
+        message = f"in {cited(program, disagreement.number)}, {wrong.message}"
         (foreign if wrong.rule == "rank" else faults).append(Fault(wrong.rule, message))
     known = parts is not None and parts.instructions is program.instructions
     boxes = parts.boxes if parts is not None and known else None
