@@ -107,7 +107,7 @@ class Executor(ABC):
     def __init__(self, memory: StepMemory) -> None:
         self.check(memory.program, memory.device)
         self.memory = memory
-        self._each: OnTokens | None = None
+        self._on_tokens: OnTokens | None = None
         self._told = 0
 
     def place(
@@ -125,28 +125,28 @@ class Executor(ABC):
         """Write the inputs of the next step: see `StepMemory.place`."""
         self.memory.place(tokens, lengths, tables, positions, stops, ended, read, write, starts)
 
-    def run(self, steps: int = 1, *options: Any, each: OnTokens | None = None) -> torch.Tensor:
+    def run(self, steps: int = 1, *options: Any, on_tokens: OnTokens | None = None) -> torch.Tensor:
         """Run steps as `advance` does; return their tokens, `[steps, batch]`.
 
         A sequence that has already ended gets -1.
         """
-        return self.memory.tokens(self.advance(steps, *options, each=each))
+        return self.memory.tokens(self.advance(steps, *options, on_tokens=on_tokens))
 
-    def advance(self, steps: int, *options: Any, each: OnTokens | None = None) -> int:
+    def advance(self, steps: int, *options: Any, on_tokens: OnTokens | None = None) -> int:
         """Run `steps` steps, fewer if all sequences end, and return their number.
 
-        `options` are passed to `launch`. `each` is called with the tokens of each step as soon as
+        `options` are passed to `launch`. `on_tokens` receives the tokens of each step as soon as
         they are known.
         """
         self.memory.begin(steps)
         self.memory.upload()
-        self._each, self._told = each, 0
+        self._on_tokens, self._told = on_tokens, 0
         try:
             done = self.launch(steps, *options)
             self.memory.download()
             self.tell(done)
         finally:
-            self._each = None
+            self._on_tokens = None
         return done
 
     @abstractmethod
@@ -180,13 +180,13 @@ class Executor(ABC):
     @property
     def streams(self) -> bool:
         """Whether the caller of `run` receives tokens while the launch runs."""
-        return self._each is not None
+        return self._on_tokens is not None
 
     def tell(self, done: int) -> None:
         """Report the new tokens among those of the first `done` steps of the launch."""
-        while self._each is not None and self._told < done:
+        while self._on_tokens is not None and self._told < done:
             self._told += 1
-            self._each(self.memory.tokens(self._told)[-1])
+            self._on_tokens(self.memory.tokens(self._told)[-1])
 
     @property
     def logits(self) -> torch.Tensor:

@@ -83,7 +83,7 @@ class StepExecutors:
             if on_tokens is not None:
                 on_tokens(tokens[:rows].long())
 
-        done = executor.advance(step.steps, *options, each=tell if on_tokens else None)
+        done = executor.advance(step.steps, *options, on_tokens=tell if on_tokens else None)
         if step.output == "tokens":
             return executor.memory.tokens(done)[:, :rows].long()
         logits = executor.hand_over_logits()

@@ -17,13 +17,13 @@ class Later:
     """
 
     def __init__(self, on_tokens: OnTokens | None) -> None:
-        self._each = on_tokens
+        self._on_tokens = on_tokens
         self._error: BaseException | None = None
 
     @property
     def callback(self) -> OnTokens | None:
         """The callback that never raises; None if there is no callback."""
-        return None if self._each is None else self._call
+        return None if self._on_tokens is None else self._call
 
     def receive(self, report: Progress) -> None:
         """Pass on the tokens of a worker's report."""
@@ -31,10 +31,10 @@ class Later:
         self._call(report.tokens)
 
     def _call(self, tokens: torch.Tensor) -> None:
-        if self._each is None or self._error is not None:
+        if self._on_tokens is None or self._error is not None:
             return
         try:
-            self._each(tokens)
+            self._on_tokens(tokens)
         except BaseException as error:
             self._error = error
 
