@@ -23,18 +23,18 @@ using Bytes = std::vector<char>;
 Bytes section(std::ifstream& file) {
   int64_t size = 0;
   file.read(reinterpret_cast<char*>(&size), sizeof size);
-  Bytes found(static_cast<size_t>(size));
-  file.read(found.data(), size);
+  Bytes bytes(static_cast<size_t>(size));
+  file.read(bytes.data(), size);
   if (!file) throw std::runtime_error("the dump is too short");
-  return found;
+  return bytes;
 }
 
 template <class T>
 std::vector<T> values(std::ifstream& file) {
   const Bytes bytes = section(file);
-  std::vector<T> found(bytes.size() / sizeof(T));
-  if (!found.empty()) std::memcpy(found.data(), bytes.data(), bytes.size());
-  return found;
+  std::vector<T> numbers(bytes.size() / sizeof(T));
+  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data(), bytes.size());
+  return numbers;
 }
 
 template <class T>
@@ -52,9 +52,9 @@ struct Header {
 
 template <class T>
 double number(const Bytes& bytes, size_t place) {
-  T found;
-  std::memcpy(&found, bytes.data() + place * sizeof found, sizeof found);
-  return static_cast<double>(found);
+  T value;
+  std::memcpy(&value, bytes.data() + place * sizeof value, sizeof value);
+  return static_cast<double>(value);
 }
 
 // The number at a place of a buffer.
@@ -64,21 +64,21 @@ double number(const Bytes& bytes, int64_t dtype, size_t place) {
   if (dtype == TPC_DTYPE_F16) return number<_Float16>(bytes, place);
   char wide[sizeof(float)] = {};  // bf16: the upper half of a float
   std::memcpy(wide + 2, bytes.data() + place * 2, 2);
-  float found;
-  std::memcpy(&found, wide, sizeof found);
-  return static_cast<double>(found);
+  float value;
+  std::memcpy(&value, wide, sizeof value);
+  return static_cast<double>(value);
 }
 
 // The largest difference over the largest value. NaN must be in the same places.
-double error(const Bytes& found, const Bytes& wanted, int64_t dtype) {
-  const size_t count = found.size() / (dtype == TPC_DTYPE_BF16 || dtype == TPC_DTYPE_F16 ? 2 : 4);
+double error(const Bytes& results, const Bytes& wanted, int64_t dtype) {
+  const size_t count = results.size() / (dtype == TPC_DTYPE_BF16 || dtype == TPC_DTYPE_F16 ? 2 : 4);
   double worst = 0, most = 0;
   for (size_t place = 0; place < count; ++place) {
-    const double one = number(found, dtype, place), other = number(wanted, dtype, place);
-    if (std::isnan(one) != std::isnan(other)) return std::numeric_limits<double>::infinity();
-    if (std::isnan(one)) continue;
-    worst = std::fmax(worst, std::fabs(one - other));
-    most = std::fmax(most, std::fabs(other));
+    const double value = number(results, dtype, place), expected = number(wanted, dtype, place);
+    if (std::isnan(value) != std::isnan(expected)) return std::numeric_limits<double>::infinity();
+    if (std::isnan(value)) continue;
+    worst = std::fmax(worst, std::fabs(value - expected));
+    most = std::fmax(most, std::fabs(expected));
   }
   return worst == 0 ? 0 : worst / most;
 }
@@ -103,9 +103,11 @@ class Dump {
         *part = reinterpret_cast<int64_t>(parts_.back().data());
       }
     }
-    for (size_t at = 0; at < first.size(); at += 3)
+    for (size_t place = 0; place < first.size(); place += 3)
       weights_.push_back(
-          first[at] == TPC_NONE ? 0 : table_[static_cast<size_t>(first[at])].address + first[at + 1]);
+          first[place] == TPC_NONE
+              ? 0
+              : table_[static_cast<size_t>(first[place])].address + first[place + 1]);
     counters_.resize(static_cast<size_t>(header_.counters));
   }
 
@@ -171,10 +173,10 @@ class Dump {
     for (const int32_t buffer : values<int32_t>(file_)) {
       const auto place = static_cast<size_t>(buffer);
       const int64_t dtype = table_[place].dtype;
-      const double found = error(memory_[place], section(file_), dtype);
-      if (found <= (dtype == TPC_DTYPE_I32 ? 0.0 : tolerance)) continue;
+      const double difference = error(memory_[place], section(file_), dtype);
+      if (difference <= (dtype == TPC_DTYPE_I32 ? 0.0 : tolerance)) continue;
       std::printf("launch %lld: buffer %d is wrong, error %g\n", static_cast<long long>(launch),
-                  buffer, found);
+                  buffer, difference);
       good = false;
     }
     return good;

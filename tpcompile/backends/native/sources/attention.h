@@ -25,8 +25,8 @@ inline void mix_columns(const Side<T>& values, Span tokens, const float* weights
   constexpr int kHere = kParts * kRegisters;  // registers of a head
   Register total[kHeads * kHere];
 #pragma GCC unroll 16
-  for (int at = 0; at < kHeads * kHere; ++at)
-    total[at] = load_register(out + at / kHere * width + at % kHere * kRegister);
+  for (int place = 0; place < kHeads * kHere; ++place)
+    total[place] = load_register(out + place / kHere * width + place % kHere * kRegister);
   const int64_t before_last = tokens.last - rows_ahead(Plain<T>::bytes(values.stride));
   weights -= tokens.first;
   // Not `each`: compilers would store the sums of a lambda's closure for each token.
@@ -38,23 +38,24 @@ inline void mix_columns(const Side<T>& values, Span tokens, const float* weights
       const char* ahead = reinterpret_cast<const char*>(row) + (token >= before_last ? 0 : kAhead);
       for (int64_t line = 0; line < Plain<T>::bytes(kParts * kLanes); line += 64)
         __builtin_prefetch(ahead + line);
-      Register own[kHeads];
+      Register factors[kHeads];
 #pragma GCC unroll 4
       for (int head = 0; head < kHeads; ++head)
-        own[head] = Register{} + weight_of(weights[head * stride + token], row, left);
+        factors[head] = Register{} + weight_of(weights[head * stride + token], row, left);
 #pragma GCC unroll 16
-      for (int at = 0; at < kHere; ++at) {
-        const Register value = load_register(row + at * kRegister);
+      for (int part = 0; part < kHere; ++part) {
+        const Register value = load_register(row + part * kRegister);
 #pragma GCC unroll 4
         for (int head = 0; head < kHeads; ++head)
-          total[head * kHere + at] = multiply_add(total[head * kHere + at], value, own[head]);
+          total[head * kHere + part] =
+              multiply_add(total[head * kHere + part], value, factors[head]);
       }
     }
   }
 #pragma GCC unroll 16
-  for (int at = 0; at < kHeads * kHere; ++at) {
-    const Register found = total[at];
-    std::memcpy(out + at / kHere * width + at % kHere * kRegister, &found, sizeof found);
+  for (int place = 0; place < kHeads * kHere; ++place) {
+    const Register sums = total[place];
+    std::memcpy(out + place / kHere * width + place % kHere * kRegister, &sums, sizeof sums);
   }
 }
 
@@ -145,15 +146,15 @@ inline void attend(Sequences<F> q, const Rows& rows, int64_t width, const Side<C
   const C* first_value = values.row(rows.first);
   rows.each([&](Span tokens, int64_t vector) TPC_ALWAYS {
     const Sequences<F> own_q{q.first + vector * q.stride, q.stride};
-    keys.each(tokens, [&](int64_t place, const C* own, int64_t tokens_here) {
+    keys.each(tokens, [&](int64_t place, const C* key, int64_t tokens_here) {
       place += tokens.first - rows.first;
-      for (int64_t token = place; token < place + tokens_here; ++token, own += keys.stride) {
+      for (int64_t token = place; token < place + tokens_here; ++token, key += keys.stride) {
         // The last keys prefetch the first values.
-        const C* ahead = token + far < count ? own + far * keys.stride
+        const C* ahead = token + far < count ? key + far * keys.stride
                                              : first_value + (token + far - count) * keys.stride;
-        row_dots<kOfRow>(own, reinterpret_cast<const char*>(ahead), own_q, heads - vector, width,
+        row_dots<kOfRow>(key, reinterpret_cast<const char*>(ahead), own_q, heads - vector, width,
                          scores + vector * stride + token, stride, sums);
-        if constexpr (kIsScaled<C>) scales[token] = scale_of(own, width);
+        if constexpr (kIsScaled<C>) scales[token] = scale_of(key, width);
       }
     });
   });
@@ -178,27 +179,29 @@ inline void attend(Sequences<F> q, const Rows& rows, int64_t width, const Side<C
   });
 }
 
-TPC_INLINE Span span_of_row(const Memory& memory, const tpc_partial_attention& at, int64_t row,
-                            int64_t span) {
-  const int64_t length = memory.at<int32_t>(at.lengths)[row];
-  return span_of(length, at.block, span, at.spans, at.window);
+TPC_INLINE Span span_of_row(const Memory& memory, const tpc_partial_attention& operands,
+                            int64_t row, int64_t span) {
+  const int64_t length = memory.at<int32_t>(operands.lengths)[row];
+  return span_of(length, operands.block, span, operands.spans, operands.window);
 }
 
 // How many of the sequences from one on, of `left`, are rows of a sequence that can attend to a span
 // together: those with the same blocks, each of which sees all tokens of the one before it.
-inline int64_t rows_together(const Memory& memory, const tpc_partial_attention& at, int64_t row,
-                             int64_t span, int64_t left) {
+inline int64_t rows_together(const Memory& memory, const tpc_partial_attention& operands,
+                             int64_t row, int64_t span, int64_t left) {
   constexpr int64_t kMostHeads = 16;
-  const int64_t blocks = memory.extent(at.tables, 1);
-  const int32_t* table = memory.at<int32_t>(at.tables) + row * blocks;  // of the last row so far
-  const Span first = span_of_row(memory, at, row, span);
+  const int64_t blocks = memory.extent(operands.tables, 1);
+  const int32_t* table =
+      memory.at<int32_t>(operands.tables) + row * blocks;  // of the last row so far
+  const Span first = span_of_row(memory, operands, row, span);
   Span last = first;
   int64_t count = 1;
-  for (const int64_t heads = at.heads.stop - at.heads.start;
+  for (const int64_t heads = operands.heads.stop - operands.heads.start;
        count < left && (count + 1) * heads <= kMostHeads; ++count, table += blocks) {
-    const Span next = span_of_row(memory, at, row + count, span);
+    const Span next = span_of_row(memory, operands, row + count, span);
     if (next.first != first.first || next.last < last.last) break;
-    const int64_t begin = first.first / at.block, end = (last.last + at.block - 1) / at.block;
+    const int64_t begin = first.first / operands.block;
+    const int64_t end = (last.last + operands.block - 1) / operands.block;
     if (std::memcmp(table + begin, table + blocks + begin,
                     sizeof(int32_t) * static_cast<size_t>(end - begin)))
       break;
@@ -209,20 +212,20 @@ inline int64_t rows_together(const Memory& memory, const tpc_partial_attention& 
 
 // Attend the sequences from `row` on to a span. Return how many are done.
 template <class Types>
-int64_t attend_span(const Memory& memory, const tpc_partial_attention& at, int64_t row,
+int64_t attend_span(const Memory& memory, const tpc_partial_attention& operands, int64_t row,
                     int64_t span, Scratch& scratch) {
   using T = typename Types::Value;
   using C = typename Types::Cache;
   using F = typename Types::Score;
-  const int64_t width = at.width, heads = at.heads.stop - at.heads.start;
-  const int64_t all_heads = memory.extent(at.lse, 1);
-  const Span tokens = span_of_row(memory, at, row, span);
+  const int64_t width = operands.width, heads = operands.heads.stop - operands.heads.start;
+  const int64_t all_heads = memory.extent(operands.lse, 1);
+  const Span tokens = span_of_row(memory, operands, row, span);
   const auto out_of = [&](int64_t vector) {
-    const int64_t own = row + vector / heads, head = at.heads.start + vector % heads;
-    return (own * all_heads + head) * at.spans + span;
+    const int64_t sequence = row + vector / heads, head = operands.heads.start + vector % heads;
+    return (sequence * all_heads + head) * operands.spans + span;
   };
-  float* values = memory.at<float>(at.values);
-  float* lse = memory.at<float>(at.lse);
+  float* values = memory.at<float>(operands.values);
+  float* lse = memory.at<float>(operands.lse);
   if (tokens.last == tokens.first) {
     for (int64_t head = 0; head < heads; ++head) {
       std::memset(values + out_of(head) * width, 0, sizeof(float) * static_cast<size_t>(width));
@@ -230,30 +233,31 @@ int64_t attend_span(const Memory& memory, const tpc_partial_attention& at, int64
     }
     return 1;
   }
-  const C* base = memory.at<C>(at.cache) + at.layer * memory.stride(at.cache, 0) +
-                  at.kv_head * memory.stride(at.cache, 3);
-  const int64_t left = at.sequences.stop - row;
-  const int64_t rows = kInIntegers<T, C> ? 1 : rows_together(memory, at, row, span, left);
+  const C* base = memory.at<C>(operands.cache) + operands.layer * memory.stride(operands.cache, 0) +
+                  operands.kv_head * memory.stride(operands.cache, 3);
+  const int64_t left = operands.sequences.stop - row;
+  const int64_t rows = kInIntegers<T, C> ? 1 : rows_together(memory, operands, row, span, left);
   const int32_t* table =
-      memory.at<int32_t>(at.tables) + (row + rows - 1) * memory.extent(at.tables, 1);
-  const Side<C> keys{base, memory.stride(at.cache, 2), table, at.block};
-  const Side<C> kept{base + memory.stride(at.cache, 1), keys.stride, table, at.block};
-  const int64_t q_stride = memory.stride(at.q, 0);
-  const T* queries = memory.at<T>(at.q) + row * q_stride + at.heads.start * width;
+      memory.at<int32_t>(operands.tables) + (row + rows - 1) * memory.extent(operands.tables, 1);
+  const Side<C> keys{base, memory.stride(operands.cache, 2), table, operands.block};
+  const Side<C> cached_values{base + memory.stride(operands.cache, 1), keys.stride, table,
+                              operands.block};
+  const int64_t q_stride = memory.stride(operands.q, 0);
+  const T* queries = memory.at<T>(operands.q) + row * q_stride + operands.heads.start * width;
   float* mixed = scratch.take<float>(rows * heads * width);
   float *mass = scratch.take<float>(rows * heads), *logs = scratch.take<float>(rows * heads);
   if constexpr (kInIntegers<T, C>) {
-    attend_in_integers(queries, heads, width, keys, kept, tokens, at.scale, mixed, mass, logs,
-                       scratch);
+    attend_in_integers(queries, heads, width, keys, cached_values, tokens, operands.scale, mixed,
+                       mass, logs, scratch);
   } else {
     auto* q = scratch.take<typename F::Value>(rows * heads * width);
     auto* seen = scratch.take<int64_t>(rows);
-    for (int64_t own = 0; own < rows; ++own) {
-      convert(queries + own * q_stride, heads * width, q + own * heads * width);
-      seen[own] = span_of_row(memory, at, row + own, span).last - tokens.first;
+    for (int64_t index = 0; index < rows; ++index) {
+      convert(queries + index * q_stride, heads * width, q + index * heads * width);
+      seen[index] = span_of_row(memory, operands, row + index, span).last - tokens.first;
     }
-    attend<C, F>({q, width}, {rows, heads, tokens.first, seen}, width, keys, kept, at.scale, mixed,
-                 mass, logs, scratch);
+    attend<C, F>({q, width}, {rows, heads, tokens.first, seen}, width, keys, cached_values,
+                 operands.scale, mixed, mass, logs, scratch);
   }
   for (int64_t vector = 0; vector < rows * heads; ++vector) {
     lse[out_of(vector)] = logs[vector];
@@ -267,11 +271,11 @@ int64_t attend_span(const Memory& memory, const tpc_partial_attention& at, int64
 
 template <class Types>
 void partial_attention(const Memory& memory, const int32_t* words, Scratch& scratch) {
-  const auto& at = *reinterpret_cast<const tpc_partial_attention*>(words);
-  for (int64_t span = at.span.start; span < at.span.stop; ++span)
-    for (int64_t row = at.sequences.start; row < at.sequences.stop;) {
+  const auto& operands = *reinterpret_cast<const tpc_partial_attention*>(words);
+  for (int64_t span = operands.span.start; span < operands.span.stop; ++span)
+    for (int64_t row = operands.sequences.start; row < operands.sequences.stop;) {
       scratch.reset();
-      row += attend_span<Types>(memory, at, row, span, scratch);
+      row += attend_span<Types>(memory, operands, row, span, scratch);
     }
 }
 
@@ -281,15 +285,15 @@ inline void merge(float* a, float* a_lse, const float* b, float b_lse, int64_t w
   const float most = *a_lse > b_lse || *a_lse != *a_lse ? *a_lse : b_lse;
   const bool empty = most == -infinity;
   const float level = empty ? 0.0f : most;
-  const auto weight = [&](float own) {
-    return static_cast<float>(std::exp(static_cast<double>(own - level)));
+  const auto weight = [&](float lse) {
+    return static_cast<float>(std::exp(static_cast<double>(lse - level)));
   };
   const float of_a = weight(*a_lse), of_b = weight(b_lse);
   const float total = empty ? 1.0f : of_a + of_b;
-  for (int64_t at = 0; at < width; at += kLanes) {
-    const Lanes found = load_some(a + at, width - at) * (of_a / total) +
-                        load_some(b + at, width - at) * (of_b / total);
-    store_some(a + at, found, width - at);
+  for (int64_t column = 0; column < width; column += kLanes) {
+    const Lanes merged = load_some(a + column, width - column) * (of_a / total) +
+                         load_some(b + column, width - column) * (of_b / total);
+    store_some(a + column, merged, width - column);
   }
   *a_lse = empty ? -infinity : level + std::log(total);
 }
@@ -297,39 +301,39 @@ inline void merge(float* a, float* a_lse, const float* b, float b_lse, int64_t w
 template <class Types>
 void attention_reduce(const Memory& memory, const int32_t* words, Scratch& scratch) {
   using T = typename Types::Value;
-  const auto& at = *reinterpret_cast<const tpc_attention_reduce*>(words);
-  const int64_t width = at.width, all_heads = memory.extent(at.lse, 1);
-  float* values = scratch.take<float>(at.spans * width);
-  float* lse = scratch.take<float>(at.spans);
-  for (int64_t head = at.heads.start; head < at.heads.stop; ++head) {
-    const int64_t first = (at.sequence * all_heads + head) * at.spans;
-    std::memcpy(values, memory.at<float>(at.values) + first * width,
-                sizeof(float) * static_cast<size_t>(at.spans * width));
-    std::memcpy(lse, memory.at<float>(at.lse) + first,
-                sizeof(float) * static_cast<size_t>(at.spans));
-    const auto move = [&](int64_t to, int64_t one) {
-      if (to == one) return;
-      std::memcpy(values + to * width, values + one * width,
+  const auto& operands = *reinterpret_cast<const tpc_attention_reduce*>(words);
+  const int64_t width = operands.width, all_heads = memory.extent(operands.lse, 1);
+  float* values = scratch.take<float>(operands.spans * width);
+  float* lse = scratch.take<float>(operands.spans);
+  for (int64_t head = operands.heads.start; head < operands.heads.stop; ++head) {
+    const int64_t first = (operands.sequence * all_heads + head) * operands.spans;
+    std::memcpy(values, memory.at<float>(operands.values) + first * width,
+                sizeof(float) * static_cast<size_t>(operands.spans * width));
+    std::memcpy(lse, memory.at<float>(operands.lse) + first,
+                sizeof(float) * static_cast<size_t>(operands.spans));
+    const auto move = [&](int64_t out, int64_t term) {
+      if (out == term) return;
+      std::memcpy(values + out * width, values + term * width,
                   sizeof(float) * static_cast<size_t>(width));
-      lse[to] = lse[one];
+      lse[out] = lse[term];
     };
-    const auto join = [&](int64_t to, int64_t one) {
-      float* first = values + one * width;
-      merge(first, lse + one, first + width, lse[one + 1], width);
-      move(to, one);
+    const auto join = [&](int64_t out, int64_t term) {
+      float* first = values + term * width;
+      merge(first, lse + term, first + width, lse[term + 1], width);
+      move(out, term);
     };
-    fold(at.spans, join, move);
-    const int64_t place = at.sequence * memory.stride(at.out, 0) + head * width;
-    T* to = memory.at<T>(at.out) + place;
-    if (at.gate == TPC_NONE) {
-      convert(values, width, to);
+    fold(operands.spans, join, move);
+    const int64_t place = operands.sequence * memory.stride(operands.out, 0) + head * width;
+    T* out = memory.at<T>(operands.out) + place;
+    if (operands.gate == TPC_NONE) {
+      convert(values, width, out);
       continue;
     }
-    const T* gate = memory.at<T>(at.gate) + place;
+    const T* gate = memory.at<T>(operands.gate) + place;
     for (int64_t column = 0; column < width; column += kLanes) {
       const int64_t left = width - column;
       const Lanes open = rounded<T>(sigmoid(load_some(gate + column, left)));
-      store_some(to + column, rounded<T>(load_some(values + column, left)) * open, left);
+      store_some(out + column, rounded<T>(load_some(values + column, left)) * open, left);
     }
   }
 }

@@ -20,23 +20,23 @@ constexpr bool kInIntegers = kIsScaled<C> && sizeof(T) == 2;
 
 TPC_INLINE int64_t whole_shorts(int64_t width) { return (width + kShorts - 1) / kShorts * kShorts; }
 
-TPC_INLINE ShortRegister widen(const scaled8* from) {
+TPC_INLINE ShortRegister widen(const scaled8* integers) {
 #if defined(__AVX512F__)
-  return (ShortRegister)_mm512_cvtepi8_epi16(load_bytes<__m256i>(from));
+  return (ShortRegister)_mm512_cvtepi8_epi16(load_bytes<__m256i>(integers));
 #elif defined(__AVX2__)
-  return (ShortRegister)_mm256_cvtepi8_epi16(load_bytes<__m128i>(from));
+  return (ShortRegister)_mm256_cvtepi8_epi16(load_bytes<__m128i>(integers));
 #else
-  ShortRegister found;
-  for (int lane = 0; lane < kShorts; ++lane) found[lane] = from[lane].value;
-  return found;
+  ShortRegister wide;
+  for (int lane = 0; lane < kShorts; ++lane) wide[lane] = integers[lane].value;
+  return wide;
 #endif
 }
 
 // Load up to a register of integers; the others are 0.
-TPC_INLINE ShortRegister widen_some(const scaled8* from, int64_t count) {
-  if (count >= kShorts) return widen(from);
+TPC_INLINE ShortRegister widen_some(const scaled8* integers, int64_t count) {
+  if (count >= kShorts) return widen(integers);
   scaled8 held[kShorts] = {};
-  std::memcpy(held, from, static_cast<size_t>(count));
+  std::memcpy(held, integers, static_cast<size_t>(count));
   return widen(held);
 }
 
@@ -70,7 +70,7 @@ TPC_INLINE int64_t column_of(int64_t place) {
 
 // Fetch adjacent rows to the second cache.
 TPC_INLINE void fetch(const scaled8* rows, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows + at, 0, 2);
+  for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(rows + offset, 0, 2);
 }
 
 // The queries of some heads as integers, `stride` apart, and their scales.
@@ -81,21 +81,22 @@ struct ShortQueries {
 };
 
 template <class T>
-inline ShortQueries short_queries(const T* from, int64_t heads, int64_t width, Scratch& scratch) {
+inline ShortQueries short_queries(const T* queries, int64_t heads, int64_t width,
+                                  Scratch& scratch) {
   const int64_t stride = whole_shorts(width);
-  int16_t* found = scratch.take<int16_t>(heads * stride);
+  int16_t* integers = scratch.take<int16_t>(heads * stride);
   float* scales = scratch.take<float>(heads);
   float* values = scratch.take<float>(stride);
   int32_t* whole = scratch.take<int32_t>(stride);
   std::memset(values, 0, sizeof(float) * static_cast<size_t>(stride));
   for (int64_t head = 0; head < heads; ++head) {
-    convert(from + head * width, width, values);
+    convert(queries + head * width, width, values);
     int32_t sum;
     scales[head] = rounded_to_integers(values, stride, kShortSteps, whole, sum);
-    for (int64_t at = 0; at < stride; ++at)
-      found[head * stride + at] = static_cast<int16_t>(whole[at]);
+    for (int64_t column = 0; column < stride; ++column)
+      integers[head * stride + column] = static_cast<int16_t>(whole[column]);
   }
-  return {found, stride, scales};
+  return {integers, stride, scales};
 }
 
 // The keys that are multiplied together.
@@ -111,30 +112,31 @@ template <int kHeads, int kKeys>
 TPC_INLINE void short_dots(const scaled8* keys, int64_t key_stride, const int16_t* q,
                            int64_t stride, int64_t width, Lanes* sums) {
   IntRegister total[kHeads][kKeys] = {};
-  const auto multiply = [&](int64_t at, const auto& load) TPC_ALWAYS {
-    ShortRegister own[kKeys];
+  const auto multiply = [&](int64_t column, const auto& load) TPC_ALWAYS {
+    ShortRegister loaded[kKeys];
 #pragma GCC unroll 4
-    for (int key = 0; key < kKeys; ++key) own[key] = load(keys + key * key_stride + at);
+    for (int key = 0; key < kKeys; ++key) loaded[key] = load(keys + key * key_stride + column);
 #pragma GCC unroll 4
     for (int head = 0; head < kHeads; ++head) {
-      const ShortRegister query = load_shorts(q + head * stride + at);
+      const ShortRegister query = load_shorts(q + head * stride + column);
 #pragma GCC unroll 4
       for (int key = 0; key < kKeys; ++key)
-        total[head][key] = multiply_add(total[head][key], own[key], query);
+        total[head][key] = multiply_add(total[head][key], loaded[key], query);
     }
   };
-  int64_t at = 0;
-  for (; at + kShorts <= width; at += kShorts)
-    multiply(at, [](const scaled8* from) TPC_ALWAYS { return widen(from); });
-  if (at < width)
-    multiply(at, [&](const scaled8* from) TPC_ALWAYS { return widen_some(from, width - at); });
+  int64_t column = 0;
+  for (; column + kShorts <= width; column += kShorts)
+    multiply(column, [](const scaled8* key) TPC_ALWAYS { return widen(key); });
+  if (column < width)
+    multiply(column,
+             [&](const scaled8* key) TPC_ALWAYS { return widen_some(key, width - column); });
 #pragma GCC unroll 4
   for (int head = 0; head < kHeads; ++head)
 #pragma GCC unroll 4
     for (int key = 0; key < kKeys; ++key) {
-      Registers found{};
-      found.each[0] = __builtin_convertvector(total[head][key], Register);
-      sums[head * kLanes + key] = lanes(found);
+      Registers values{};
+      values.each[0] = __builtin_convertvector(total[head][key], Register);
+      sums[head * kLanes + key] = lanes(values);
     }
 }
 
@@ -210,32 +212,33 @@ inline void mix_block(const Chunk& chunk, int64_t head, int64_t column, int64_t 
     const scaled8* a = chunk.rows[2 * pair] + column;
     const scaled8* b = chunk.rows[2 * pair + 1] + column;
     if (fetches) fetch(a + ahead, 2 * chunk.row_stride);
-    ShortRegister own[kHeads];
+    ShortRegister factors[kHeads];
 #pragma GCC unroll 4
-    for (int one = 0; one < kHeads; ++one)
-      own[one] = everywhere<1>(weights + one * kChunkPairs + pair);
+    for (int index = 0; index < kHeads; ++index)
+      factors[index] = everywhere<1>(weights + index * kChunkPairs + pair);
 #pragma GCC unroll 4
     for (int block = 0; block < kBlocks; ++block) {
-      const int64_t at = block * kShorts;
-      const ShortRegister x = whole ? widen(a + at) : widen_some(a + at, left - at);
-      const ShortRegister y = whole ? widen(b + at) : widen_some(b + at, left - at);
+      const int64_t offset = block * kShorts;
+      const ShortRegister x = whole ? widen(a + offset) : widen_some(a + offset, left - offset);
+      const ShortRegister y = whole ? widen(b + offset) : widen_some(b + offset, left - offset);
       const ShortRegister first = first_pairs(x, y), second = second_pairs(x, y);
 #pragma GCC unroll 4
-      for (int one = 0; one < kHeads; ++one) {
-        total[one][2 * block] = multiply_add(total[one][2 * block], first, own[one]);
-        total[one][2 * block + 1] = multiply_add(total[one][2 * block + 1], second, own[one]);
+      for (int index = 0; index < kHeads; ++index) {
+        total[index][2 * block] = multiply_add(total[index][2 * block], first, factors[index]);
+        total[index][2 * block + 1] =
+            multiply_add(total[index][2 * block + 1], second, factors[index]);
       }
     }
   }
 #pragma GCC unroll 4
-  for (int one = 0; one < kHeads; ++one)
+  for (int index = 0; index < kHeads; ++index)
 #pragma GCC unroll 8
     for (int place = 0; place < 2 * kBlocks; ++place) {
-      float* to = mixed + (head + one) * stride + column + place * kRegister;
-      const Register sums = __builtin_convertvector(total[one][place], Register);
-      const Register scale = Register{} + chunk.scales[head + one];
-      const Register found = multiply_add(load_bytes<Register>(to), sums, scale);
-      std::memcpy(to, &found, sizeof found);
+      float* out = mixed + (head + index) * stride + column + place * kRegister;
+      const Register sums = __builtin_convertvector(total[index][place], Register);
+      const Register scale = Register{} + chunk.scales[head + index];
+      const Register values = multiply_add(load_bytes<Register>(out), sums, scale);
+      std::memcpy(out, &values, sizeof values);
     }
 }
 
@@ -270,17 +273,17 @@ class Chunks {
 
   void flush() {
     if (held_ == 0) return;
-    for (int64_t at = held_; at < kChunkTokens; ++at)
-      chunk_.rows[at] = chunk_.rows[0], scales_[at] = 0;
-    float own[kChunkTokens];
+    for (int64_t token = held_; token < kChunkTokens; ++token)
+      chunk_.rows[token] = chunk_.rows[0], scales_[token] = 0;
+    float scaled[kChunkTokens];
     alignas(64) int32_t whole[kChunkTokens];
     for (int64_t head = 0; head < heads_; ++head) {
-      for (int64_t at = 0; at < kChunkTokens; at += kLanes)
-        store(own + at, load(weights_ + head * stride_ + at) * load(scales_ + at));
+      for (int64_t token = 0; token < kChunkTokens; token += kLanes)
+        store(scaled + token, load(weights_ + head * stride_ + token) * load(scales_ + token));
       int32_t sum;
-      head_scales_[head] = rounded_to_integers(own, kChunkTokens, kShortSteps, whole, sum);
-      for (int64_t at = 0; at < kChunkTokens; at += kLanes)
-        narrow(load_ints(whole + at), shorts_ + head * kChunkTokens + at);
+      head_scales_[head] = rounded_to_integers(scaled, kChunkTokens, kShortSteps, whole, sum);
+      for (int64_t token = 0; token < kChunkTokens; token += kLanes)
+        narrow(load_ints(whole + token), shorts_ + head * kChunkTokens + token);
     }
     left_ -= held_;
     chunk_.fetches = left_ > kChunkTokens;
@@ -325,37 +328,37 @@ inline void attend_in_integers(const T* queries, int64_t heads, int64_t width,
   Scores dots(q, heads, width, scores, stride, scratch);
   const int64_t rows = 2 * rows_ahead(keys.stride);
   const scaled8* first_value = values.row(tokens.first);
-  keys.each(tokens, [&](int64_t place, const scaled8* own, int64_t here) {
-    for (int64_t token = 0, added; token < here; token += added) {
-      const scaled8* key = own + token * keys.stride;
-      added = dots.add(key, keys.stride, here - token);
+  keys.each(tokens, [&](int64_t place, const scaled8* first_key, int64_t length) {
+    for (int64_t token = 0, added; token < length; token += added) {
+      const scaled8* key = first_key + token * keys.stride;
+      added = dots.add(key, keys.stride, length - token);
       const int64_t next = place + token + rows;
       // The last keys fetch the first values.
       fetch(next < count ? key + rows * keys.stride : first_value + (next - count) * keys.stride,
             added * keys.stride);
-      for (int64_t one = 0; one < added; ++one)
-        scales[place + token + one] = scale_of(key + one * keys.stride, width);
+      for (int64_t index = 0; index < added; ++index)
+        scales[place + token + index] = scale_of(key + index * keys.stride, width);
     }
   });
   dots.flush();
   for (int64_t head = 0; head < heads; ++head) {
-    float* own = scores + head * stride;
-    logs[head] = softmax(own, count, scales, scale * q.scales[head], mass + head);
-    std::memset(own + count, 0, sizeof(float) * static_cast<size_t>(stride - count));
+    float* head_scores = scores + head * stride;
+    logs[head] = softmax(head_scores, count, scales, scale * q.scales[head], mass + head);
+    std::memset(head_scores + count, 0, sizeof(float) * static_cast<size_t>(stride - count));
   }
   const int64_t padded = whole_shorts(width);
-  float* found = scratch.take<float>(heads * padded);
-  std::memset(found, 0, sizeof(float) * static_cast<size_t>(heads * padded));
-  Chunks chunks(scores, stride, count, heads, width, values.stride, found, scratch);
-  values.each(tokens, [&](int64_t, const scaled8* own, int64_t here) {
-    for (int64_t token = 0; token < here; ++token, own += values.stride) chunks.add(own);
+  float* sums = scratch.take<float>(heads * padded);
+  std::memset(sums, 0, sizeof(float) * static_cast<size_t>(heads * padded));
+  Chunks chunks(scores, stride, count, heads, width, values.stride, sums, scratch);
+  values.each(tokens, [&](int64_t, const scaled8* row, int64_t length) {
+    for (int64_t token = 0; token < length; ++token, row += values.stride) chunks.add(row);
   });
   chunks.flush();
   for (int64_t head = 0; head < heads; ++head)
     for (int64_t first = 0; first < width; first += kShorts)
       for (int64_t place = 0; place < kShorts; ++place)
         if (const int64_t column = first + column_of(place); column < width)
-          mixed[head * width + column] = found[head * padded + first + place];
+          mixed[head * width + column] = sums[head * padded + first + place];
 }
 
 }  // namespace

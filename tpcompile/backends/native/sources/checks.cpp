@@ -57,17 +57,18 @@ class Checker {
     check_list("queues", p.queue_offsets, p.first_queue, p.queues, p.queue_value_count);
     check_list("waits", p.wait_offsets, 0, p.instruction_count, p.wait_count);
     check_list("signals", p.signal_offsets, 0, p.instruction_count, p.signal_count);
-    for (int32_t at = 0; at < p.wait_count; ++at) {
-      const int32_t counter = counter_in("waits", p.wait_values[2 * at]);
-      const int32_t until = p.wait_values[2 * at + 1];
+    for (int32_t wait = 0; wait < p.wait_count; ++wait) {
+      const int32_t counter = counter_in("waits", p.wait_values[2 * wait]);
+      const int32_t until = p.wait_values[2 * wait + 1];
       require(std::abs(until) <= p.totals[counter], "waits: %d of %d signals of counter %d",
               until, p.totals[counter], counter);
     }
-    for (int32_t at = 0; at < p.signal_count; ++at) counter_in("signals", p.signal_values[at]);
+    for (int32_t signal = 0; signal < p.signal_count; ++signal)
+      counter_in("signals", p.signal_values[signal]);
     kernels_.assign(static_cast<size_t>(p.instruction_count), nullptr);
     const int32_t* edges = p.queue_offsets + p.first_queue;
-    for (int32_t at = edges[0]; at < edges[p.queues]; ++at) {
-      number_ = p.queue_values[at];
+    for (int32_t place = edges[0]; place < edges[p.queues]; ++place) {
+      number_ = p.queue_values[place];
       require(number_ >= 0 && number_ < p.instruction_count,
               "queues: instruction %d of %d instructions", number_, p.instruction_count);
       kernels_[static_cast<size_t>(number_)] =
@@ -79,9 +80,9 @@ class Checker {
   static void check_list(const char* name, const int32_t* offsets, int32_t first, int32_t count,
                          int32_t size) {
     require(offsets != nullptr, "%s: no offsets", name);
-    for (int32_t at = first; at < first + count; ++at)
-      require(offsets[at] >= 0 && offsets[at] <= offsets[at + 1] && offsets[at + 1] <= size,
-              "%s: the part %d:%d of %d values", name, offsets[at], offsets[at + 1], size);
+    for (int32_t part = first; part < first + count; ++part)
+      require(offsets[part] >= 0 && offsets[part] <= offsets[part + 1] && offsets[part + 1] <= size,
+              "%s: the part %d:%d of %d values", name, offsets[part], offsets[part + 1], size);
   }
 
   int32_t counter_in(const char* name, int32_t counter) const {
@@ -102,14 +103,14 @@ class Checker {
       if (rule.opcode == opcode && values_[rule.when] == rule.value &&
           !(rule.optional && values_[rule.word] == TPC_NONE))
         check_rule(rule);
-    const Kernel found = kernel_for(path_, opcode, dtypes_);
-    require(found,
+    const Kernel kernel = kernel_for(path_, opcode, dtypes_);
+    require(kernel,
             "instruction %d: the opcode %d has no kernel for the dtypes %lld of values, %lld of "
             "weights, %lld of norms and biases, %lld of the cache",
             number_, opcode, static_cast<Integer>(dtypes_.values),
             static_cast<Integer>(dtypes_.weight), static_cast<Integer>(dtypes_.vectors),
             static_cast<Integer>(dtypes_.cache));
-    return found;
+    return kernel;
   }
 
   void check_rule(const tpc_rule& rule) {
@@ -156,13 +157,13 @@ class Checker {
 
   // A buffer of the instruction's rank, or one of each rank.
   void check_buffers(const tpc_rule& rule) {
-    const int64_t own = values_[1], count = rule.each_rank ? ranks_ : 1;
-    const int64_t first = rule.word ? values_[rule.word] : only(rule.role, own);
+    const int64_t rank = values_[1], count = rule.each_rank ? ranks_ : 1;
+    const int64_t first = rule.word ? values_[rule.word] : only(rule.role, rank);
     require(first >= 0 && count <= program_.buffer_count && first <= program_.buffer_count - count,
             "instruction %d: %s is buffer %lld of %d buffers", number_, rule.name,
             static_cast<Integer>(first), program_.buffer_count);
     for (int64_t place = 0; place < count; ++place)
-      check_buffer(rule, first + place, rule.each_rank ? place : own);
+      check_buffer(rule, first + place, rule.each_rank ? place : rank);
   }
 
   // The number of a rank's first buffer of a role, or -1.
@@ -187,9 +188,9 @@ class Checker {
          "dtype");
     // A cache may have layers without slots before the first launch, and there may be no states.
     const int64_t *extents = buffer.shape, *end = extents + rule.count;
-    const bool kept = buffer.role == TPC_ROLE_CACHE || buffer.role == TPC_ROLE_TAILS ||
-                      buffer.role == TPC_ROLE_STATES;
-    const bool empty = kept && std::find(extents + 1, end, 0) != end;
+    const bool is_state = buffer.role == TPC_ROLE_CACHE || buffer.role == TPC_ROLE_TAILS ||
+                          buffer.role == TPC_ROLE_STATES;
+    const bool empty = is_state && std::find(extents + 1, end, 0) != end;
     good((buffer.address > 0 || empty) && buffer.address % itemsize(buffer.dtype) == 0, "address");
     good(buffer.dims == rule.count, "number of dimensions");
     for (int32_t dim = 0; dim < rule.count; ++dim)
@@ -225,13 +226,13 @@ class Checker {
     if (first < 0 || first >= kMost || columns >= kMost || first % kGrain || !scale) return false;
     const int64_t words = bits < 8 ? (columns + 7) / 8 : columns;
     if ((rows > 1 && buffer.strides[0] != words) || buffer.strides[1] != 1) return false;
-    const auto parts = [&](int64_t each) {
-      return each ? (first + columns - 1) / each + 1 - first / each : 1;
+    const auto parts = [&](int64_t width) {
+      return width ? (first + columns - 1) / width + 1 - first / width : 1;
     };
     const int64_t groups = parts(group);
-    const auto fits = [&](int64_t address, int64_t each) {
+    const auto fits = [&](int64_t address, int64_t row_bytes) {
       int64_t bytes = 0;
-      return address > 0 && !__builtin_mul_overflow(rows, each, &bytes) &&
+      return address > 0 && !__builtin_mul_overflow(rows, row_bytes, &bytes) &&
              bytes <= INT64_MAX - address;
     };
     // Whether a component is there, at a multiple of the size of its elements, or none is expected.
@@ -258,12 +259,12 @@ class Checker {
   static bool has_strides(const tpc_buffer& buffer) {
     constexpr int kOrder[] = TPC_CACHE_ORDER;
     int64_t step = itemsize(buffer.dtype);
-    for (int64_t at = buffer.dims - 1; at >= 0; --at) {
-      const int64_t dim = buffer.role == TPC_ROLE_CACHE ? kOrder[at] : at;
+    for (int64_t place = buffer.dims - 1; place >= 0; --place) {
+      const int64_t dim = buffer.role == TPC_ROLE_CACHE ? kOrder[place] : place;
       if (buffer.shape[dim] > 1 && buffer.strides[dim] != step / itemsize(buffer.dtype))
         return false;
       if (__builtin_mul_overflow(step, std::max(buffer.shape[dim], int64_t{1}), &step)) return false;
-      if (at == buffer.dims - 1 && __builtin_add_overflow(step, scale_bytes(buffer), &step))
+      if (place == buffer.dims - 1 && __builtin_add_overflow(step, scale_bytes(buffer), &step))
         return false;
     }
     return step <= INT64_MAX - buffer.address;
@@ -283,29 +284,29 @@ class Checker {
 
   // The first of some terms less the others.
   int64_t limit(const tpc_rule& rule, int32_t first, int32_t last) const {
-    int64_t found = 0;
+    int64_t difference = 0;
     for (int32_t term = first; term < last; ++term) {
       int32_t free = 0;
       const int64_t value = product(rule.products[term], &free);
-      if (free || __builtin_add_overflow(found, term > first ? -value : value, &found))
+      if (free || __builtin_add_overflow(difference, term > first ? -value : value, &difference))
         return INT64_MIN;
     }
-    return found;
+    return difference;
   }
 
   // A product without its name that is not bound; 0 if it is too large.
   int64_t product(const int32_t (&factors)[3], int32_t* free) const {
-    int64_t found = 1;
+    int64_t known = 1;
     for (const int32_t factor : factors) {
       if (factor == 0) continue;
       const int64_t value = factor < 0 ? -int64_t{factor} : values_[factor];
       if (factor >= TPC_ROW_WORDS && value == 0) {
         *free = factor;
-      } else if (__builtin_mul_overflow(found, value, &found)) {
+      } else if (__builtin_mul_overflow(known, value, &known)) {
         return 0;
       }
     }
-    return found;
+    return known;
   }
 
   const tpc_program& program_;

@@ -81,22 +81,22 @@ class Cores {
   // Pin a worker to its core again if somebody moved it and then allowed it all cores.
   void pin_again(const Seat& seat) const {
     const int core = seat.core.load();
-    cpu_set_t found;
-    if (core < 0 || sched_getaffinity(seat.thread.load(), sizeof found, &found) != 0) return;
-    if (count_ > 1 && CPU_EQUAL(&found, &allowed_)) place_on(seat.thread.load(), core);
+    cpu_set_t allowed;
+    if (core < 0 || sched_getaffinity(seat.thread.load(), sizeof allowed, &allowed) != 0) return;
+    if (count_ > 1 && CPU_EQUAL(&allowed, &allowed_)) place_on(seat.thread.load(), core);
   }
 
   // Exchange the cores of two workers; return false if this is not possible, for example because
   // somebody else has moved one of them.
-  static bool exchange(Bell& bell, Seat& own, Seat& other) {
+  static bool exchange(Bell& bell, Seat& seat, Seat& other) {
     if (!bell.begin_move()) return false;
-    const int here = own.core.load(), there = other.core.load();
+    const int core = seat.core.load(), other_core = other.core.load();
     bool moved = false;
-    if (here >= 0 && there >= 0 && here != there && is_on(own, here) && is_on(other, there) &&
-        place_on(other.thread.load(), here)) {
+    if (core >= 0 && other_core >= 0 && core != other_core && is_on(seat, core) &&
+        is_on(other, other_core) && place_on(other.thread.load(), core)) {
       moved = true;
-      own.core.store(there), other.core.store(here);
-      place_on(own.thread.load(), there);
+      seat.core.store(other_core), other.core.store(core);
+      place_on(seat.thread.load(), other_core);
     }
     bell.end_move();
     return moved;
@@ -104,17 +104,17 @@ class Cores {
 
  private:
   static bool place_on(int thread, int core) {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    return sched_setaffinity(thread, sizeof one, &one) == 0;
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(core, &cores);
+    return sched_setaffinity(thread, sizeof cores, &cores) == 0;
   }
 
   static bool is_on(const Seat& seat, int core) {
-    cpu_set_t found;
-    CPU_ZERO(&found);
-    return sched_getaffinity(seat.thread.load(), sizeof found, &found) == 0 &&
-           CPU_COUNT(&found) == 1 && CPU_ISSET(core, &found);
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    return sched_getaffinity(seat.thread.load(), sizeof cores, &cores) == 0 &&
+           CPU_COUNT(&cores) == 1 && CPU_ISSET(core, &cores);
   }
 
   cpu_set_t allowed_;

@@ -29,13 +29,13 @@ class Sums {
     totals_[count_] = total;
     outs_[count_] = out;
     if (++count_ < 8) return;
-    const EightLanes found = sums(totals_);
-    for (int own = 0; own < 8; ++own) *outs_[own] = found[own];
+    const EightLanes results = sums(totals_);
+    for (int place = 0; place < 8; ++place) *outs_[place] = results[place];
     count_ = 0;
   }
 
   TPC_INLINE void flush() {
-    for (int own = 0; own < count_; ++own) *outs_[own] = sum(totals_[own]);
+    for (int place = 0; place < count_; ++place) *outs_[place] = sum(totals_[place]);
     count_ = 0;
   }
 
@@ -53,29 +53,29 @@ TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
                              Registers* even, Registers* odd) {
   using W = typename F::Weights;
   constexpr int64_t kChunk = F::kChunk;
-  int64_t at = 0;
-  for (; at + 2 * kChunk <= columns; at += 2 * kChunk) {
-    const char* next = ahead + W::bytes(at);
+  int64_t column = 0;
+  for (; column + 2 * kChunk <= columns; column += 2 * kChunk) {
+    const char* next = ahead + W::bytes(column);
     for (int64_t line = 0; line < W::bytes(2 * kChunk); line += 64)
       __builtin_prefetch(next + line, 0, 2);
-    const auto first = F::weights(row, at), second = F::weights(row, at + kChunk);
+    const auto first = F::weights(row, column), second = F::weights(row, column + kChunk);
 #pragma GCC unroll 8
     for (int b = 0; b < kBatch; ++b) {
-      const auto* own = x + b * stride + at;
-      even[b] = F::add(even[b], first, F::values(own));
-      odd[b] = F::add(odd[b], second, F::values(own + kChunk));
+      const auto* sequence = x + b * stride + column;
+      even[b] = F::add(even[b], first, F::values(sequence));
+      odd[b] = F::add(odd[b], second, F::values(sequence + kChunk));
     }
   }
-  for (; at < columns; at += kChunk) {
-    const int64_t left = columns - at < kChunk ? columns - at : kChunk;
-    const bool is_odd = at / kChunk % 2;
+  for (; column < columns; column += kChunk) {
+    const int64_t left = columns - column < kChunk ? columns - column : kChunk;
+    const bool is_odd = column / kChunk % 2;
     for (int64_t line = 0; line < W::bytes(kChunk); line += 64)
-      __builtin_prefetch(ahead + W::bytes(at) + line, 0, 2);
+      __builtin_prefetch(ahead + W::bytes(column) + line, 0, 2);
     const auto some =
-        left == kChunk ? F::weights(row, at) : F::some_weights(row, at, left);
+        left == kChunk ? F::weights(row, column) : F::some_weights(row, column, left);
     for (int b = 0; b < kBatch; ++b) {
-      const auto* own = x + b * stride + at;
-      const auto values = left == kChunk ? F::values(own) : F::some_values(own, left);
+      const auto* sequence = x + b * stride + column;
+      const auto values = left == kChunk ? F::values(sequence) : F::some_values(sequence, left);
       if (is_odd)
         odd[b] = F::add(odd[b], some, values);
       else
@@ -86,20 +86,20 @@ TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
 
 // The same for every second chunk from a column on, without prefetches.
 template <class F, int kBatch>
-TPC_INLINE void add_every_second(typename F::Weights::Row row, int64_t at,
+TPC_INLINE void add_every_second(typename F::Weights::Row row, int64_t column,
                                  const typename F::Value* x, int64_t stride, int64_t columns,
                                  Registers* total) {
   constexpr int64_t kChunk = F::kChunk;
-  for (; at + kChunk <= columns; at += 2 * kChunk) {
-    const auto own = F::weights(row, at);
+  for (; column + kChunk <= columns; column += 2 * kChunk) {
+    const auto weights = F::weights(row, column);
 #pragma GCC unroll 8
     for (int b = 0; b < kBatch; ++b)
-      total[b] = F::add(total[b], own, F::values(x + b * stride + at));
+      total[b] = F::add(total[b], weights, F::values(x + b * stride + column));
   }
-  if (at >= columns) return;
-  const auto own = F::some_weights(row, at, columns - at);
+  if (column >= columns) return;
+  const auto weights = F::some_weights(row, column, columns - column);
   for (int b = 0; b < kBatch; ++b)
-    total[b] = F::add(total[b], own, F::some_values(x + b * stride + at, columns - at));
+    total[b] = F::add(total[b], weights, F::some_values(x + b * stride + column, columns - column));
 }
 
 // The sequences that a row is multiplied by at a time, and those for which registers have the sums of
@@ -115,8 +115,8 @@ TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead,
 #pragma GCC unroll 8
   for (int b = 0; b < kBatch; ++b)  // compilers would call a slow function for an empty array
 #pragma GCC unroll 4
-    for (int own = 0; own < kRegisters; ++own)
-      even[b].each[own] = odd[b].each[own] = Register{};
+    for (int part = 0; part < kRegisters; ++part)
+      even[b].each[part] = odd[b].each[part] = Register{};
   if constexpr (kBatch > kOfChunks) {
     for (int64_t line = 0; line < F::Weights::bytes(columns); line += 64)
       __builtin_prefetch(ahead + line, 0, 2);
@@ -168,8 +168,8 @@ TPC_INLINE const char* ahead_of(const char* row, int64_t stride, int64_t rows, i
 }
 
 // Combine `count` terms in a fixed tree, neighbours first, then neighbours of neighbours. The
-// result is term 0. `join(to, one)` combines `one` and the term after it, `move(to, one)` keeps a
-// last one.
+// result is term 0. `join(out, term)` combines `term` and the one after it, `move(out, term)` keeps
+// a last one.
 template <class Join, class Move>
 TPC_INLINE void fold(int64_t count, const Join& join, const Move& move) {
   for (; count > 1; count = (count + 1) / 2) {
@@ -181,12 +181,13 @@ TPC_INLINE void fold(int64_t count, const Join& join, const Move& move) {
 // Add `count` runs of `size` terms, each term to its like.
 template <class Term>
 TPC_INLINE void fold_sums(Term* terms, int64_t count, int64_t size) {
-  const auto join = [&](int64_t to, int64_t one) {
-    for (int64_t at = 0; at < size; ++at)
-      terms[to * size + at] = terms[one * size + at] + terms[(one + 1) * size + at];
+  const auto join = [&](int64_t out, int64_t term) {
+    for (int64_t place = 0; place < size; ++place)
+      terms[out * size + place] = terms[term * size + place] + terms[(term + 1) * size + place];
   };
-  const auto move = [&](int64_t to, int64_t one) {
-    for (int64_t at = 0; at < size; ++at) terms[to * size + at] = terms[one * size + at];
+  const auto move = [&](int64_t out, int64_t term) {
+    for (int64_t place = 0; place < size; ++place)
+      terms[out * size + place] = terms[term * size + place];
   };
   fold(count, join, move);
 }
@@ -216,9 +217,9 @@ TPC_INLINE int64_t join_leaves(const X& x, Term* terms, int64_t size) {
 // first, which holds this block and values, they would wait for each other.
 class NextRows {
  public:
-  // `from` is the first of the rows, of `bytes` bytes each and `stride` bytes apart.
-  TPC_INLINE NextRows(const void* from, int64_t stride, int64_t bytes)
-      : row_(static_cast<const char*>(from)), stride_(stride), bytes_(bytes) {}
+  // `first` is the first of the rows, of `bytes` bytes each and `stride` bytes apart.
+  TPC_INLINE NextRows(const void* first, int64_t stride, int64_t bytes)
+      : row_(static_cast<const char*>(first)), stride_(stride), bytes_(bytes) {}
 
   TPC_INLINE void fetch(int64_t lines) {
     for (int64_t line = 0; line < lines; ++line) {
@@ -239,8 +240,8 @@ template <class T, class Pack>
 inline const void* const* packed_runs(const T* x, int64_t stride, int64_t batch, int64_t columns,
                                       int64_t leaves, int64_t most, Scratch& scratch,
                                       const Pack& pack) {
-  const void** found = scratch.take<const void*>((batch + most - 1) / most * leaves);
-  const void** next = found;
+  const void** packed = scratch.take<const void*>((batch + most - 1) / most * leaves);
+  const void** next = packed;
   for (int64_t group = 0; group < batch; group += most) {
     const int64_t left = batch - group, sequences = left < most ? left : most;
     for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
@@ -249,7 +250,7 @@ inline const void* const* packed_runs(const T* x, int64_t stride, int64_t batch,
       first += width;
     }
   }
-  return found;
+  return packed;
 }
 
 #if defined(__AMX_BF16__)
@@ -278,19 +279,20 @@ inline const void* in_chunks(const typename F::Value* x, int64_t stride, int64_t
   using Value = typename F::Value;
   constexpr int64_t kChunk = F::kChunk;
   const int64_t chunks = (columns + kChunk - 1) / kChunk;
-  auto* found = scratch.take<Value>(chunks * sequences * kChunk);
-  const auto each = [&](int64_t at, int64_t count) TPC_ALWAYS {
+  auto* packed = scratch.take<Value>(chunks * sequences * kChunk);
+  const auto copy = [&](int64_t column, int64_t count) TPC_ALWAYS {
     for (int64_t b = 0; b < sequences; ++b)
-      std::memcpy(found + at * sequences + b * kChunk, x + b * stride + at,
+      std::memcpy(packed + column * sequences + b * kChunk, x + b * stride + column,
                   sizeof(Value) * static_cast<size_t>(count));
   };
-  int64_t at = 0;
-  for (; at + kChunk <= columns; at += kChunk) each(at, kChunk);
-  if (at < columns) {
-    std::memset(found + at * sequences, 0, sizeof(Value) * static_cast<size_t>(sequences * kChunk));
-    each(at, columns - at);
+  int64_t column = 0;
+  for (; column + kChunk <= columns; column += kChunk) copy(column, kChunk);
+  if (column < columns) {
+    std::memset(packed + column * sequences, 0,
+                sizeof(Value) * static_cast<size_t>(sequences * kChunk));
+    copy(column, columns - column);
   }
-  return found;
+  return packed;
 }
 
 template <class F, class S>
@@ -299,21 +301,21 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
   const auto packed = [&](int64_t most, const auto& pack) {
     return packed_runs(values.first, values.stride, batch, columns, leaves, most, scratch, pack);
   };
-  Operand<F> found{values, batch, columns, leaves, nullptr};
+  Operand<F> x{values, batch, columns, leaves, nullptr};
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<F>) {
-    found.packed = packed(16, tiled);
-    return found;
+    x.packed = packed(16, tiled);
+    return x;
   }
 #elif defined(TPC_PANELS)
   if constexpr (kHasPanels<F>)
     if (batch >= kFewest) {
-      found.packed = packed(kGroup, panel);
-      return found;
+      x.packed = packed(kGroup, panel);
+      return x;
     }
 #endif
-  if (batch >= kFewestPacked) found.packed = packed(kTogether, in_chunks<F>);
-  return found;
+  if (batch >= kFewestPacked) x.packed = packed(kTogether, in_chunks<F>);
+  return x;
 }
 
 // Return the sums of even or of odd chunks of `kRows` rows, times `kBatch` sequences in chunks:
@@ -324,28 +326,28 @@ TPC_INLINE void add_chunks(typename F::Weights weight, int64_t odd, const typena
                            int64_t columns, const char* ahead, Registers* sums) {
   using W = typename F::Weights;
   constexpr int64_t kChunk = F::kChunk;
-  const auto add = [&](int64_t at, const typename F::Loaded* rows) TPC_ALWAYS {
+  const auto add = [&](int64_t column, const typename F::Loaded* rows) TPC_ALWAYS {
 #pragma GCC unroll 8
     for (int b = 0; b < kBatch; ++b) {
-      const auto values = F::values(x + kBatch * at + b * kChunk);
+      const auto values = F::values(x + kBatch * column + b * kChunk);
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row)
         sums[b * kRows + row] = F::add(sums[b * kRows + row], rows[row], values);
     }
   };
   typename F::Loaded rows[kRows];
-  int64_t at = odd * kChunk;
-  for (; at + kChunk <= columns; at += 2 * kChunk) {
+  int64_t column = odd * kChunk;
+  for (; column + kChunk <= columns; column += 2 * kChunk) {
     for (int64_t line = 0; line < W::bytes(2 * kChunk); line += 64)
-      __builtin_prefetch(ahead + W::bytes(at) + line, 0, 2);
+      __builtin_prefetch(ahead + W::bytes(column) + line, 0, 2);
 #pragma GCC unroll 4
-    for (int row = 0; row < kRows; ++row) rows[row] = F::weights(weight.row(row), at);
-    add(at, rows);
+    for (int row = 0; row < kRows; ++row) rows[row] = F::weights(weight.row(row), column);
+    add(column, rows);
   }
-  if (at >= columns) return;
+  if (column >= columns) return;
   for (int row = 0; row < kRows; ++row)
-    rows[row] = F::some_weights(weight.row(row), at, columns - at);
-  add(at, rows);
+    rows[row] = F::some_weights(weight.row(row), column, columns - column);
+  add(column, rows);
 }
 
 // Multiply `kRows` rows by `kBatch` sequences. Return the sums, `[kBatch][kRows]`. There is one
@@ -372,33 +374,33 @@ TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t lef
                            Lanes* terms) {
   using W = typename F::Weights;
   const int64_t groups = (x.batch + kTogether - 1) / kTogether, size = rows / kRows * groups;
-  const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
+  const int64_t least = x.columns / x.leaves, longer = x.columns % x.leaves;
   const int64_t stride = weight.stride(), within = rows_within(kFarAhead, stride);
   const int64_t far = x.leaves > 1 && within < kPanel ? kPanel : within;
   const auto ahead = [&](int64_t row, int64_t column) TPC_ALWAYS {
     return ahead_of(weight.address(row), stride, far, left - row, scratch.next_weights) +
            W::bytes(column);
   };
-  Lanes* to = terms;
+  Lanes* next = terms;
   for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
-    const int64_t width = each + (leaf < longer);
+    const int64_t width = least + (leaf < longer);
     for (int64_t row = 0; row < rows; row += kRows)
       in_runs<kTogether>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
         const void* values = x.packed[b / kTogether * x.leaves + leaf];
-        *to++ = block_dots<F, kRows, decltype(count)::value>(
+        *next++ = block_dots<F, kRows, decltype(count)::value>(
             weight.from(row, first), static_cast<const typename F::Value*>(values), width,
             ahead(row, first), ahead(row + 1, first));
       });
     first += width;
   }
-  const int64_t kept = join_leaves(x, terms, size);
-  for (int64_t leaf = 0; leaf < kept; ++leaf)
+  const int64_t stored = join_leaves(x, terms, size);
+  for (int64_t leaf = 0; leaf < stored; ++leaf)
     for (int64_t block = 0; block < size; ++block) {
       const auto* sums = reinterpret_cast<const float*>(terms + leaf * size + block);
       const int64_t b = block % groups * kTogether, after = x.batch - b;
       float* place = out + leaf * x.apart + block / groups * kRows + b * out_stride;
-      for (int64_t own = 0; own < kTogether && own < after; ++own)
-        std::memcpy(place + own * out_stride, sums + own * kRows, sizeof(float) * kRows);
+      for (int64_t sequence = 0; sequence < kTogether && sequence < after; ++sequence)
+        std::memcpy(place + sequence * out_stride, sums + sequence * kRows, sizeof(float) * kRows);
     }
 }
 
@@ -409,11 +411,11 @@ inline void blocks_dots(typename F::Weights weight, int64_t rows, const Operand<
   Lanes* terms = scratch.take<Lanes>(x.leaves * kPanel * ((x.batch + kTogether - 1) / kTogether));
   for (int64_t row = 0; row < rows;) {
     const int64_t left = rows - row, held = left < kPanel ? left / kBlock * kBlock : kPanel;
-    const auto own = weight.from(row, 0);
+    const auto block = weight.from(row, 0);
     if (held > 0)
-      block_dots<F, kBlock>(own, held, left, x, out + row, out_stride, scratch, terms);
+      block_dots<F, kBlock>(block, held, left, x, out + row, out_stride, scratch, terms);
     else
-      block_dots<F, 1>(own, 1, left, x, out + row, out_stride, scratch, terms);
+      block_dots<F, 1>(block, 1, left, x, out + row, out_stride, scratch, terms);
     row += held > 0 ? held : 1;
   }
 }
@@ -431,7 +433,7 @@ inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, floa
   if (x.batch >= kFewestPacked) return blocks_dots<F>(weight, rows, x, out, out_stride, scratch);
   Sums sums;
   float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves * x.batch);
-  const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
+  const int64_t least = x.columns / x.leaves, longer = x.columns % x.leaves;
   const int64_t stride = weight.stride(), far = rows_within(kNearAhead, stride);
   const int64_t back = stride > kNearAhead ? stride - kNearAhead : 0;
   for (int64_t row = 0; row < rows; ++row) {
@@ -444,15 +446,15 @@ inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, floa
     }
     int64_t first = 0;
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
-      const int64_t width = each + (leaf < longer);
+      const int64_t width = least + (leaf < longer);
       row_dots<kFewestPacked - 1>(weight.from(row, first).row(0), ahead + F::Weights::bytes(first),
                                   Sequences<F>{x.values.first + first, x.values.stride}, x.batch,
                                   width, terms + leaf * x.batch, 1, sums);
       first += width;
     }
     sums.flush();
-    const int64_t kept = join_leaves(x, terms, x.batch);
-    for (int64_t leaf = 0; leaf < kept; ++leaf)
+    const int64_t stored = join_leaves(x, terms, x.batch);
+    for (int64_t leaf = 0; leaf < stored; ++leaf)
       for (int64_t b = 0; b < x.batch; ++b)
         out[row + leaf * x.apart + b * out_stride] = terms[leaf * x.batch + b];
   }
@@ -471,19 +473,19 @@ template <class T>
 TPC_INLINE void add_bias(const Memory& memory, int32_t bias, int64_t first, int64_t rows,
                          int64_t batch, float* values, int64_t stride) {
   if (bias == TPC_NONE) return;
-  const T* own = memory.at<T>(bias) + first;
+  const T* biases = memory.at<T>(bias) + first;
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t row = 0; row < rows; row += kLanes) {
-      float* at = values + b * stride + row;
-      store_some(at, load_some(at, rows - row) + load_some(own + row, rows - row), rows - row);
+      float* out = values + b * stride + row;
+      store_some(out, load_some(out, rows - row) + load_some(biases + row, rows - row), rows - row);
     }
 }
 
 // Round values to T where they are.
 template <class T>
 TPC_INLINE void round_all(float* values, int64_t count) {
-  for (int64_t at = 0; at < count; at += kLanes)
-    store_some(values + at, rounded<T>(load_some(values + at, count - at)), count - at);
+  for (int64_t place = 0; place < count; place += kLanes)
+    store_some(values + place, rounded<T>(load_some(values + place, count - place)), count - place);
 }
 
 }  // namespace

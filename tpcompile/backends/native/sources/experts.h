@@ -20,15 +20,15 @@ TPC_INLINE int32_t order_of(float logit) {
 template <class Types>
 void top_experts(const Memory& memory, const int32_t* words, Scratch& scratch) {
   using T = typename Types::Value;
-  const auto& at = *reinterpret_cast<const tpc_top_experts*>(words);
-  const int64_t count = at.experts, row = at.sequence;
+  const auto& operands = *reinterpret_cast<const tpc_top_experts*>(words);
+  const int64_t count = operands.experts, row = operands.sequence;
   float* shares = scratch.take<float>(count);
   auto* order = scratch.take<int32_t>(count);
-  convert(memory.at<T>(at.logits) + row * count, count, shares);
+  convert(memory.at<T>(operands.logits) + row * count, count, shares);
   for (int64_t expert = 0; expert < count; ++expert) order[expert] = order_of(shares[expert]);
-  int32_t* ids = memory.at<int32_t>(at.ids) + row * at.chosen;
-  float* scores = scratch.take<float>(at.chosen);
-  for (int64_t place = 0; place < at.chosen; ++place) {
+  int32_t* ids = memory.at<int32_t>(operands.ids) + row * operands.chosen;
+  float* scores = scratch.take<float>(operands.chosen);
+  for (int64_t place = 0; place < operands.chosen; ++place) {
     int32_t best = INT32_MIN;  // below all logits
     for (int64_t expert = 0; expert < count; ++expert)
       best = order[expert] > best ? order[expert] : best;
@@ -41,22 +41,22 @@ void top_experts(const Memory& memory, const int32_t* words, Scratch& scratch) {
   Lanes total{};
   for (int64_t expert = 0; expert < count; expert += kLanes) {
     const int64_t left = count - expert;
-    const Lanes own = by_register(load_some(shares + expert, left) - highest,
-                                  [](Register x) { return exponential(x); });
-    store_some(shares + expert, own, left);
+    const Lanes powers = by_register(load_some(shares + expert, left) - highest,
+                                     [](Register x) { return exponential(x); });
+    store_some(shares + expert, powers, left);
     total = total + load_some(shares + expert, left);
   }
   const float all = sum(total);
   float chosen = 0.0f;
-  for (int64_t place = 0; place < at.chosen; ++place) {
+  for (int64_t place = 0; place < operands.chosen; ++place) {
     scores[place] = shares[ids[place]] / all;
     chosen += scores[place];
   }
-  if (at.normalized)
-    for (int64_t place = 0; place < at.chosen; ++place) scores[place] /= chosen;
-  convert(scores, at.chosen, memory.at<T>(at.scores) + row * at.chosen);
-  if (memory.at<int32_t>(at.lengths)[row] == 0)
-    for (int64_t place = 0; place < at.chosen; ++place) ids[place] = TPC_NONE;
+  if (operands.normalized)
+    for (int64_t place = 0; place < operands.chosen; ++place) scores[place] /= chosen;
+  convert(scores, operands.chosen, memory.at<T>(operands.scores) + row * operands.chosen);
+  if (memory.at<int32_t>(operands.lengths)[row] == 0)
+    for (int64_t place = 0; place < operands.chosen; ++place) ids[place] = TPC_NONE;
 }
 
 // An expert of a rank, and the places of it among the choices of all sequences, in order.
@@ -64,46 +64,46 @@ struct Chosen {
   int64_t expert, count;
   const int64_t* places;
 
-  // Return the sequences, or their numbers in runs of `each` places.
-  const int64_t* sequences(int64_t each, Scratch& scratch) const {
-    auto* found = scratch.take<int64_t>(count);
-    for (int64_t n = 0; n < count; ++n) found[n] = places[n] / each;
-    return found;
+  // Return the sequences, or their numbers in runs of `choices` places.
+  const int64_t* sequences(int64_t choices, Scratch& scratch) const {
+    auto* numbers = scratch.take<int64_t>(count);
+    for (int64_t n = 0; n < count; ++n) numbers[n] = places[n] / choices;
+    return numbers;
   }
 };
 
 // Return the experts of a rank that sequences have chosen, in the order of their numbers, and then
 // one with a count of 0. `Words` have choices.
 template <class Words>
-inline const Chosen* chosen_of(const Memory& memory, const Words& at, int64_t batch,
+inline const Chosen* chosen_of(const Memory& memory, const Words& operands, int64_t batch,
                                Scratch& scratch) {
-  const int32_t* ids = memory.at<int32_t>(at.ids);
-  const int64_t choices = batch * at.chosen, held = at.held;
-  const auto own = [&](int64_t place) { return ids[place] - int64_t{at.first}; };
+  const int32_t* ids = memory.at<int32_t>(operands.ids);
+  const int64_t choices = batch * operands.chosen, held = operands.held;
+  const auto expert_of = [&](int64_t place) { return ids[place] - int64_t{operands.first}; };
   auto* ends = scratch.take<int64_t>(held + 1);
   std::fill(ends, ends + held + 1, 0);
   for (int64_t place = 0; place < choices; ++place)
-    if (own(place) >= 0 && own(place) < held) ++ends[own(place) + 1];
-  auto* found = scratch.take<Chosen>((choices < held ? choices : held) + 1);
+    if (expert_of(place) >= 0 && expert_of(place) < held) ++ends[expert_of(place) + 1];
+  auto* experts = scratch.take<Chosen>((choices < held ? choices : held) + 1);
   auto* places = scratch.take<int64_t>(choices);
-  Chosen* next = found;
+  Chosen* next = experts;
   for (int64_t expert = 0; expert < held; ++expert) {
     if (const int64_t count = ends[expert + 1]) *next++ = {expert, count, places + ends[expert]};
     ends[expert + 1] += ends[expert];
   }
   *next = {0, 0, places};
   for (int64_t place = 0; place < choices; ++place)
-    if (own(place) >= 0 && own(place) < held) places[ends[own(place)]++] = place;
-  return found;
+    if (expert_of(place) >= 0 && expert_of(place) < held) places[ends[expert_of(place)]++] = place;
+  return experts;
 }
 
 // Return some rows side by side.
 template <class F, class T>
-inline Sequences<F> gathered(const T* from, const int64_t* rows, int64_t count, int64_t width,
+inline Sequences<F> gathered(const T* values, const int64_t* rows, int64_t count, int64_t width,
                              Scratch& scratch) {
-  auto* found = scratch.take<typename F::Value>(count * width);
-  for (int64_t n = 0; n < count; ++n) convert(from + rows[n] * width, width, found + n * width);
-  return {found, width};
+  auto* out = scratch.take<typename F::Value>(count * width);
+  for (int64_t n = 0; n < count; ++n) convert(values + rows[n] * width, width, out + n * width);
+  return {out, width};
 }
 
 // The values of a batch, of which experts take those of some sequences.
@@ -137,46 +137,51 @@ template <class Types>
 void norm_experts(const Memory& memory, const int32_t* words, Scratch& scratch) {
   using T = typename Types::Value;
   using F = typename Types::Product;
-  const auto& at = *reinterpret_cast<const tpc_norm_experts*>(words);
-  const int64_t batch = at.normed_batch, rows = at.rows.stop - at.rows.start;
-  const int64_t width = at.normed_width, extent = at.extent;
-  const typename Types::Weight weight(memory, at.weight);
-  const BatchValues<F, typename Types::Weight> x(normed_rows<Types>(memory, at, scratch), batch,
-                                                 width, weight, scratch);
+  const auto& operands = *reinterpret_cast<const tpc_norm_experts*>(words);
+  const int64_t batch = operands.normed_batch, rows = operands.rows.stop - operands.rows.start;
+  const int64_t width = operands.normed_width, extent = operands.extent;
+  const typename Types::Weight weight(memory, operands.weight);
+  const BatchValues<F, typename Types::Weight> x(normed_rows<Types>(memory, operands, scratch),
+                                                 batch, width, weight, scratch);
   float* gate = scratch.take<float>(batch * rows);
   float* up = scratch.take<float>(batch * rows);
   const char* const next_weights = scratch.next_weights;
-  for (const Chosen* own = chosen_of(memory, at, batch, scratch); own->count; ++own) {
-    const int64_t first = 2 * own->expert * extent + at.rows.start;
-    const auto values = x.of(own->sequences(at.chosen, scratch), own->count, scratch);
+  for (const Chosen* chosen = chosen_of(memory, operands, batch, scratch); chosen->count;
+       ++chosen) {
+    const int64_t first = 2 * chosen->expert * extent + operands.rows.start;
+    const auto values = x.of(chosen->sequences(operands.chosen, scratch), chosen->count, scratch);
     read_next(weight, first + extent, scratch);
     dots(weight.from(first, 0), rows, values, gate, rows, scratch);
-    if (own[1].count) read_next(weight, 2 * own[1].expert * extent + at.rows.start, scratch);
-    else scratch.next_weights = next_weights, scratch.next_scales = nullptr;
+    if (chosen[1].count)
+      read_next(weight, 2 * chosen[1].expert * extent + operands.rows.start, scratch);
+    else
+      scratch.next_weights = next_weights, scratch.next_scales = nullptr;
     dots(weight.from(first + extent, 0), rows, values, up, rows, scratch);
-    round_all<T>(gate, own->count * rows);
-    round_all<T>(up, own->count * rows);
-    for (int64_t n = 0; n < own->count; ++n)
+    round_all<T>(gate, chosen->count * rows);
+    round_all<T>(up, chosen->count * rows);
+    for (int64_t n = 0; n < chosen->count; ++n)
       for (int64_t row = 0; row < rows; row += kLanes)
-        store_some(memory.at<T>(at.out) + own->places[n] * extent + at.rows.start + row,
-                   rounded<T>(silu(load_some(gate + n * rows + row, rows - row))) *
-                       load_some(up + n * rows + row, rows - row),
-                   rows - row);
+        store_some(
+            memory.at<T>(operands.out) + chosen->places[n] * extent + operands.rows.start + row,
+            rounded<T>(silu(load_some(gate + n * rows + row, rows - row))) *
+                load_some(up + n * rows + row, rows - row),
+            rows - row);
   }
 }
 
 // Increase sums by values times a factor.
 TPC_INLINE void add_scaled(const float* values, int64_t count, float factor, float* sums) {
-  for (int64_t at = 0; at < count; at += kLanes)
-    store_some(sums + at,
-               load_some(sums + at, count - at) + load_some(values + at, count - at) * factor,
-               count - at);
+  for (int64_t place = 0; place < count; place += kLanes)
+    store_some(
+        sums + place,
+        load_some(sums + place, count - place) + load_some(values + place, count - place) * factor,
+        count - place);
 }
 
 inline float* zeros(int64_t count, Scratch& scratch) {
-  float* found = scratch.take<float>(count);
-  std::fill(found, found + count, 0.0f);
-  return found;
+  float* values = scratch.take<float>(count);
+  std::fill(values, values + count, 0.0f);
+  return values;
 }
 
 // The sums over leaves of products with several weights, each times a factor of its sequence.
@@ -233,8 +238,8 @@ class BlockSums {
   void add(const Grouped& weight, Sequences<F> values, int64_t count, const int64_t* sequences,
            const float* factors, Scratch& scratch) {
     for (int64_t n = 0; n < count; ++n) {
-      const Sequences<F> own{values.first + n * values.stride, values.stride};
-      x_ = operand(own, 1, width_, leaves_, weight, scratch);
+      const Sequences<F> sequence{values.first + n * values.stride, values.stride};
+      x_ = operand(sequence, 1, width_, leaves_, weight, scratch);
       if (!sums_) sums_ = zeros(batch_ * size(), scratch);
       scale(x_, 0, factors[n]);
       add_block_products(weight, rows_, x_, sums_ + sequences[n] * size(), scratch);
@@ -259,38 +264,43 @@ class BlockSums {
 
 // Results of each expert, times the scores of the sequences that have chosen it.
 template <class Types, class Sums>
-inline void add_experts(const Memory& memory, const tpc_expert_terms& at, Sums sums,
+inline void add_experts(const Memory& memory, const tpc_expert_terms& operands, Sums sums,
                         Scratch& scratch) {
   using T = typename Types::Value;
-  const typename Types::Weight weight(memory, at.weight);
-  float* scores = scratch.take<float>(at.batch * at.chosen);
+  const typename Types::Weight weight(memory, operands.weight);
+  float* scores = scratch.take<float>(operands.batch * operands.chosen);
   const char* const next_weights = scratch.next_weights;
-  for (const Chosen* own = chosen_of(memory, at, at.batch, scratch); own->count; ++own) {
-    if (own[1].count) read_next(weight, own[1].expert * at.extent + at.rows.start, scratch);
-    else scratch.next_weights = next_weights, scratch.next_scales = nullptr;
-    for (int64_t n = 0; n < own->count; ++n)
-      scores[n] = number(memory.at<T>(at.scores) + own->places[n]);
-    const auto values = gathered<typename Types::Product>(memory.at<T>(at.x), own->places,
-                                                          own->count, at.width, scratch);
-    sums.add(weight.from(own->expert * at.extent + at.rows.start, 0), values, own->count,
-             own->sequences(at.chosen, scratch), scores, scratch);
+  for (const Chosen* chosen = chosen_of(memory, operands, operands.batch, scratch); chosen->count;
+       ++chosen) {
+    if (chosen[1].count)
+      read_next(weight, chosen[1].expert * operands.extent + operands.rows.start, scratch);
+    else
+      scratch.next_weights = next_weights, scratch.next_scales = nullptr;
+    for (int64_t n = 0; n < chosen->count; ++n)
+      scores[n] = number(memory.at<T>(operands.scores) + chosen->places[n]);
+    const auto values = gathered<typename Types::Product>(memory.at<T>(operands.x), chosen->places,
+                                                          chosen->count, operands.width, scratch);
+    sums.add(weight.from(chosen->expert * operands.extent + operands.rows.start, 0), values,
+             chosen->count, chosen->sequences(operands.chosen, scratch), scores, scratch);
   }
-  sums.store(memory.at<float>(at.out) + at.rows.start, at.extent, scratch);
+  sums.store(memory.at<float>(operands.out) + operands.rows.start, operands.extent, scratch);
 }
 
 // The sums over each leaf are those of all experts, so that they do not depend on the number of ranks.
 template <class Types>
 void expert_terms(const Memory& memory, const int32_t* words, Scratch& scratch) {
   using F = typename Types::Product;
-  const auto& at = *reinterpret_cast<const tpc_expert_terms*>(words);
-  const int64_t rows = at.rows.stop - at.rows.start;
+  const auto& operands = *reinterpret_cast<const tpc_expert_terms*>(words);
+  const int64_t rows = operands.rows.stop - operands.rows.start;
 #if defined(__AVX2__)
   if constexpr (std::is_base_of_v<Grouped, typename Types::Weight>)
-    if (BlockSums<F>::fits({memory, at.weight}, at.width, at.leaves))
+    if (BlockSums<F>::fits({memory, operands.weight}, operands.width, operands.leaves))
       return add_experts<Types>(
-          memory, at, BlockSums<F>(at.batch, rows, at.width, at.leaves, scratch), scratch);
+          memory, operands,
+          BlockSums<F>(operands.batch, rows, operands.width, operands.leaves, scratch), scratch);
 #endif
-  add_experts<Types>(memory, at, ScaledSums<F>(at.batch, rows, at.width, at.leaves, scratch),
+  add_experts<Types>(memory, operands,
+                     ScaledSums<F>(operands.batch, rows, operands.width, operands.leaves, scratch),
                      scratch);
 }
 
@@ -299,20 +309,22 @@ template <class Types>
 void shared_terms(const Memory& memory, const int32_t* words, Scratch& scratch) {
   using T = typename Types::Value;
   using F = typename Types::Product;
-  const auto& at = *reinterpret_cast<const tpc_shared_terms*>(words);
-  const int64_t batch = at.batch, rows = at.rows.stop - at.rows.start;
-  const typename Types::Weight weight(memory, at.weight);
+  const auto& operands = *reinterpret_cast<const tpc_shared_terms*>(words);
+  const int64_t batch = operands.batch, rows = operands.rows.stop - operands.rows.start;
+  const typename Types::Weight weight(memory, operands.weight);
   auto* all = scratch.take<int64_t>(batch);
   float* gates = scratch.take<float>(batch);
   for (int64_t b = 0; b < batch; ++b) {
     all[b] = b;
-    gates[b] = rounded<T>(sigmoid(Lanes{} + number(memory.at<T>(at.gate) + b)))[0];
+    gates[b] = rounded<T>(sigmoid(Lanes{} + number(memory.at<T>(operands.gate) + b)))[0];
   }
-  ScaledSums<F> sums(batch, rows, at.width, at.leaves, scratch);
-  sums.add(weight.from(at.rows.start, 0),
-           sequences<F>(memory.at<T>(at.x), batch, at.width, scratch), batch, all, gates, scratch);
-  sums.store(memory.at<float>(at.out) + at.slot * batch * int64_t{at.extent} + at.rows.start,
-             at.extent, scratch);
+  ScaledSums<F> sums(batch, rows, operands.width, operands.leaves, scratch);
+  sums.add(weight.from(operands.rows.start, 0),
+           sequences<F>(memory.at<T>(operands.x), batch, operands.width, scratch), batch, all,
+           gates, scratch);
+  sums.store(memory.at<float>(operands.out) + operands.slot * batch * int64_t{operands.extent} +
+                 operands.rows.start,
+             operands.extent, scratch);
 }
 
 }  // namespace

@@ -21,11 +21,11 @@ class Float8 {
 
   // The rows from one on, with their columns from one on.
   TPC_INLINE Float8 from(int64_t row, int64_t column) const {
-    Float8 found = *this;
-    found.row_ += row * stride_ + column;
-    found.scales_ += (row * groups_ + (before_ + column) / group_) * scale_bytes();
-    found.before_ = (before_ + column) % group_;
-    return found;
+    Float8 part = *this;
+    part.row_ += row * stride_ + column;
+    part.scales_ += (row * groups_ + (before_ + column) / group_) * scale_bytes();
+    part.before_ = (before_ + column) % group_;
+    return part;
   }
 
   TPC_INLINE Row row(int64_t row) const { return row_ + row * stride_; }
@@ -45,10 +45,11 @@ class Float8 {
 
   // The scale of a group of a row, counted from that of the first column.
   TPC_INLINE float scale(int64_t row, int64_t group) const {
-    const int64_t at = row * groups_ + group;
-    if (scale_type_ == TPC_DTYPE_F32) return number(reinterpret_cast<const f32*>(scales_) + at);
-    if (scale_type_ == TPC_DTYPE_BF16) return number(reinterpret_cast<const bf16*>(scales_) + at);
-    return number(reinterpret_cast<const f16*>(scales_) + at);
+    const int64_t place = row * groups_ + group;
+    if (scale_type_ == TPC_DTYPE_F32) return number(reinterpret_cast<const f32*>(scales_) + place);
+    if (scale_type_ == TPC_DTYPE_BF16)
+      return number(reinterpret_cast<const bf16*>(scales_) + place);
+    return number(reinterpret_cast<const f16*>(scales_) + place);
   }
 
   TPC_INLINE void fetch_scales(int64_t row) const {
@@ -65,19 +66,19 @@ class Float8 {
 };
 
 inline Lanes numbers(const Float8& rows, int64_t row, int64_t column, int64_t count) {
-  Lanes found{};
-  for (int64_t own = 0; own < kLanes && own < count; ++own) {
-    uint8_t held[kRegister] = {rows.row(row)[column + own]};
-    found[own] = float8(held)[0] * kFloat8 * rows.from(row, column + own).scale(0, 0);
+  Lanes values{};
+  for (int64_t lane = 0; lane < kLanes && lane < count; ++lane) {
+    uint8_t held[kRegister] = {rows.row(row)[column + lane]};
+    values[lane] = float8(held)[0] * kFloat8 * rows.from(row, column + lane).scale(0, 0);
   }
-  return found;
+  return values;
 }
 
 // Load fewer numbers than a chunk.
 template <class F>
-TPC_INLINE typename F::Loaded some_float8(const uint8_t* row, int64_t at, int64_t count) {
+TPC_INLINE typename F::Loaded some_float8(const uint8_t* row, int64_t column, int64_t count) {
   uint8_t held[F::kChunk] = {};
-  std::memcpy(held, row + at, static_cast<size_t>(count));
+  std::memcpy(held, row + column, static_cast<size_t>(count));
   return F::weights(held, 0);
 }
 
@@ -86,13 +87,14 @@ struct Form<T, Float8> : Form<f32, Plain<f32>> {
   using Weights = Float8;
   static constexpr float kScale = kFloat8;
 
-  static TPC_INLINE Registers weights(const uint8_t* row, int64_t at) {
-    Registers found;
-    for (int own = 0; own < kRegisters; ++own) found.each[own] = float8(row + at + own * kRegister);
-    return found;
+  static TPC_INLINE Registers weights(const uint8_t* row, int64_t column) {
+    Registers loaded;
+    for (int part = 0; part < kRegisters; ++part)
+      loaded.each[part] = float8(row + column + part * kRegister);
+    return loaded;
   }
-  static TPC_INLINE Registers some_weights(const uint8_t* row, int64_t at, int64_t count) {
-    return some_float8<Form>(row, at, count);
+  static TPC_INLINE Registers some_weights(const uint8_t* row, int64_t column, int64_t count) {
+    return some_float8<Form>(row, column, count);
   }
 };
 
@@ -102,11 +104,11 @@ struct Form<bf16, Float8> : Form<bf16, Plain<bf16>> {
   using Weights = Float8;
   static constexpr float kScale = 1.0f;
 
-  static TPC_INLINE __m512i weights(const uint8_t* row, int64_t at) {
-    return float8_as_bf16(row + at);
+  static TPC_INLINE __m512i weights(const uint8_t* row, int64_t column) {
+    return float8_as_bf16(row + column);
   }
-  static TPC_INLINE __m512i some_weights(const uint8_t* row, int64_t at, int64_t count) {
-    return some_float8<Form>(row, at, count);
+  static TPC_INLINE __m512i some_weights(const uint8_t* row, int64_t column, int64_t count) {
+    return some_float8<Form>(row, column, count);
   }
 };
 #endif
@@ -124,24 +126,26 @@ template <class F, int kBatch>
                                    const typename F::Value* x, int64_t stride, int64_t columns,
                                    float* out, int64_t out_stride, Sums& sums) {
   Registers totals[kBatch] = {};
-  int64_t at = 0, group = 0;
+  int64_t column = 0, group = 0;
   // Add the products of the next columns, which share a scale.
   const auto add = [&](auto count) TPC_ALWAYS {
     Registers even[kBatch] = {}, odd[kBatch] = {};
-    add_products<F, kBatch>(weight.row(row) + at, ahead + at, x + at, stride, count, even, odd);
+    add_products<F, kBatch>(weight.row(row) + column, ahead + column, x + column, stride, count,
+                            even, odd);
     const float scale = weight.scale(row, group++) * F::kScale;
     for (int b = 0; b < kBatch; ++b)
-      for (int own = 0; own < kRegisters; ++own)
-        totals[b].each[own] = multiply_add(totals[b].each[own], even[b].each[own] + odd[b].each[own],
-                                           Register{} + scale);
-    at += count;
+      for (int part = 0; part < kRegisters; ++part)
+        totals[b].each[part] =
+            multiply_add(totals[b].each[part], even[b].each[part] + odd[b].each[part],
+                         Register{} + scale);
+    column += count;
   };
   const int64_t group_columns = weight.group(), left = weight.left_of_group();
-  for (int64_t next = left; at < columns; next = group_columns)
-    if (next == kUsualGroup && columns - at >= kUsualGroup)  // a constant is faster
+  for (int64_t next = left; column < columns; next = group_columns)
+    if (next == kUsualGroup && columns - column >= kUsualGroup)  // a constant is faster
       add(std::integral_constant<int64_t, kUsualGroup>());
     else
-      add(next < columns - at ? next : columns - at);
+      add(next < columns - column ? next : columns - column);
   for (int b = 0; b < kBatch; ++b) sums.add(lanes(totals[b]), out + b * out_stride);
 }
 
@@ -158,10 +162,10 @@ struct Leaf {
 };
 
 inline void find_leaves(const Float8& weight, int64_t columns, int64_t count, Leaf* leaves) {
-  const int64_t each = columns / count, longer = columns % count;
-  for (int64_t own = 0, first = 0; own < count; ++own) {
-    const int64_t width = each + (own < longer);
-    leaves[own] = {weight.from(0, first), first, width};
+  const int64_t least = columns / count, longer = columns % count;
+  for (int64_t leaf = 0, first = 0; leaf < count; ++leaf) {
+    const int64_t width = least + (leaf < longer);
+    leaves[leaf] = {weight.from(0, first), first, width};
     first += width;
   }
 }
@@ -183,17 +187,17 @@ template <class F>
     for (int64_t number = 0; number < x.leaves; ++number) {
       const Leaf& leaf = leaves[number];
       in_runs<8>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
-        float* to = split ? terms + number * x.batch + b : out + row + b * out_stride;
+        float* destination = split ? terms + number * x.batch + b : out + row + b * out_stride;
         scaled_dots<F, decltype(count)::value>(leaf.weight, row, ahead + leaf.first,
                                                x.values.first + leaf.first + b * x.values.stride,
-                                               x.values.stride, leaf.columns, to,
+                                               x.values.stride, leaf.columns, destination,
                                                split ? 1 : out_stride, sums);
       });
     }
     if (!split) continue;
     sums.flush();
-    const int64_t kept = join_leaves(x, terms, x.batch);
-    for (int64_t leaf = 0; leaf < kept; ++leaf)
+    const int64_t stored = join_leaves(x, terms, x.batch);
+    for (int64_t leaf = 0; leaf < stored; ++leaf)
       for (int64_t b = 0; b < x.batch; ++b)
         out[row + leaf * x.apart + b * out_stride] = terms[leaf * x.batch + b];
   }

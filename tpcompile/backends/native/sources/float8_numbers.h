@@ -17,48 +17,48 @@ struct Float8Values {
 };
 
 constexpr Float8Values float8_values() {
-  Float8Values found{};
+  Float8Values values{};
   for (int bits = 0; bits < 128; ++bits) {
     const int exponent = bits >> 3, mantissa = bits & 7;
     const int size = exponent ? (8 + mantissa) << (exponent - 1) : mantissa;
-    found.of[bits] = static_cast<float>(size), found.of[bits + 128] = static_cast<float>(-size);
+    values.of[bits] = static_cast<float>(size), values.of[bits + 128] = static_cast<float>(-size);
   }
-  return found;
+  return values;
 }
 
 constexpr Float8Values kFloat8Values = float8_values();
 #endif
 
 // Load a register of numbers, as multiples of `kFloat8`. All are exact.
-TPC_INLINE Register float8(const uint8_t* from) {
+TPC_INLINE Register float8(const uint8_t* bytes) {
 #if defined(__AVX512F__)  // the same fields in float16, whose exponents are larger by 8
-  const __m256i wide = _mm256_cvtepi8_epi16(load_bytes<__m128i>(from));
+  const __m256i wide = _mm256_cvtepi8_epi16(load_bytes<__m128i>(bytes));
   const __m256i size = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
   const __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(-0x8000));
   return (Register)_mm512_cvtph_ps(_mm256_or_si256(size, sign));
 #elif defined(__F16C__)
-  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
   const __m128i size = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
   const __m128i sign = _mm_and_si128(wide, _mm_set1_epi16(-0x8000));
   return (Register)_mm256_cvtph_ps(_mm_or_si128(size, sign));
 #else
-  Register found;
-  for (int lane = 0; lane < kRegister; ++lane) found[lane] = kFloat8Values.of[from[lane]];
-  return found;
+  Register values;
+  for (int lane = 0; lane < kRegister; ++lane) values[lane] = kFloat8Values.of[bytes[lane]];
+  return values;
 #endif
 }
 
 #if defined(__AVX512BF16__)
 // Load 32 numbers as bf16. Those without a leading one are looked up.
-TPC_INLINE __m512i float8_as_bf16(const uint8_t* from) {
+TPC_INLINE __m512i float8_as_bf16(const uint8_t* bytes) {
   constexpr int16_t kSmall[] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
   const __m512i small = _mm512_broadcast_i32x4(load_bytes<__m128i>(kSmall));
-  const __m512i wide = _mm512_cvtepi8_epi16(load_bytes<__m256i>(from));
+  const __m512i wide = _mm512_cvtepi8_epi16(load_bytes<__m256i>(bytes));
   const __m512i fields = _mm512_and_si512(_mm512_slli_epi16(wide, 4), _mm512_set1_epi16(0x07f0));
   const __m512i size = _mm512_add_epi16(fields, _mm512_set1_epi16(120 << 7));
   const __mmask32 tiny = _mm512_testn_epi16_mask(wide, _mm512_set1_epi16(0x78));
-  const __m512i found = _mm512_mask_permutexvar_epi16(size, tiny, wide, small);
-  return _mm512_ternarylogic_epi32(found, wide, _mm512_set1_epi16(-0x8000), 0xf8);
+  const __m512i values = _mm512_mask_permutexvar_epi16(size, tiny, wide, small);
+  return _mm512_ternarylogic_epi32(values, wide, _mm512_set1_epi16(-0x8000), 0xf8);
 }
 #endif
 

@@ -24,8 +24,8 @@ struct scaled8 {
   int8_t value;
 };
 
-TPC_INLINE Register load_register(const scaled8* from) {
-  return __builtin_convertvector(load_register(&from->value), Register);
+TPC_INLINE Register load_register(const scaled8* integers) {
+  return __builtin_convertvector(load_register(&integers->value), Register);
 }
 
 // The numbers of types in words and in the table of buffers.

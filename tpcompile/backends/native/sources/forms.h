@@ -24,13 +24,15 @@ struct Form<T, Plain<S>> {
   static constexpr int64_t kChunk = kLanes;
   using Loaded = Registers;
 
-  static TPC_INLINE Loaded weights(const S* row, int64_t at) { return load_registers(row + at); }
-  static TPC_INLINE Loaded some_weights(const S* row, int64_t at, int64_t count) {
-    return load_some_registers(row + at, count);
+  static TPC_INLINE Loaded weights(const S* row, int64_t column) {
+    return load_registers(row + column);
   }
-  static TPC_INLINE Loaded values(const float* from) { return load_registers(from); }
-  static TPC_INLINE Loaded some_values(const float* from, int64_t count) {
-    return load_some_registers(from, count);
+  static TPC_INLINE Loaded some_weights(const S* row, int64_t column, int64_t count) {
+    return load_some_registers(row + column, count);
+  }
+  static TPC_INLINE Loaded values(const float* source) { return load_registers(source); }
+  static TPC_INLINE Loaded some_values(const float* source, int64_t count) {
+    return load_some_registers(source, count);
   }
   static TPC_INLINE Registers add(Registers total, Loaded weight, Loaded value) {
     return multiply_add(total, weight, value);
@@ -45,13 +47,13 @@ struct Form<bf16, Plain<bf16>> {
   static constexpr int64_t kChunk = 2 * kLanes;
   using Loaded = __m512i;
 
-  static TPC_INLINE Loaded weights(const bf16* row, int64_t at) { return values(row + at); }
-  static TPC_INLINE Loaded some_weights(const bf16* row, int64_t at, int64_t count) {
-    return some_values(row + at, count);
+  static TPC_INLINE Loaded weights(const bf16* row, int64_t column) { return values(row + column); }
+  static TPC_INLINE Loaded some_weights(const bf16* row, int64_t column, int64_t count) {
+    return some_values(row + column, count);
   }
-  static TPC_INLINE Loaded values(const bf16* from) { return _mm512_loadu_si512(from); }
-  static TPC_INLINE Loaded some_values(const bf16* from, int64_t count) {
-    return _mm512_maskz_loadu_epi16((__mmask32)((1ull << count) - 1), from);
+  static TPC_INLINE Loaded values(const bf16* source) { return _mm512_loadu_si512(source); }
+  static TPC_INLINE Loaded some_values(const bf16* source, int64_t count) {
+    return _mm512_maskz_loadu_epi16((__mmask32)((1ull << count) - 1), source);
   }
   static TPC_INLINE Registers add(Registers total, Loaded weight, Loaded value) {
     return {(Register)_mm512_dpbf16_ps((__m512)total.each[0], (__m512bh)weight, (__m512bh)value)};
@@ -83,26 +85,26 @@ struct Sequences {
 
 // Round or widen values to another type.
 template <class From, class To>
-inline void convert(const From* from, int64_t count, To* to) {
-  for (int64_t at = 0; at < count; at += kLanes)
-    store_some(to + at, load_some(from + at, count - at), count - at);
+inline void convert(const From* values, int64_t count, To* out) {
+  for (int64_t place = 0; place < count; place += kLanes)
+    store_some(out + place, load_some(values + place, count - place), count - place);
 }
 
 // Return values as a form holds them.
 template <class F, class T>
-TPC_INLINE const typename F::Value* in_form(const T* from, int64_t count, Scratch& scratch) {
+TPC_INLINE const typename F::Value* in_form(const T* values, int64_t count, Scratch& scratch) {
   if constexpr (std::is_same_v<typename F::Value, T>) {
-    return from;
+    return values;
   } else {
-    auto* found = scratch.take<typename F::Value>(count);
-    convert(from, count, found);
-    return found;
+    auto* converted = scratch.take<typename F::Value>(count);
+    convert(values, count, converted);
+    return converted;
   }
 }
 
 template <class F, class T>
-TPC_INLINE Sequences<F> sequences(const T* from, int64_t batch, int64_t width, Scratch& scratch) {
-  return {in_form<F>(from, batch * width, scratch), width};
+TPC_INLINE Sequences<F> sequences(const T* values, int64_t batch, int64_t width, Scratch& scratch) {
+  return {in_form<F>(values, batch * width, scratch), width};
 }
 
 }  // namespace

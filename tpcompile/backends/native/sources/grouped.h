@@ -43,10 +43,10 @@ class Grouped {
     first_group_ = first_ / group_;
     groups_ = last / group_ + 1 - first_group_;
     if (const int high = bits_ == 8 ? 0 : bits_ - 4) {
-      const int64_t each = 32 / high;
+      const int64_t per_word = 32 / high;
       high_ = reinterpret_cast<const char*>(buffer.high);
-      high_stride_ = (last / each + 1 - first_ / each) * 4;
-      first_high_ = first_ / each * each;
+      high_stride_ = (last / per_word + 1 - first_ / per_word) * 4;
+      first_high_ = first_ / per_word * per_word;
     }
     if (tpc::has_supers(buffer.format)) {
       super_scales_ = reinterpret_cast<const f16*>(buffer.super_scales);
@@ -59,17 +59,17 @@ class Grouped {
 
   // The rows from one on. Leaves choose their columns.
   TPC_INLINE Grouped from(int64_t row, int64_t column) const {
-    Grouped found = *this;
-    found.row_ += row * stride_;
-    found.rows_ -= row;
-    found.scales_ += row * groups_ * scale_bytes();
-    if (minima_) found.minima_ += row * groups_ * scale_bytes();
-    if (offsets_) found.offsets_ += row * groups_;
-    if (high_) found.high_ += row * high_stride_;
-    if (super_scales_) found.super_scales_ += row * supers_;
-    if (super_minima_) found.super_minima_ += row * supers_;
-    found.begin_ += column;
-    return found;
+    Grouped part = *this;
+    part.row_ += row * stride_;
+    part.rows_ -= row;
+    part.scales_ += row * groups_ * scale_bytes();
+    if (minima_) part.minima_ += row * groups_ * scale_bytes();
+    if (offsets_) part.offsets_ += row * groups_;
+    if (high_) part.high_ += row * high_stride_;
+    if (super_scales_) part.super_scales_ += row * supers_;
+    if (super_minima_) part.super_minima_ += row * supers_;
+    part.begin_ += column;
+    return part;
   }
 
   TPC_INLINE const char* address(int64_t row) const { return row_ + row * stride_; }
@@ -101,12 +101,13 @@ class Grouped {
   };
 
   TPC_INLINE Place place(int64_t row, int64_t block) const {
-    const int64_t at = (row * groups_ + block - first_group_) * scale_bytes();
+    const int64_t offset = (row * groups_ + block - first_group_) * scale_bytes();
     const int64_t super = row * supers_ + (block >> super_shift_) - first_super_;
     const auto of = [](auto* first, int64_t place) TPC_ALWAYS {
       return first ? first + place : nullptr;
     };
-    return {scales_ + at, of(minima_, at), of(super_scales_, super), of(super_minima_, super)};
+    return {scales_ + offset, of(minima_, offset), of(super_scales_, super),
+            of(super_minima_, super)};
   }
 
   // Whether a row has so many blocks from one on, each with a scale. If there are superblocks, one
@@ -125,8 +126,8 @@ class Grouped {
   template <class Run>
   int64_t steady_rows(int64_t rows, const Run& run) const {
     const int64_t group = group_of(run.block), start = offset(run.start);
-    const bool others = high_ || super_scales_ || minima_ || offsets_;
-    if (others || scale_type_ == TPC_DTYPE_F32) return 0;
+    const bool several = high_ || super_scales_ || minima_ || offsets_;
+    if (several || scale_type_ == TPC_DTYPE_F32) return 0;
     if (start < 0 || start + run.loads * kLoad > stride_) return 0;
     if (has_row_scales()) return rows;
     if (group_ > kMostBlock || group < 0) return 0;
@@ -143,28 +144,28 @@ class Grouped {
 
   // The scales and minima of a register of such blocks, so many blocks after a place, without
   // superblocks.
-  TPC_INLINE Register scales(const Place& at, int64_t after) const {
+  TPC_INLINE Register scales(const Place& place, int64_t after) const {
     if (scale_type_ == TPC_DTYPE_BF16)
-      return load_register(reinterpret_cast<const bf16*>(at.scales) + after);
+      return load_register(reinterpret_cast<const bf16*>(place.scales) + after);
     if (scale_type_ == TPC_DTYPE_F32)
-      return load_register(reinterpret_cast<const f32*>(at.scales) + after);
-    return load_register(reinterpret_cast<const f16*>(at.scales) + after);
+      return load_register(reinterpret_cast<const f32*>(place.scales) + after);
+    return load_register(reinterpret_cast<const f16*>(place.scales) + after);
   }
 
-  TPC_INLINE Register minima(const Place& at, int64_t after) const {
-    return load_register(reinterpret_cast<const f16*>(at.minima) + after);
+  TPC_INLINE Register minima(const Place& place, int64_t after) const {
+    return load_register(reinterpret_cast<const f16*>(place.minima) + after);
   }
 
   // The numbers of a register of blocks, times those of their superblocks, of `kEach` blocks each, of
   // which one begins with the place.
   template <int kEach>
   static TPC_INLINE Register of_whole_supers(const char* small, const f16* supers, int64_t after) {
-    const f16* own = supers + after / kEach;
-    Register found = everywhere(own);
-    if constexpr (kRegister > kEach) found = spliced(found, everywhere(own + 1), kEach);
+    const f16* first = supers + after / kEach;
+    Register factors = everywhere(first);
+    if constexpr (kRegister > kEach) factors = spliced(factors, everywhere(first + 1), kEach);
     return __builtin_convertvector(load_register(reinterpret_cast<const int8_t*>(small) + after),
                                    Register) *
-           found;
+           factors;
   }
 
   // The same, and offsets, of any register of blocks.
@@ -213,8 +214,8 @@ class Grouped {
   // Fetch what a row has beside its loads.
   TPC_INLINE void fetch_scales(int64_t row) const {
     __builtin_prefetch(scales_ + row * groups_ * scale_bytes());
-    for (int64_t at = 0; at < high_stride_; at += kLoad)
-      __builtin_prefetch(high_ + row * high_stride_ + at, 0, 2);
+    for (int64_t offset = 0; offset < high_stride_; offset += kLoad)
+      __builtin_prefetch(high_ + row * high_stride_ + offset, 0, 2);
     if (scale_type_ <= TPC_DTYPE_F16) return;
     if (minima_) __builtin_prefetch(minima_ + row * groups_ * scale_bytes());
     if (super_scales_) __builtin_prefetch(super_scales_ + row * supers_);
@@ -225,13 +226,13 @@ class Grouped {
   int32_t integer_at(int64_t row, int64_t column) const {
     const auto* octets = reinterpret_cast<const uint8_t*>(address(row));
     if (bits_ == 8) return static_cast<int8_t>(octets[column]);
-    int32_t found = octets[column / 2] >> column % 2 * 4 & 15;
+    int32_t integer = octets[column / 2] >> column % 2 * 4 & 15;
     if (high_) {
       const int64_t apart = bits_ - 4, bit = (first_ + column - first_high_) * apart;
-      const int32_t more = static_cast<uint8_t>(high(row)[bit / 8]) >> bit % 8;
-      found |= (more & ((1 << apart) - 1)) << 4;
+      const int32_t upper = static_cast<uint8_t>(high(row)[bit / 8]) >> bit % 8;
+      integer |= (upper & ((1 << apart) - 1)) << 4;
     }
-    return found - (1 << (bits_ - 1));
+    return integer - (1 << (bits_ - 1));
   }
 
   float scale_number(int64_t group) const {
@@ -249,32 +250,32 @@ class Grouped {
   TPC_INLINE Register of_supers(const char* small, const f16* supers, int64_t row,
                                 int64_t block) const {
     const int64_t group = block - first_group_, place = (block >> super_shift_) - first_super_;
-    const int64_t each = int64_t{1} << super_shift_;
-    const bool begins = (block & (each - 1)) == 0 || kRegister <= (-block & (each - 1));
+    const int64_t blocks = int64_t{1} << super_shift_;
+    const bool begins = (block & (blocks - 1)) == 0 || kRegister <= (-block & (blocks - 1));
     if (group < 0 || groups_ - group < kRegister || !begins)
       return of_any_supers(small, supers, row, block);
-    const f16* own = supers + row * supers_ + place;
-    Register found = Register{} + number(own);
-    if (kRegister > each) found = spliced(found, Register{} + number(own + 1), each);
-    const auto* from = reinterpret_cast<const int8_t*>(small) + row * groups_ + group;
-    return __builtin_convertvector(load_register(from), Register) * found;
+    const f16* first = supers + row * supers_ + place;
+    Register factors = Register{} + number(first);
+    if (kRegister > blocks) factors = spliced(factors, Register{} + number(first + 1), blocks);
+    const auto* numbers = reinterpret_cast<const int8_t*>(small) + row * groups_ + group;
+    return __builtin_convertvector(load_register(numbers), Register) * factors;
   }
 
   // The same where a row ends, or a leaf begins within a superblock.
   [[gnu::noinline]] Register of_any_supers(const char* small, const f16* supers, int64_t row,
                                            int64_t block) const {
-    const f16* own = supers + row * supers_;
-    const int64_t each = int64_t{1} << super_shift_;
-    const auto one = [&](int64_t at) TPC_ALWAYS {
-      const int64_t place = (at >> super_shift_) - first_super_;
-      return place >= 0 && place < supers_ ? number(own + place) : 0.0f;
+    const f16* first = supers + row * supers_;
+    const int64_t blocks = int64_t{1} << super_shift_;
+    const auto factor_of = [&](int64_t index) TPC_ALWAYS {
+      const int64_t place = (index >> super_shift_) - first_super_;
+      return place >= 0 && place < supers_ ? number(first + place) : 0.0f;
     };
-    Register found = Register{} + one(block);
-    for (int64_t left = each - (block & (each - 1)); left < kRegister; left += each)
-      found = spliced(found, Register{} + one(block + left), left);
+    Register factors = Register{} + factor_of(block);
+    for (int64_t left = blocks - (block & (blocks - 1)); left < kRegister; left += blocks)
+      factors = spliced(factors, Register{} + factor_of(block + left), left);
     return __builtin_convertvector(of_blocks(reinterpret_cast<const int8_t*>(small), row, block),
                                    Register) *
-           found;
+           factors;
   }
 
   // The numbers of a register of blocks, of those that begin at `first`; 0 after a row.
@@ -282,27 +283,27 @@ class Grouped {
   TPC_INLINE auto of_blocks(const S* first, int64_t row, int64_t block) const
       -> decltype(load_register(first)) {
     using Found = decltype(load_register(first));
-    const S* own = first + row * groups_;
-    if (groups_ == 1) return Found{} + number(own);
+    const S* numbers = first + row * groups_;
+    if (groups_ == 1) return Found{} + number(numbers);
     const int64_t group = block - first_group_, left = groups_ - group;
     if (group_ <= kMostBlock && group >= 0) {
-      if (left >= kRegister) return load_register(own + group);
+      if (left >= kRegister) return load_register(numbers + group);
       if ((rows_ - row) * groups_ - group >= kRegister)
-        return first_lanes(load_register(own + group), left);
+        return first_lanes(load_register(numbers + group), left);
     }
-    return one_by_one(own, block);
+    return one_by_one(numbers, block);
   }
 
   template <class S>
-  [[gnu::noinline]] auto one_by_one(const S* own, int64_t first) const
-      -> decltype(load_register(own)) {
-    decltype(load_register(own)) found{};
+  [[gnu::noinline]] auto one_by_one(const S* numbers, int64_t first) const
+      -> decltype(load_register(numbers)) {
+    decltype(load_register(numbers)) values{};
     for (int lane = 0; lane < kRegister; ++lane) {
       const int64_t column = (first + lane) * block();
       const int64_t group = (column > first_ ? column : first_) / group_ - first_group_;
-      if (group < groups_) found[lane] = number(own + group);
+      if (group < groups_) values[lane] = number(numbers + group);
     }
-    return found;
+    return values;
   }
 
   const char *row_, *scales_;
@@ -315,17 +316,18 @@ class Grouped {
 };
 
 inline Lanes numbers(const Grouped& rows, int64_t row, int64_t column, int64_t count) {
-  Lanes found{};
-  for (int64_t own = 0; own < kLanes && own < count; ++own)
-    found[own] = rows.number_at(row, column + own);
-  return found;
+  Lanes values{};
+  for (int64_t lane = 0; lane < kLanes && lane < count; ++lane)
+    values[lane] = rows.number_at(row, column + lane);
+  return values;
 }
 
-// Copy `count` bytes from place `at` on, which may begin before a row or end after it. Others are 0.
-inline void copy_inside(const char* row, int64_t bytes, int64_t at, int64_t count, char* to) {
-  const int64_t low = at < 0 ? 0 : at, high = at + count < bytes ? at + count : bytes;
-  std::memset(to, 0, static_cast<size_t>(count));
-  if (low < high) std::memcpy(to + (low - at), row + low, static_cast<size_t>(high - low));
+// Copy `count` bytes from `offset` on, which may begin before a row or end after it. Others are 0.
+inline void copy_inside(const char* row, int64_t bytes, int64_t offset, int64_t count, char* out) {
+  const int64_t low = offset < 0 ? 0 : offset;
+  const int64_t high = offset + count < bytes ? offset + count : bytes;
+  std::memset(out, 0, static_cast<size_t>(count));
+  if (low < high) std::memcpy(out + (low - offset), row + low, static_cast<size_t>(high - low));
 }
 
 #include "grouped_arithmetic.h"
@@ -368,16 +370,16 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
   const RowForm<A> form = row_form<A>(weight);
   auto run = x.leaves == 1 ? grouped_rows<A> : grouped_leaves<A>;
   // Rows that stay in the nearest cache serve one sequence after the other.
-  int64_t kept = x.batch == 1 ? rows : rows_ahead(weight.stride());
+  int64_t held = x.batch == 1 ? rows : rows_ahead(weight.stride());
 #if defined(__AVX2__)
   if (x.side_by_side()) {
     run = grouped_side_by_side<A>;
-    kept = kept < kRegister ? kRegister : kept;
+    held = held < kRegister ? kRegister : held;
   }
 #endif
-  for (int64_t row = 0; row < rows; row += kept)
+  for (int64_t row = 0; row < rows; row += held)
     for (int64_t b = 0; b < x.batch; ++b)
-      run(weight.from(row, 0), form, rows - row < kept ? rows - row : kept, rows - row, x, b,
+      run(weight.from(row, 0), form, rows - row < held ? rows - row : held, rows - row, x, b,
           out + row + b * out_stride, scratch);
 }
 
@@ -394,11 +396,11 @@ template <class A>
   });
   if (done == rows) return;
 #endif
-  const Grouped rest = weight.from(done, 0);
+  const Grouped remaining = weight.from(done, 0);
   auto multiply = grouped_dots<A>;
   if constexpr (!std::is_same_v<A, Wide>)
     if (in_panels<A>(x.batch)) multiply = weight.bits() == 8 ? panel_dots<A, 8> : panel_dots<A, 4>;
-  multiply(rest, rows - done, x, out + done, out_stride, scratch);
+  multiply(remaining, rows - done, x, out + done, out_stride, scratch);
 }
 
 // Arrange values of several sequences as products need them.
@@ -422,9 +424,9 @@ template <class A>
 template <class F>
 inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
                           const Grouped& weight, Scratch& scratch) {
-  Operand<F> found = laid_operand(values, batch, columns, leaves, weight, scratch);
-  arrange(weight, found, scratch);
-  return found;
+  Operand<F> x = laid_operand(values, batch, columns, leaves, weight, scratch);
+  arrange(weight, x, scratch);
+  return x;
 }
 
 // Return the values of some sequences, which stay where they are.
@@ -432,16 +434,16 @@ template <class F>
 inline Operand<F> selected(const Operand<F>& x, const int64_t* sequences, int64_t count,
                            const Grouped& weight, Scratch& scratch) {
   using A = typename F::Arithmetic;
-  Operand<F> found = x;
+  Operand<F> selection = x;
   auto* runs = scratch.take<LaidRun<A>>(x.runs);
-  for (int64_t own = 0; own < x.runs; ++own) {
+  for (int64_t run = 0; run < x.runs; ++run) {
     auto* values = scratch.take<Laid<A>>(count);
-    for (int64_t n = 0; n < count; ++n) values[n] = x.laid[own].values[sequences[n]];
-    runs[own] = x.laid[own], runs[own].values = values;
+    for (int64_t n = 0; n < count; ++n) values[n] = x.laid[run].values[sequences[n]];
+    runs[run] = x.laid[run], runs[run].values = values;
   }
-  found.batch = count, found.laid = runs;
-  arrange(weight, found, scratch);
-  return found;
+  selection.batch = count, selection.laid = runs;
+  arrange(weight, selection, scratch);
+  return selection;
 }
 
 #if defined(__AVX2__)

@@ -35,8 +35,8 @@ struct Exact : Integers {
   template <int kBits>
   static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
     if constexpr (kBits == 8) return (number ? loaded : loaded << 8) >> 8;
-    const auto found = (ShortRegister)((WordRegister)loaded >> (4 * number));
-    return number < 3 ? found & 15 : found;
+    const auto integers = (ShortRegister)((WordRegister)loaded >> (4 * number));
+    return number < 3 ? integers & 15 : integers;
   }
 
   template <int kBits>
@@ -129,37 +129,37 @@ constexpr int64_t kOfPart = kColumns<kBits> / kParts<A, kBits>;
 typedef uint8_t Half __attribute__((vector_size(2 * kRegister)));
 
 template <int kBits>
-TPC_INLINE WordRegister load_high(const char* from) {
-  WordRegister found;
+TPC_INLINE WordRegister load_high(const char* source) {
+  WordRegister bits;
   if constexpr (kHigh<kBits> == 2) {
-    found = __builtin_convertvector(load_bytes<Half>(from), WordRegister);
+    bits = __builtin_convertvector(load_bytes<Half>(source), WordRegister);
   } else {
-    const IntRegister pairs = load_register(reinterpret_cast<const uint8_t*>(from));
-    found = (WordRegister)((pairs | pairs << 12) & 0x000f000f);
+    const IntRegister pairs = load_register(reinterpret_cast<const uint8_t*>(source));
+    bits = (WordRegister)((pairs | pairs << 12) & 0x000f000f);
   }
-  return found << 4 | found << (12 - 2 * kHigh<kBits>);
+  return bits << 4 | bits << (12 - 2 * kHigh<kBits>);
 }
 
 // A register of weights, in parts.
 template <class A, int kBits>
 class Parts {
  public:
-  TPC_INLINE Parts(const char* from, const char* high) : first_(load_shorts(from)) {
+  TPC_INLINE Parts(const char* source, const char* high) : first_(load_shorts(source)) {
     keep(first_);
     if constexpr (kHigh<kBits> != 0) {
       constexpr uint16_t kOnes = ((1 << kHigh<kBits>) - 1) << 4, kPlaces = kOnes | kOnes << 8;
-      const auto low = (WordRegister)first_, more = load_high<kBits>(high);
-      first_ = (ShortRegister)((low & 0x0f0f) | (more & kPlaces));
-      second_ = (ShortRegister)((low >> 4 & 0x0f0f) | (more >> kHigh<kBits> & kPlaces));
+      const auto low = (WordRegister)first_, upper = load_high<kBits>(high);
+      first_ = (ShortRegister)((low & 0x0f0f) | (upper & kPlaces));
+      second_ = (ShortRegister)((low >> 4 & 0x0f0f) | (upper >> kHigh<kBits> & kPlaces));
       keep(first_), keep(second_);
     }
   }
 
   TPC_INLINE ShortRegister operator[](int number) const {
     if constexpr (kHigh<kBits> == 0) return A::template part<kBits>(first_, number);
-    const ShortRegister found = number % 2 ? second_ : first_;
-    if constexpr (std::is_same_v<A, Bytes>) return found;
-    return number < 2 ? found & 0xff : (ShortRegister)((WordRegister)found >> 8);
+    const ShortRegister integers = number % 2 ? second_ : first_;
+    if constexpr (std::is_same_v<A, Bytes>) return integers;
+    return number < 2 ? integers & 0xff : (ShortRegister)((WordRegister)integers >> 8);
   }
 
  private:

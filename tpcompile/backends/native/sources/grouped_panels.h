@@ -26,9 +26,10 @@ constexpr int kPanelRows = kRegisters == 1 ? 16 : kSequences > kRegister ? 4 : 8
 
 // Repeat numbers of blocks of a sequence in its lanes.
 template <int kSequences, int kWide, class T>
-TPC_INLINE void put_blocks(const T* from, int64_t blocks, int64_t b, T* to) {
-  for (int64_t own = 0; own < blocks; ++own)
-    for (int64_t lane = b; lane < kWide; lane += kSequences) to[own * kWide + lane] = from[own];
+TPC_INLINE void put_blocks(const T* values, int64_t blocks, int64_t b, T* out) {
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int64_t lane = b; lane < kWide; lane += kSequences)
+      out[block * kWide + lane] = values[block];
 }
 
 // Lay out values of up to `kSequences` sequences. Other lanes are zeros.
@@ -60,7 +61,7 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
   }
   const int64_t steps = lanes * kSequences;  // the values of a part in a block
   for (int64_t part = 0; part < run.loads * kHere; ++part) {
-    const int64_t load = part / kHere, from = kEach * part * kLanes;
+    const int64_t load = part / kHere, offset = kEach * part * kLanes;
     int32_t* first = values + load * kPieces * kSequences + part % kHere * steps;
 #if defined(__AVX2__)
     if constexpr (kSpread == 1) {
@@ -68,14 +69,14 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
         for (int64_t lane = 0; lane < kLanes; lane += kRegister) {
           Square held[kRegister] = {};
           const int64_t left = sequences - b, count = left < kRegister ? left : kRegister;
-          for (int64_t own = 0; own < count; ++own)
-            held[own] = load_bytes<Square>(x[b + own].values + from + kEach * lane);
+          for (int64_t line = 0; line < count; ++line)
+            held[line] = load_bytes<Square>(x[b + line].values + offset + kEach * lane);
           transpose(held);
-          int32_t* to = first + b;
-          for (int64_t own = 0; own < kRegister; ++own) {
-            const int64_t at = lane + own;
-            std::memcpy(to + (at / lanes * kHere * lanes + at % lanes) * kSequences, held + own,
-                        sizeof(Square));
+          int32_t* out = first + b;
+          for (int64_t line = 0; line < kRegister; ++line) {
+            const int64_t place = lane + line;
+            std::memcpy(out + (place / lanes * kHere * lanes + place % lanes) * kSequences,
+                        held + line, sizeof(Square));
           }
         }
       continue;
@@ -83,10 +84,10 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
 #endif
     for (int64_t lane = 0; lane < kLanes; lane += lanes, first += kHere * steps)
       for (int64_t b = 0; b < sequences; ++b) {
-        int32_t* to = first + b * kSpread;
-        const auto* own = x[b].values + from + kEach * lane;
-        for (int64_t at = 0; at < lanes; at += kSpread, to += kWide)
-          std::memcpy(to, own + kEach * at, sizeof(int32_t) * kSpread);
+        int32_t* out = first + b * kSpread;
+        const auto* pieces = x[b].values + offset + kEach * lane;
+        for (int64_t piece = 0; piece < lanes; piece += kSpread, out += kWide)
+          std::memcpy(out, pieces + kEach * piece, sizeof(int32_t) * kSpread);
       }
   }
   return {values, factors, minima, sums, raised};
@@ -94,16 +95,17 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
 
 // `kSequences` lanes for each row, whose number is 16 places after that of the row before.
 template <int kSequences, class T>
-TPC_INLINE auto spread(const T* from) {
+TPC_INLINE auto spread(const T* numbers) {
   if constexpr (kSequences >= kRegister) {
-    return everywhere(*from);
+    return everywhere(*numbers);
   } else if constexpr (2 * kSequences == kRegister) {
-    return spliced(everywhere(from[0]), everywhere(from[kLanes]), kSequences);
+    return spliced(everywhere(numbers[0]), everywhere(numbers[kLanes]), kSequences);
   } else {
     typedef T Some __attribute__((vector_size(sizeof(T) * kSequences)));
     Some held[kRegister / kSequences];
-    for (int own = 0; own < kRegister / kSequences; ++own) held[own] = Some{} + from[own * kLanes];
-    return load_bytes<decltype(everywhere(*from))>(held);
+    for (int row = 0; row < kRegister / kSequences; ++row)
+      held[row] = Some{} + numbers[row * kLanes];
+    return load_bytes<decltype(everywhere(*numbers))>(held);
   }
 }
 
@@ -114,7 +116,8 @@ TPC_INLINE void sequence_sums(IntRegister* sums) {
   for (int count = kCount, spread = kSpread; spread > 1; spread /= 2) {
     count /= 2;
 #pragma GCC unroll 8
-    for (int at = 0; at < count; ++at) sums[at] = pairs_added(sums[2 * at], sums[2 * at + 1]);
+    for (int pair = 0; pair < count; ++pair)
+      sums[pair] = pairs_added(sums[2 * pair], sums[2 * pair + 1]);
   }
 }
 
@@ -169,7 +172,7 @@ class PanelRows {
   }
 
   // Set the sums of a leaf, given its loads.
-  TPC_INLINE void leaf_sums(int64_t first, int64_t last, Lines& ahead, Register* found) {
+  TPC_INLINE void leaf_sums(int64_t first, int64_t last, Lines& ahead, Register* out) {
     const int64_t block = weight_.block();
     const int64_t loads = block > kColumns<kLowBits> ? block / kColumns<kLowBits> : 1;
     const int64_t blocks = block < kColumns<kLowBits> ? kColumns<kLowBits> / block : 1;
@@ -179,27 +182,27 @@ class PanelRows {
     int64_t own = begin;
     for (int64_t load = first; load < last; load += loads) {
       ahead.due += kRows * loads;
-      for (int64_t each = 0; each < loads; ++each) hold(load + each, each);
-      for (int64_t one = 0; one < blocks; ++one, ++own) {
+      for (int64_t place = 0; place < loads; ++place) hold(load + place, place);
+      for (int64_t within = 0; within < blocks; ++within, ++own) {
         if (own == begin || own % kLanes == 0) take_scales(own);
-        Register* to = totals + own % kLanes * kSums;
-        if (!(lanes >> own % kLanes & 1)) put<false>(to, nullptr);
+        Register* total = totals + own % kLanes * kSums;
+        if (!(lanes >> own % kLanes & 1)) put<false>(total, nullptr);
         lanes |= 1u << own % kLanes;
         IntRegister sums[kProducts];
-        multiply(one * kLanes / blocks, kLanes / blocks, loads * kHere,
+        multiply(within * kLanes / blocks, kLanes / blocks, loads * kHere,
                  x_.values + own * block / kEach * kSequences, ahead, sums);
-        add_block(sums, own, to);
+        add_block(sums, own, total);
       }
     }
     // The tree of `sum`. Lanes without blocks would add zeros.
     for (int64_t apart = kLanes / 2; apart > 0; apart /= 2)
-      for (int64_t at = 0; at < apart; ++at)
-        if (lanes >> (at + apart) & 1) {
-          if (!(lanes >> at & 1)) put<false>(totals + at * kSums, nullptr);
-          put<true>(totals + at * kSums, totals + (at + apart) * kSums);
-          lanes |= 1u << at;
+      for (int64_t lane = 0; lane < apart; ++lane)
+        if (lanes >> (lane + apart) & 1) {
+          if (!(lanes >> lane & 1)) put<false>(totals + lane * kSums, nullptr);
+          put<true>(totals + lane * kSums, totals + (lane + apart) * kSums);
+          lanes |= 1u << lane;
         }
-    put<false>(found, nullptr), put<true>(found, totals);
+    put<false>(out, nullptr), put<true>(out, totals);
   }
 
  private:
@@ -207,22 +210,25 @@ class PanelRows {
 
   // Set sums to zeros, or add others to them.
   template <bool kAdd>
-  static TPC_INLINE void put(Register* totals, const Register* others) {
+  static TPC_INLINE void put(Register* totals, const Register* terms) {
 #pragma GCC unroll 16
-    for (int at = 0; at < kSums; ++at) totals[at] = kAdd ? totals[at] + others[at] : Register{};
+    for (int sum = 0; sum < kSums; ++sum)
+      totals[sum] = kAdd ? totals[sum] + terms[sum] : Register{};
   }
 
   // Multiply some pieces of each part of a block by the values of the block.
   TPC_INLINE void multiply(int64_t first, int64_t pieces, int64_t parts, const int32_t* x,
                            Lines& ahead, IntRegister* sums) const {
-    const int32_t* from = held_ + first;
+    const int32_t* held = held_ + first;
     Accumulators<kProducts> products;
-    for (int64_t part = 0; part < parts; ++part, from += kLanes)
-      for (int64_t at = 0; at < pieces; at += kSpread, x += kWide) {
+    for (int64_t part = 0; part < parts; ++part, held += kLanes)
+      for (int64_t piece = 0; piece < pieces; piece += kSpread, x += kWide) {
         ahead.fetch();
-        add(products, from + at, x);
+        add(products, held + piece, x);
       }
-    products.each([&](auto at, IntRegister& sum) TPC_ALWAYS { sums[decltype(at)::value] = sum; });
+    products.each([&](auto number, IntRegister& sum) TPC_ALWAYS {
+      sums[decltype(number)::value] = sum;
+    });
   }
 
   // Store the parts of a load of all rows.
@@ -236,16 +242,16 @@ class PanelRows {
 
   template <int kBits>
   TPC_INLINE void hold_bits(int64_t load, int64_t place) {
-    const int64_t at = weight_.offset(run_.start) + load * kLoad;
-    const bool inside = at >= 0 && at + kLoad <= weight_.stride();
+    const int64_t offset = weight_.offset(run_.start) + load * kLoad;
+    const bool inside = offset >= 0 && offset + kLoad <= weight_.stride();
     constexpr int64_t kHighLoad = kLoad * kHigh<kBits> / 4;
     const int64_t high_at = kHigh<kBits> ? weight_.high_offset(run_.start) + load * kHighLoad : 0;
     const bool high_inside = high_at >= 0 && high_at + kHighLoad <= weight_.high_stride();
     for (int row = 0; row < kRows; ++row) {
       const char* bytes = weight_.address(rows_[row]);
       alignas(kLoad) char edge[kLoad];
-      if (!inside) copy_inside(bytes, weight_.stride(), at, kLoad, edge);
-      const char* from = inside ? bytes + at : edge;
+      if (!inside) copy_inside(bytes, weight_.stride(), offset, kLoad, edge);
+      const char* low = inside ? bytes + offset : edge;
       alignas(kLoad) char high_edge[kHighLoad + 1];
       const char* high = nullptr;
       if constexpr (kHigh<kBits> != 0) {
@@ -255,28 +261,30 @@ class PanelRows {
           high = high_edge;
         }
       }
-      int32_t* to = held_ + row * kRow + place * kPieces;
+      int32_t* out = held_ + row * kRow + place * kPieces;
 #pragma GCC unroll 4
-      for (int own = 0; own < kRegisters; ++own) {
+      for (int within = 0; within < kRegisters; ++within) {
         constexpr int64_t kBytes = 4 * kRegister;
-        const Parts<A, kBits> parts(from + own * kBytes, high + own * kBytes * kHigh<kBits> / 4);
+        const Parts<A, kBits> parts(low + within * kBytes,
+                                    high + within * kBytes * kHigh<kBits> / 4);
 #pragma GCC unroll 4
         for (int part = 0; part < kHere; ++part) {
-          const ShortRegister found = parts[part];
-          std::memcpy(to + part * kLanes + own * kRegister, &found, sizeof found);
+          const ShortRegister integers = parts[part];
+          std::memcpy(out + part * kLanes + within * kRegister, &integers, sizeof integers);
         }
       }
     }
   }
 
-  TPC_INLINE void add(Accumulators<kProducts>& sums, const int32_t* from, const int32_t* x) const {
+  TPC_INLINE void add(Accumulators<kProducts>& sums, const int32_t* held, const int32_t* x) const {
     ShortRegister values[kOfRow];
 #pragma GCC unroll 4
-    for (int own = 0; own < kOfRow; ++own) values[own] = load_shorts(x + own * kRegister);
-    sums.each([&](auto at, IntRegister& sum) TPC_ALWAYS {
-      constexpr int kRowOfSum = decltype(at)::value / kOfRow;
-      const ShortRegister own_row = everywhere<kSpread>(from + kRowOfSum * kRow);
-      sum = A::template multiply<kLowBits>(sum, own_row, values[decltype(at)::value % kOfRow]);
+    for (int within = 0; within < kOfRow; ++within)
+      values[within] = load_shorts(x + within * kRegister);
+    sums.each([&](auto number, IntRegister& sum) TPC_ALWAYS {
+      constexpr int kRowOfSum = decltype(number)::value / kOfRow;
+      const ShortRegister own_row = everywhere<kSpread>(held + kRowOfSum * kRow);
+      sum = A::template multiply<kLowBits>(sum, own_row, values[decltype(number)::value % kOfRow]);
     });
   }
 
@@ -284,15 +292,15 @@ class PanelRows {
   TPC_INLINE void take_scales(int64_t first) {
     for (int row = 0; row < kRows; ++row)
       for (int lane = 0; lane < kLanes; lane += kRegister) {
-        const int64_t own = run_.block + first / kLanes * kLanes + lane;
-        const Register scales = weight_.scales(rows_[row], own);
+        const int64_t block = run_.block + first / kLanes * kLanes + lane;
+        const Register scales = weight_.scales(rows_[row], block);
         std::memcpy(scales_ + row * kLanes + lane, &scales, sizeof scales);
         if (weight_.has_minima()) {
-          const Register minima = weight_.minima(rows_[row], own);
+          const Register minima = weight_.minima(rows_[row], block);
           std::memcpy(minima_ + row * kLanes + lane, &minima, sizeof minima);
         }
         if (!weight_.has_offsets()) continue;
-        const IntRegister offsets = weight_.offsets(rows_[row], own);
+        const IntRegister offsets = weight_.offsets(rows_[row], block);
         std::memcpy(offsets_ + row * kLanes + lane, &offsets, sizeof offsets);
       }
   }
@@ -301,20 +309,20 @@ class PanelRows {
     sequence_sums<kSpread, kProducts>(sums);
     const bool minima = weight_.has_minima(), offsets = weight_.has_offsets();
 #pragma GCC unroll 16
-    for (int at = 0; at < kSums; ++at) {
-      const int64_t place = at * kRegister / kSequences * kLanes + block % kLanes;
-      const int64_t lane = block * kWide + at * kRegister % kWide;
+    for (int sum = 0; sum < kSums; ++sum) {
+      const int64_t place = sum * kRegister / kSequences * kLanes + block % kLanes;
+      const int64_t lane = block * kWide + sum * kRegister % kWide;
       if (offsets)
-        sums[at] -= spread<kSequences>(offsets_ + place) *
-                    load_bytes<IntRegister>(x_.sums + lane);
+        sums[sum] -= spread<kSequences>(offsets_ + place) *
+                     load_bytes<IntRegister>(x_.sums + lane);
       const Register numbers =
-          minima ? A::numbers(sums[at]) : A::less(sums[at], x_.raised + lane);
+          minima ? A::numbers(sums[sum]) : A::less(sums[sum], x_.raised + lane);
       const Register products = numbers * load_register(x_.factors + lane);
-      totals[at] =
-          multiply_add(totals[at], products, spread<kSequences>(scales_ + place));
+      totals[sum] =
+          multiply_add(totals[sum], products, spread<kSequences>(scales_ + place));
       if (minima)
-        totals[at] = multiply_add(totals[at], load_register(x_.minima + lane),
-                                  spread<kSequences>(minima_ + place));
+        totals[sum] = multiply_add(totals[sum], load_register(x_.minima + lane),
+                                   spread<kSequences>(minima_ + place));
     }
   }
 
@@ -332,11 +340,11 @@ template <class A, int kBits, int kSequences>
 inline const void* panels_of(const Grouped& weight, const LaidValues<A>& x, int64_t first,
                              Scratch& scratch) {
   const int64_t after = x.batch - first, sequences = after < kSequences ? after : kSequences;
-  auto* found = scratch.take<Panel<A, kSequences>>(x.runs);
+  auto* panels = scratch.take<Panel<A, kSequences>>(x.runs);
   for (int64_t run = 0; run < x.runs; ++run)
-    found[run] = panel_of<A, kBits, kSequences>(x.laid[run].values + first, sequences, x.laid[run],
-                                                weight.block(), scratch);
-  return found;
+    panels[run] = panel_of<A, kBits, kSequences>(x.laid[run].values + first, sequences, x.laid[run],
+                                                 weight.block(), scratch);
+  return panels;
 }
 
 // Whether the last sequences, so many, have panels of 16.
@@ -345,15 +353,15 @@ constexpr bool are_wide(int64_t left) { return left > 8; }
 // Make the panels of values by which several products multiply.
 template <class A>
 [[gnu::noinline]] void add_panels(const Grouped& weight, LaidValues<A>& x, Scratch& scratch) {
-  auto* found = scratch.take<const void*>((x.batch + kLanes - 1) / kLanes);
+  auto* panels = scratch.take<const void*>((x.batch + kLanes - 1) / kLanes);
   const bool whole = weight.bits() == 8;
   for (int64_t first = 0; first < x.batch; first += kLanes) {
     const auto make = are_wide(x.batch - first)
                           ? whole ? panels_of<A, 8, 16> : panels_of<A, 4, 16>
                           : whole ? panels_of<A, 8, 8> : panels_of<A, 4, 8>;
-    found[first / kLanes] = make(weight, x, first, scratch);
+    panels[first / kLanes] = make(weight, x, first, scratch);
   }
-  x.panels = found;
+  x.panels = panels;
 }
 
 // Multiply rows by up to `kSequences` sequences from `first` on.
@@ -372,24 +380,25 @@ template <class A, int kBits, int kSequences>
   for (int64_t row = 0; row < rows; row += kRows) {
     Lines ahead{ahead_of(weight.address(row), weight.stride(), far, rows - row,
                          scratch.next_weights)};
-    const Grouped own = weight.from(row, 0);
-    Register* to = terms;
+    const Grouped part = weight.from(row, 0);
+    Register* sums = terms;
     for (int64_t run = 0; run < x.runs; ++run) {
       const int64_t* blocks = x.laid[run].first_block;
       const auto load = [&](int64_t leaf) {
         return blocks[leaf] * weight.block() / kColumns<kBits>;
       };
-      Rows product(own, rows - row, x.laid[run], panels[run]);
-      for (int64_t leaf = 0; leaf < x.laid[run].leaves; ++leaf, to += Rows::kSums)
-        product.leaf_sums(load(leaf), load(leaf + 1), ahead, to);
+      Rows product(part, rows - row, x.laid[run], panels[run]);
+      for (int64_t leaf = 0; leaf < x.laid[run].leaves; ++leaf, sums += Rows::kSums)
+        product.leaf_sums(load(leaf), load(leaf + 1), ahead, sums);
     }
-    const auto* found = reinterpret_cast<float*>(terms);
-    const int64_t kept = join_leaves(x, reinterpret_cast<float*>(terms), kFound);
+    const auto* results = reinterpret_cast<float*>(terms);
+    const int64_t stored = join_leaves(x, reinterpret_cast<float*>(terms), kFound);
     const int64_t count = rows - row < kRows ? rows - row : kRows;
-    for (int64_t leaf = 0; leaf < kept; ++leaf, found += kFound)
+    for (int64_t leaf = 0; leaf < stored; ++leaf, results += kFound)
       for (int64_t b = 0; b < sequences; ++b)
-        for (int64_t own = 0; own < count; ++own)
-          out[leaf * x.apart + row + own + (first + b) * out_stride] = found[own * kSequences + b];
+        for (int64_t index = 0; index < count; ++index)
+          out[leaf * x.apart + row + index + (first + b) * out_stride] =
+              results[index * kSequences + b];
   }
 }
 

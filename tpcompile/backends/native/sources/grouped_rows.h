@@ -17,21 +17,21 @@ struct Blocks {
 
   // The sums of a register of a load, or of two; in lanes of 16 bits where they may be.
   TPC_INLINE Found lanes_of(int number) const {
-    const int sum = number / kRegisters, own = number % kRegisters;
+    const int sum = number / kRegisters, within = number % kRegisters;
     Found total{};
 #pragma GCC unroll 2
     for (int load = sum * kLoads; load < (sum + 1) * kLoads; ++load) {
-      if (own == 0) fetch_line(ahead + load * kLoad);
-      const int64_t place = load * kLoad + own * 4 * kRegister;
+      if (within == 0) fetch_line(ahead + load * kLoad);
+      const int64_t place = load * kLoad + within * 4 * kRegister;
       const Parts<A, kBits> parts(from + place, high + place * kHigh<kBits> / 4);
 #pragma GCC unroll 4
       for (int part = 0; part < kParts<A, kBits>; ++part) {
         const ShortRegister weight = parts[part];
         const auto* values = x + load * kColumns<kBits> + kOfPart<A, kBits> * part;
         if constexpr (std::is_same_v<A, Wide>) {
-          total = Wide::add(total, weight, values + own * kRegister);
+          total = Wide::add(total, weight, values + within * kRegister);
         } else {
-          const auto own_values = load_shorts(values + own * kOfPart<A, kBits> / kRegisters);
+          const auto own_values = load_shorts(values + within * kOfPart<A, kBits> / kRegisters);
           if constexpr (in_shorts(1)) total = A::multiply_in_shorts(total, weight, own_values);
           else total = A::template multiply<kBits>(total, weight, own_values);
         }
@@ -79,9 +79,9 @@ struct Blocks {
   // lower halves of all, then one of the upper halves.
   template <int kEach, int kUsed>
   TPC_INLINE Found fours(int number) const {
-    const auto one = [&](auto own) TPC_ALWAYS {
-      constexpr int kLeft = kUsed - kEach * decltype(own)::value;
-      const int place = number + kEach * own;
+    const auto sums_of = [&](auto index) TPC_ALWAYS {
+      constexpr int kLeft = kUsed - kEach * decltype(index)::value;
+      const int place = number + kEach * index;
       if constexpr (kLeft <= 0) return Found{};
       else if constexpr (kEach == 1 || kLeft == 1) return lanes_of(place);
       const Found first = lanes_of(place);
@@ -89,16 +89,16 @@ struct Blocks {
       else return first + lanes_of(place + 1);
     };
     static_assert(in_shorts(kEach) || !in_shorts(1));
-    const auto two = [&](auto low, auto high) TPC_ALWAYS {
-      const Found first = one(low);
-      return halves_paired<kEach>(first, one(high));
+    const auto pair_of = [&](auto low, auto high) TPC_ALWAYS {
+      const Found first = sums_of(low);
+      return halves_paired<kEach>(first, sums_of(high));
     };
     using std::integral_constant;
-    const Found low = two(integral_constant<int, 0>(), integral_constant<int, 1>());
-    const Found high = two(integral_constant<int, 2>(), integral_constant<int, 3>());
-    const Found found = halves_paired<2 * kEach>(low, high);
-    if constexpr (in_shorts(4 * kEach)) return A::widened(found);
-    else return found;
+    const Found low = pair_of(integral_constant<int, 0>(), integral_constant<int, 1>());
+    const Found high = pair_of(integral_constant<int, 2>(), integral_constant<int, 3>());
+    const Found paired = halves_paired<2 * kEach>(low, high);
+    if constexpr (in_shorts(4 * kEach)) return A::widened(paired);
+    else return paired;
   }
 #endif
 
@@ -116,8 +116,8 @@ struct Blocks {
 #pragma GCC unroll 1
       for (int left = kSums / 2; left > 0; left /= 2)
 #pragma GCC unroll 1
-        for (int at = 0; at < left; ++at)
-          held[at] = pairs_added(held[2 * at], held[2 * at + 1]);
+        for (int pair = 0; pair < left; ++pair)
+          held[pair] = pairs_added(held[2 * pair], held[2 * pair + 1]);
       return held[0];
     }
   }
@@ -147,9 +147,10 @@ struct RowsAhead {
 // Return where bytes of a row are read from, for a register of sums: a copy of `kBytes` bytes, if
 // the `read` bytes from a place on are not all of the row. Others are 0.
 template <int64_t kBytes>
-TPC_INLINE const char* inside(const char* row, int64_t bytes, int64_t at, int64_t read, char* held) {
-  if (at >= 0 && at + read <= bytes) return row + at;
-  copy_inside(row, bytes, at, kBytes, held);
+TPC_INLINE const char* inside(const char* row, int64_t bytes, int64_t offset, int64_t read,
+                              char* held) {
+  if (offset >= 0 && offset + read <= bytes) return row + offset;
+  copy_inside(row, bytes, offset, kBytes, held);
   return held;
 }
 
@@ -171,11 +172,11 @@ template <class A, int kBits, int kLoads, int kBlocks>
   int64_t plain = start < 0 || high_start < 0 ? 0 : (readable - start) / kEach;
   plain = plain < count ? plain : count;
   if constexpr (kHigh<kBits> != 0) {
-    const int64_t own = (weight.high_stride() - high_start) * 4 / kHigh<kBits> / kEach;
-    plain = plain < own ? plain : own;
+    const int64_t whole = (weight.high_stride() - high_start) * 4 / kHigh<kBits> / kEach;
+    plain = plain < whole ? plain : whole;
   }
   alignas(kLoad) char held[kBytes], held_high[kBytes * kHigh<kBits> / 4 + 1];
-  auto* to = run.sums;
+  auto* out = run.sums;
   for (const int64_t end = row + rows; row < end; ++row) {
     const char *bytes = weight.address(row), *high = weight.high(row);
     const char* ahead = after.of(bytes, row) + start;
@@ -186,7 +187,7 @@ template <class A, int kBits, int kLoads, int kBlocks>
                   ahead + place, values};
     };
     int64_t first = 0;
-    for (; first + kSums <= plain; first += kSums) *to++ = blocks(first).sums(kSums);
+    for (; first + kSums <= plain; first += kSums) *out++ = blocks(first).sums(kSums);
     for (; first < count; first += kSums) {
       const int64_t left = (count - first + kFewest - 1) / kFewest * kFewest;
       const int64_t used = left < kSums ? left : kSums, place = first * kEach;
@@ -196,9 +197,9 @@ template <class A, int kBits, int kLoads, int kBlocks>
         some.high = inside<kBytes * kHigh<kBits> / 4>(high, weight.high_stride(),
                                                       high_start + place * kHigh<kBits> / 4,
                                                       used * kEach * kHigh<kBits> / 4, held_high);
-      *to++ = some.sums(used);
+      *out++ = some.sums(used);
     }
-    for (; first < run.rounds * kRegisters * kSums; first += kSums) *to++ = typename A::Sums{};
+    for (; first < run.rounds * kRegisters * kSums; first += kSums) *out++ = typename A::Sums{};
   }
 }
 
@@ -208,11 +209,11 @@ using RowForm = decltype(&row_sums<A, 8, 1, 1>);
 
 template <class A>
 inline RowForm<A> row_form(const Grouped& weight) {
-  RowForm<A> found;
+  RowForm<A> form;
   by_form<A>(weight, [&](auto bits, auto loads, auto blocks) TPC_ALWAYS {
-    found = row_sums<A, decltype(bits)::value, decltype(loads)::value, decltype(blocks)::value>;
+    form = row_sums<A, decltype(bits)::value, decltype(loads)::value, decltype(blocks)::value>;
   });
-  return found;
+  return form;
 }
 
 // Call `run` with the number of each register of 16 lanes, as a constant.
@@ -234,8 +235,8 @@ TPC_INLINE void each_row(const Grouped& weight, RowForm<A> form, int64_t first, 
   for (int64_t row = first; row < rows; row += run.together) {
     const int64_t count = rows - row < run.together ? rows - row : run.together;
     form(weight, row, count, run, x.values, readable, ahead);
-    for (int64_t own = 0; own < count; ++own)
-      use(row + own, run.sums + own * run.rounds * kRegisters);
+    for (int64_t index = 0; index < count; ++index)
+      use(row + index, run.sums + index * run.rounds * kRegisters);
   }
 }
 
@@ -245,17 +246,17 @@ TPC_INLINE void super_dots(const Grouped& weight, int64_t row, const LaidRun<A>&
                            const Laid<A>& x, const typename A::Sums* sums, const Take& take) {
   const auto [scales, minima, super_scales, super_minima] = weight.place(row, run.block);
   for (int64_t round = 0; round < run.rounds; ++round)
-    each_register([&](auto own) TPC_ALWAYS {
-      const int64_t after = round * kLanes + own * kRegister;
-      const auto found = sums[round * kRegisters + own];
+    each_register([&](auto part) TPC_ALWAYS {
+      const int64_t after = round * kLanes + part * kRegister;
+      const auto totals = sums[round * kRegisters + part];
       const Register factors = load_register(x.factors + after);
       const Register found_scales = Grouped::of_whole_supers<kEach>(scales, super_scales, after);
       if constexpr (kMinima) {
-        take(own, round, A::numbers(found) * factors, found_scales);
-        take(own, round, load_register(x.minima + after),
+        take(part, round, A::numbers(totals) * factors, found_scales);
+        take(part, round, load_register(x.minima + after),
              -Grouped::of_whole_supers<kEach>(minima, super_minima, after));
       } else {
-        take(own, round, A::less(found, x.raised + after) * factors, found_scales);
+        take(part, round, A::less(totals, x.raised + after) * factors, found_scales);
       }
     });
 }
@@ -272,23 +273,23 @@ TPC_INLINE void run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& r
   const bool whole = run.whole && !weight.has_supers();
   const auto begin = whole ? weight.place(row, run.block) : Grouped::Place{};
   for (int64_t round = 0; round < run.rounds; ++round)
-    each_register([&](auto own) TPC_ALWAYS {
-      const int64_t after = round * kLanes + own * kRegister, block = run.block + after;
-      const auto found = sums[round * kRegisters + own];
+    each_register([&](auto part) TPC_ALWAYS {
+      const int64_t after = round * kLanes + part * kRegister, block = run.block + after;
+      const auto totals = sums[round * kRegisters + part];
       const Register factors = load_register(x.factors + after);
       const Register scales = whole ? weight.scales(begin, after) : weight.scales(row, block);
       if (weight.has_minima()) {
-        take(own, round, A::numbers(found) * factors, scales);
-        take(own, round, load_register(x.minima + after),
+        take(part, round, A::numbers(totals) * factors, scales);
+        take(part, round, load_register(x.minima + after),
              whole ? weight.minima(begin, after) : weight.minima(row, block));
         return;
       }
       const Register products =
           weight.has_offsets()
-              ? A::less(found, A::raised(weight.bits()) + weight.offsets(row, block),
+              ? A::less(totals, A::raised(weight.bits()) + weight.offsets(row, block),
                         x.sums + after)
-              : A::less(found, x.raised + after);
-      take(own, round, products * factors, scales);
+              : A::less(totals, x.raised + after);
+      take(part, round, products * factors, scales);
     });
 }
 
@@ -303,22 +304,22 @@ template <class A>
   Register total[kRegisters] = {};
   const auto end = [&](int64_t row) TPC_ALWAYS {
     sums.add(load_bytes<Lanes>(total), out + row);
-    for (Register& each : total) each = Register{};
+    for (Register& part : total) part = Register{};
   };
   const RowsAhead ahead(weight, left, scratch);
   const int64_t steady = steady_dots<A>(
       weight, form, rows, x, b, ahead, scratch,
-      [&](auto own, int64_t, int64_t, Register products, Register scales) TPC_ALWAYS {
-        total[own] = multiply_add(total[own], products, scales);
+      [&](auto part, int64_t, int64_t, Register products, Register scales) TPC_ALWAYS {
+        total[part] = multiply_add(total[part], products, scales);
       },
       end);
   const Laid<A>& values = x.laid->values[b];
   each_row(weight, form, steady, rows, *x.laid, values, weight.stride(), ahead,
-           [&](int64_t row, const typename A::Sums* found) TPC_ALWAYS {
+           [&](int64_t row, const typename A::Sums* block_sums) TPC_ALWAYS {
              weight.fetch_scales(row + ahead.far);
-             run_dots(weight, row, *x.laid, values, found,
-                      [&](auto own, int64_t, Register products, Register scales) TPC_ALWAYS {
-                        total[own] = multiply_add(total[own], products, scales);
+             run_dots(weight, row, *x.laid, values, block_sums,
+                      [&](auto part, int64_t, Register products, Register scales) TPC_ALWAYS {
+                        total[part] = multiply_add(total[part], products, scales);
                       });
              end(row);
            });
@@ -333,10 +334,10 @@ struct LanesOfLeaf {
 
   template <bool kAll>
   TPC_INLINE Register sum() const {
-    const auto half = [&](int own) TPC_ALWAYS {
-      return kAll ? *lanes[own] + *lanes[own + 8] : *lanes[own];
+    const auto half = [&](int lane) TPC_ALWAYS {
+      return kAll ? *lanes[lane] + *lanes[lane + 8] : *lanes[lane];
     };
-    const auto pair = [&](int own) TPC_ALWAYS { return half(own) + half(own + 4); };
+    const auto pair = [&](int lane) TPC_ALWAYS { return half(lane) + half(lane + 4); };
     return (pair(0) + pair(2)) + (pair(1) + pair(3));
   }
 };
@@ -348,10 +349,10 @@ inline void find_lanes(const LaidValues<A>& x, int64_t used, const Register* col
                        LanesOfLeaf* leaf) {
   const Register* zero = columns + x.blocks();
   for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; columns += run++->rounds * kLanes)
-    for (int64_t own = 0; own < run->leaves; ++own, ++leaf) {
+    for (int64_t index = 0; index < run->leaves; ++index, ++leaf) {
       for (const Register*& lane : leaf->lanes) lane = zero;
-      for (int64_t at = run->first_block[own]; at < run->first_block[own + 1]; ++at)
-        leaf->lanes[at % used] = columns + at;
+      for (int64_t block = run->first_block[index]; block < run->first_block[index + 1]; ++block)
+        leaf->lanes[block % used] = columns + block;
     }
 }
 
@@ -364,10 +365,10 @@ template <class A>
   const int64_t blocks = x.blocks();
   int64_t row = steady_dots<A>(
       weight, form, rows, x, b, ahead, scratch,
-      [&](auto, int64_t row, int64_t at, Register found, Register by) TPC_ALWAYS {
-        float* place = products + row * blocks + at;
-        found = multiply_add(load_register(place), found, by);
-        std::memcpy(place, &found, sizeof found);
+      [&](auto, int64_t row, int64_t block, Register terms, Register by) TPC_ALWAYS {
+        float* place = products + row * blocks + block;
+        terms = multiply_add(load_register(place), terms, by);
+        std::memcpy(place, &terms, sizeof terms);
       },
       [](int64_t) {});
   products += row * blocks;
@@ -375,10 +376,10 @@ template <class A>
     weight.fetch_scales(row + ahead.far);
     for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs;
          products += run++->rounds * kLanes) {
-      const auto take = [&](auto part, int64_t round, Register found, Register by) TPC_ALWAYS {
+      const auto take = [&](auto part, int64_t round, Register terms, Register by) TPC_ALWAYS {
         float* place = products + round * kLanes + part * kRegister;
-        found = multiply_add(load_register(place), found, by);
-        std::memcpy(place, &found, sizeof found);
+        terms = multiply_add(load_register(place), terms, by);
+        std::memcpy(place, &terms, sizeof terms);
       };
       form(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
       run_dots(weight, row, *run, run->values[b], run->sums, take);
@@ -407,15 +408,15 @@ class LeafSums {
     for (int64_t block = 0; block < blocks; block += kRegister) {
       Square square[kRegister];
 #pragma GCC unroll 16
-      for (int64_t own = 0; own < kRegister; ++own)
-        square[own] = load_bytes<Square>(products + own * blocks + block);
+      for (int64_t row = 0; row < kRegister; ++row)
+        square[row] = load_bytes<Square>(products + row * blocks + block);
       transpose(square);
       std::memcpy(columns_ + block, square, sizeof square);
     }
     for (int64_t leaf = 0; leaf < x_.leaves; ++leaf)
       terms_[leaf] = all_ ? lanes_[leaf].template sum<true>() : lanes_[leaf].template sum<false>();
-    const int64_t kept = join_leaves(x_, terms_, 1);
-    for (int64_t leaf = 0; leaf < kept; ++leaf)
+    const int64_t stored = join_leaves(x_, terms_, 1);
+    for (int64_t leaf = 0; leaf < stored; ++leaf)
       std::memcpy(out + leaf * x_.apart, terms_ + leaf,
                   sizeof(float) * static_cast<size_t>(count));
   }
@@ -456,14 +457,14 @@ template <class A>
   for (int64_t row = 0; row < rows; ++row) {
     weight.fetch_scales(row + ahead.far);
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
-      for (Register& each : totals[leaf].each) each = Register{};
-    Registers* to = totals;
-    for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; to += run++->leaves) {
-      const auto take = [&](auto own, int64_t round, Register products,
+      for (Register& part : totals[leaf].each) part = Register{};
+    Registers* run_totals = totals;
+    for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; run_totals += run++->leaves) {
+      const auto take = [&](auto part, int64_t round, Register products,
                             Register scales) TPC_ALWAYS {
         for (const Share* share = run->shares[round]; share != run->shares[round + 1]; ++share) {
-          Register& total = to[share->leaf].each[own];
-          const auto own_products = (IntRegister)products & share->lanes.each[own];
+          Register& total = run_totals[share->leaf].each[part];
+          const auto own_products = (IntRegister)products & share->lanes.each[part];
           total = multiply_add(total, (Register)own_products, scales);
         }
       };
@@ -473,7 +474,7 @@ template <class A>
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
       sums.add(load_bytes<Lanes>(totals + leaf), terms + leaf);
     sums.flush();
-    const int64_t kept = join_leaves(x, terms, 1);
-    for (int64_t leaf = 0; leaf < kept; ++leaf) out[leaf * x.apart + row] = terms[leaf];
+    const int64_t stored = join_leaves(x, terms, 1);
+    for (int64_t leaf = 0; leaf < stored; ++leaf) out[leaf * x.apart + row] = terms[leaf];
   }
 }

@@ -30,8 +30,8 @@ class SteadyScales {
   template <class S>
   TPC_INLINE Register load(const S* first, int64_t after, bool whole) const {
     if (of_rows_) return Register{} + number(first);
-    const Register found = load_register(first + after);
-    return whole ? found : first_lanes(found, here_ - after);
+    const Register scales = load_register(first + after);
+    return whole ? scales : first_lanes(scales, here_ - after);
   }
 
   const bool of_rows_, halves_;
@@ -54,15 +54,16 @@ TPC_INLINE int64_t steady_dots(const Grouped& weight, RowForm<A> form, int64_t r
   const auto use = [&](int64_t row, const typename A::Sums* sums) TPC_ALWAYS {
     const char* scales_ahead = ahead_of(reinterpret_cast<const char*>(scales), 2 * groups,
                                         ahead.far, ahead.left - row, scratch.next_scales);
-    for (int64_t at = 0; at < 2 * groups; at += kLoad) __builtin_prefetch(scales_ahead + at);
+    for (int64_t offset = 0; offset < 2 * groups; offset += kLoad)
+      __builtin_prefetch(scales_ahead + offset);
     int64_t place = 0;
     const auto add = [&](auto whole) TPC_ALWAYS {
-      each_register([&](auto own) TPC_ALWAYS {
-        const int64_t at = place + own * kRegister;
-        const Register factors = load_register(values.factors + at);
+      each_register([&](auto part) TPC_ALWAYS {
+        const int64_t block = place + part * kRegister;
+        const Register factors = load_register(values.factors + block);
         const Register products =
-            A::less(sums[at / kRegister], values.raised + at) * factors;
-        take(own, row, at, products, of_blocks.load(scales, at, decltype(whole)::value));
+            A::less(sums[block / kRegister], values.raised + block) * factors;
+        take(part, row, block, products, of_blocks.load(scales, block, decltype(whole)::value));
       });
       place += kLanes;
     };

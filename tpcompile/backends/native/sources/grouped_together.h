@@ -32,15 +32,15 @@ struct Transposed {
 template <int kCount>
 TPC_INLINE void transpose_words(IntRegister* words) {
 #if defined(__AVX512F__)
-  IntRegister from[kCount];
+  IntRegister held[kCount];
 #pragma GCC unroll 3
   for (int done = 1; done < kCount; done *= 2) {
 #pragma GCC unroll 8
-    for (int own = 0; own < kCount; ++own) from[own] = words[own];
+    for (int index = 0; index < kCount; ++index) held[index] = words[index];
 #pragma GCC unroll 4
-    for (int own = 0; own < kCount / 2; ++own) {
-      const IntRegisters a{from[2 * own]}, b{from[2 * own + 1]};
-      words[own] = evens(a, b).each[0], words[own + kCount / 2] = odds(a, b).each[0];
+    for (int pair = 0; pair < kCount / 2; ++pair) {
+      const IntRegisters a{held[2 * pair]}, b{held[2 * pair + 1]};
+      words[pair] = evens(a, b).each[0], words[pair + kCount / 2] = odds(a, b).each[0];
     }
   }
 #else
@@ -53,22 +53,22 @@ TPC_INLINE void transpose_words(IntRegister* words) {
     static_assert(kCount == 4);
     __m256 halves[4];  // the halves with words of lanes 0 and 4, 1 and 5, and so on
 #pragma GCC unroll 2
-    for (int own = 0; own < 2; ++own) {
-      const auto a = (__m256)words[own], b = (__m256)words[own + 2];
-      halves[2 * own] = _mm256_permute2f128_ps(a, b, 0x20);
-      halves[2 * own + 1] = _mm256_permute2f128_ps(a, b, 0x31);
+    for (int pair = 0; pair < 2; ++pair) {
+      const auto a = (__m256)words[pair], b = (__m256)words[pair + 2];
+      halves[2 * pair] = _mm256_permute2f128_ps(a, b, 0x20);
+      halves[2 * pair + 1] = _mm256_permute2f128_ps(a, b, 0x31);
     }
     __m256 pairs[4];
 #pragma GCC unroll 2
-    for (int own = 0; own < 2; ++own) {
-      pairs[own] = _mm256_unpacklo_ps(halves[2 * own], halves[2 * own + 1]);
-      pairs[own + 2] = _mm256_unpackhi_ps(halves[2 * own], halves[2 * own + 1]);
+    for (int pair = 0; pair < 2; ++pair) {
+      pairs[pair] = _mm256_unpacklo_ps(halves[2 * pair], halves[2 * pair + 1]);
+      pairs[pair + 2] = _mm256_unpackhi_ps(halves[2 * pair], halves[2 * pair + 1]);
     }
 #pragma GCC unroll 2
-    for (int own = 0; own < 2; ++own) {
-      const __m256 a = pairs[2 * own], b = pairs[2 * own + 1];
-      words[2 * own] = (IntRegister)_mm256_shuffle_ps(a, b, _MM_SHUFFLE(1, 0, 1, 0));
-      words[2 * own + 1] = (IntRegister)_mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2));
+    for (int pair = 0; pair < 2; ++pair) {
+      const __m256 a = pairs[2 * pair], b = pairs[2 * pair + 1];
+      words[2 * pair] = (IntRegister)_mm256_shuffle_ps(a, b, _MM_SHUFFLE(1, 0, 1, 0));
+      words[2 * pair + 1] = (IntRegister)_mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2));
     }
   }
 #endif
@@ -95,26 +95,26 @@ inline ValuesTogether values_together(const LaidRun<A>& run, int64_t first, int6
   auto* factors = scratch.take<float>(turns * batch * kRegister);
   auto* raised = scratch.take<int32_t>(turns * batch * kRegister);
   for (int b = 0; b < batch; ++b) {
-    const Laid<A>& own = run.values[first + (b < count ? b : 0)];
+    const Laid<A>& laid = run.values[first + (b < count ? b : 0)];
     for (int64_t begin = 0; begin < registers; begin += kTaken)
       for (int part = 0; part < kParts; ++part) {
         IntRegister words[kTaken];
 #pragma GCC unroll 8
-        for (int at = 0; at < kTaken; ++at) {
-          const int64_t load = (begin + at) / kRegisters, within = (begin + at) % kRegisters;
-          words[at] = load_bytes<IntRegister>(own.values + load * kColumns<kBits> +
-                                              part * kOfPart<A, kBits> +
-                                              within * (kOfPart<A, kBits> / kRegisters));
+        for (int word = 0; word < kTaken; ++word) {
+          const int64_t load = (begin + word) / kRegisters, within = (begin + word) % kRegisters;
+          words[word] = load_bytes<IntRegister>(laid.values + load * kColumns<kBits> +
+                                                part * kOfPart<A, kBits> +
+                                                within * (kOfPart<A, kBits> / kRegisters));
         }
         transpose_words<kTaken>(words);
-        for (int at = 0; at < kTaken; ++at)
-          std::memcpy(values + (((begin + at) * kParts + part) * batch + b) * kWide, words + at,
+        for (int word = 0; word < kTaken; ++word)
+          std::memcpy(values + (((begin + word) * kParts + part) * batch + b) * kWide, words + word,
                       kWide);
       }
     for (int64_t turn = 0; turn < turns; ++turn) {
       const int64_t place = (turn * batch + b) * kRegister;
-      std::memcpy(factors + place, own.factors + turn * kRegister, sizeof(Register));
-      std::memcpy(raised + place, own.raised + turn * kRegister, sizeof(IntRegister));
+      std::memcpy(factors + place, laid.factors + turn * kRegister, sizeof(Register));
+      std::memcpy(raised + place, laid.raised + turn * kRegister, sizeof(IntRegister));
     }
   }
   return {batch, values, factors, raised};
@@ -122,20 +122,20 @@ inline ValuesTogether values_together(const LaidRun<A>& run, int64_t first, int6
 
 // Store the words of the next registers of a row, of which `left` are left, as transposed.
 template <int kCount>
-TPC_INLINE void store_words(const char* from, int64_t left, IntRegister* to) {
+TPC_INLINE void store_words(const char* source, int64_t left, IntRegister* out) {
   IntRegister words[kCount];
   if (left >= kCount) {
 #pragma GCC unroll 8
-    for (int own = 0; own < kCount; ++own)
-      words[own] = load_bytes<IntRegister>(from + own * kWide);
+    for (int word = 0; word < kCount; ++word)
+      words[word] = load_bytes<IntRegister>(source + word * kWide);
     transpose_words<kCount>(words);
-    std::memcpy(to, words, sizeof words);
+    std::memcpy(out, words, sizeof words);
     return;
   }
-  for (int own = 0; own < kCount; ++own)
-    words[own] = own < left ? load_bytes<IntRegister>(from + own * kWide) : IntRegister{};
+  for (int word = 0; word < kCount; ++word)
+    words[word] = word < left ? load_bytes<IntRegister>(source + word * kWide) : IntRegister{};
   transpose_words<kCount>(words);
-  std::memcpy(to, words, sizeof words);
+  std::memcpy(out, words, sizeof words);
 }
 
 // Some rows: where they are, and what is fetched meanwhile, the next rows into the nearest cache.
@@ -146,9 +146,9 @@ struct RowsTogether {
 };
 
 // Multiply `kRows` rows by the values of `kBatch` sequences, for the blocks of a turn. Sums of
-// blocks are `[sequence][row]`. From byte `at` of the rows on, `left` registers are left.
+// blocks are `[sequence][row]`. From byte `offset` of the rows on, `left` registers are left.
 template <class A, int kBits, int kLoads, int kBlocks, int kRows, int kBatch>
-TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, int64_t at,
+TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, int64_t offset,
                               int64_t left, const char* values, IntRegister* sums) {
   using Form = Transposed<kBits, kLoads, kBlocks>;
   constexpr int kTaken = Form::kTaken, kSpread = Form::kSpread, kSums = kBatch * kRows;
@@ -159,10 +159,10 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
   const auto multiply = [&](IntRegister* totals) TPC_ALWAYS {
 #pragma GCC unroll 1
     for (int row = 0; row < kRows; ++row)
-      store_words<kTaken>(rows.bytes[row] + at, left, words[row]);
-    const char* next = rows.next + at;
-    const int64_t here = at;
-    at += kTaken * kWide, left -= kTaken;
+      store_words<kTaken>(rows.bytes[row] + offset, left, words[row]);
+    const char* next = rows.next + offset;
+    const int64_t begin = offset;
+    offset += kTaken * kWide, left -= kTaken;
 #pragma GCC unroll 1
     for (int word = 0; word < kTaken; ++word, values += kParts * kBatch * kWide) {
       ShortRegister loaded[kRows];
@@ -170,7 +170,7 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
       for (int row = 0; row < kRows; ++row) {
         if (word % kRegisters == 0) {
           __builtin_prefetch(next + row * stride + word * kWide);
-          fetch_line(rows.ahead[row] + here + word * kWide);
+          fetch_line(rows.ahead[row] + begin + word * kWide);
         }
         loaded[row] = load_shorts(&words[row][word]), keep(loaded[row]);
       }
@@ -182,12 +182,12 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
           parts[row] = A::template part<kBits>(loaded[row], part);
 #pragma GCC unroll 8
         for (int b = 0; b < kBatch; ++b) {
-          ShortRegister own = load_shorts(values + (part * kBatch + b) * kWide);
-          keep(own);
+          ShortRegister value = load_shorts(values + (part * kBatch + b) * kWide);
+          keep(value);
 #pragma GCC unroll 4
           for (int row = 0; row < kRows; ++row) {
             IntRegister& total = totals[b * kRows + row];
-            total = A::template multiply<kBits>(total, parts[row], own);
+            total = A::template multiply<kBits>(total, parts[row], value);
             if constexpr (kRegisters > 1) keep(total);  // compilers would first make all products
           }
         }
@@ -198,7 +198,7 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
     IntRegister totals[kSums] = {};
     multiply(totals);
 #pragma GCC unroll 16
-    for (int own = 0; own < kSums; ++own) sums[own] = totals[own];
+    for (int sum = 0; sum < kSums; ++sum) sums[sum] = totals[sum];
   } else {
     const int64_t needed = (left + kTaken - 1) / kTaken;
     const int64_t passes = needed < kSpread ? needed : kSpread;
@@ -206,23 +206,23 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
     for (int pass = 0; pass < passes; ++pass) {
       IntRegister totals[kSums] = {};
       multiply(totals);
-      IntRegister* to = halves[pass / 2];
+      IntRegister* half = halves[pass / 2];
       if (pass % 2 == 0) {
 #pragma GCC unroll 16
-        for (int own = 0; own < kSums; ++own) to[own] = totals[own];
+        for (int sum = 0; sum < kSums; ++sum) half[sum] = totals[sum];
       } else {
 #pragma GCC unroll 16
-        for (int own = 0; own < kSums; ++own) to[own] = pairs_added(to[own], totals[own]);
+        for (int sum = 0; sum < kSums; ++sum) half[sum] = pairs_added(half[sum], totals[sum]);
       }
     }
     const IntRegister none{};
     IntRegister* last = halves[passes / 2];
     if (passes % 2)
-      for (int own = 0; own < kSums; ++own) last[own] = pairs_added(last[own], none);
+      for (int sum = 0; sum < kSums; ++sum) last[sum] = pairs_added(last[sum], none);
 #pragma GCC unroll 16
-    for (int own = 0; own < kSums; ++own) {
-      if constexpr (kSpread == 2) sums[own] = halves[0][own];
-      else sums[own] = pairs_added(halves[0][own], passes > 2 ? halves[1][own] : none);
+    for (int sum = 0; sum < kSums; ++sum) {
+      if constexpr (kSpread == 2) sums[sum] = halves[0][sum];
+      else sums[sum] = pairs_added(halves[0][sum], passes > 2 ? halves[1][sum] : none);
     }
   }
 }
@@ -245,14 +245,15 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
       RowsTogether<kRows> rows;
       rows.next = weight.address(row + kRows) + start;
 #pragma GCC unroll 4
-      for (int own = 0; own < kRows; ++own) {
-        const int64_t at = row + own < count ? row + own : count - 1;
-        rows.bytes[own] = weight.address(at) + start;
-        rows.scales[own] = of_blocks.first(weight, at);
-        rows.ahead[own] = ahead_of(rows.bytes[own], stride, far, left - at, scratch.next_weights);
+      for (int index = 0; index < kRows; ++index) {
+        const int64_t number = row + index < count ? row + index : count - 1;
+        rows.bytes[index] = weight.address(number) + start;
+        rows.scales[index] = of_blocks.first(weight, number);
+        rows.ahead[index] =
+            ahead_of(rows.bytes[index], stride, far, left - number, scratch.next_weights);
         if (turn > 0) continue;
-        const char* ahead = ahead_of(reinterpret_cast<const char*>(rows.scales[own]), 2 * groups,
-                                     far, left - at, scratch.next_scales);
+        const char* ahead = ahead_of(reinterpret_cast<const char*>(rows.scales[index]), 2 * groups,
+                                     far, left - number, scratch.next_scales);
         for (int64_t line = 0; line < 2 * groups; line += kLoad) __builtin_prefetch(ahead + line);
       }
       IntRegister sums[kBatch * kRows];
@@ -261,30 +262,30 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
           x.values + turn * kEach * kParts<A, kBits> * kBatch * kWide, sums);
       const int64_t place = turn * kBatch * kRegister;
 #pragma GCC unroll 4
-      for (int own = 0; own < kRows; ++own) {
-        const Register scales = of_blocks.load(rows.scales[own], turn * kRegister, false);
+      for (int index = 0; index < kRows; ++index) {
+        const Register scales = of_blocks.load(rows.scales[index], turn * kRegister, false);
 #pragma GCC unroll 8
         for (int b = 0; b < kBatch; ++b) {
-          const int64_t at = place + b * kRegister;
-          const auto raised = load_bytes<IntRegister>(x.raised + at);
-          const Register found =
-              A::numbers(sums[b * kRows + own] - raised) * load_register(x.factors + at);
-          float* to = products + (b * kRegister + row + own) * width +
-                      (single ? turn % kRegisters : turn) * kRegister;
-          const Register before = single && turn >= kRegisters ? load_register(to) : Register{};
-          const Register product = multiply_add(before, found, scales);
-          std::memcpy(to, &product, sizeof product);
+          const int64_t block = place + b * kRegister;
+          const auto raised = load_bytes<IntRegister>(x.raised + block);
+          const Register values =
+              A::numbers(sums[b * kRows + index] - raised) * load_register(x.factors + block);
+          float* out = products + (b * kRegister + row + index) * width +
+                       (single ? turn % kRegisters : turn) * kRegister;
+          const Register before = single && turn >= kRegisters ? load_register(out) : Register{};
+          const Register product = multiply_add(before, values, scales);
+          std::memcpy(out, &product, sizeof product);
         }
       }
     }
 }
 
 // Add the lanes of a vector for each lane of a register.
-TPC_INLINE Register lane_sums(Lanes* from) {
+TPC_INLINE Register lane_sums(Lanes* vectors) {
 #if defined(__AVX512F__)
-  return sums_of_all(from);
+  return sums_of_all(vectors);
 #else
-  return sums(from);
+  return sums(vectors);
 #endif
 }
 
@@ -300,13 +301,13 @@ inline bool takes_together(const Grouped& weight, const LaidValues<A>& x) {
 // Arrange the values of all sequences.
 template <class A, int kBits, int kLoads, int kBlocks>
 inline const ValuesTogether* all_together(const LaidValues<A>& x, Scratch& scratch) {
-  auto* found = scratch.take<ValuesTogether>((x.batch + kMostTogether - 1) / kMostTogether);
+  auto* values = scratch.take<ValuesTogether>((x.batch + kMostTogether - 1) / kMostTogether);
   for (int64_t b = 0; b < x.batch; b += kMostTogether) {
     const int64_t left = x.batch - b;
-    found[b / kMostTogether] = values_together<A, kBits, kLoads, kBlocks>(
+    values[b / kMostTogether] = values_together<A, kBits, kLoads, kBlocks>(
         *x.laid, b, left < kMostTogether ? left : kMostTogether, scratch);
   }
-  return found;
+  return values;
 }
 
 // Multiply the first rows by all sequences. Return how many; the others need `run_dots`.
@@ -326,25 +327,25 @@ inline int64_t dots_together(const Grouped& weight, int64_t rows, const LaidValu
   for (int64_t row = 0; row < steady; row += kRegister) {
     const int64_t count = steady - row < kRegister ? steady - row : kRegister;
     for (int64_t b = 0; b < x.batch; b += kMostTogether) {
-      const ValuesTogether& own = x.together[b / kMostTogether];
+      const ValuesTogether& values = x.together[b / kMostTogether];
       const auto with = [&](auto batch) TPC_ALWAYS {
         products_together<A, kBits, kLoads, kBlocks, decltype(batch)::value>(
-            weight.from(row, 0), count, rows - row, run, single, own, products, scratch);
+            weight.from(row, 0), count, rows - row, run, single, values, products, scratch);
       };
-      if (own.batch == 2) with(std::integral_constant<int, 2>());
-      else if (own.batch == 3) with(std::integral_constant<int, 3>());
-      else if (own.batch == 4) with(std::integral_constant<int, 4>());
-      else if (own.batch == 6) with(std::integral_constant<int, 6>());
+      if (values.batch == 2) with(std::integral_constant<int, 2>());
+      else if (values.batch == 3) with(std::integral_constant<int, 3>());
+      else if (values.batch == 4) with(std::integral_constant<int, 4>());
+      else if (values.batch == 6) with(std::integral_constant<int, 6>());
       else with(std::integral_constant<int, 8>());
-      for (int64_t at = b; at < x.batch && at < b + kMostTogether; ++at) {
-        float* from = products + (at - b) * kRegister * width;
-        float* to = out + row + at * out_stride;
+      for (int64_t sequence = b; sequence < x.batch && sequence < b + kMostTogether; ++sequence) {
+        float* source = products + (sequence - b) * kRegister * width;
+        float* destination = out + row + sequence * out_stride;
         if (!single) {
-          leaves.store(from, count, to);
+          leaves.store(source, count, destination);
           continue;
         }
-        const Register sums = lane_sums(reinterpret_cast<Lanes*>(from));
-        std::memcpy(to, &sums, sizeof(float) * static_cast<size_t>(count));
+        const Register sums = lane_sums(reinterpret_cast<Lanes*>(source));
+        std::memcpy(destination, &sums, sizeof(float) * static_cast<size_t>(count));
       }
     }
   }

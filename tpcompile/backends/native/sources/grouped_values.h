@@ -48,52 +48,52 @@ TPC_INLINE float rounded_block(Bytes, const float* x, int64_t block, int32_t* wh
 
 // Lay out 64 columns, 16 lanes at a time.
 template <int kBits>
-TPC_INLINE void put_parts(const int32_t* x, int16_t* to) {
-  const auto one = [&](int at) { return load_ints(x + at * kLanes); };
-  const auto a = one(0), b = one(1), c = one(2), d = one(3);
+TPC_INLINE void put_parts(const int32_t* x, int16_t* out) {
+  const auto loaded = [&](int part) { return load_ints(x + part * kLanes); };
+  const auto a = loaded(0), b = loaded(1), c = loaded(2), d = loaded(3);
   if constexpr (kBits == 4) {
     const auto even = evens(a, b), later = evens(c, d), odd = odds(a, b), last = odds(c, d);
-    narrow(evens(even, later), to), narrow(evens(odd, last), to + 32);
-    narrow(odds(even, later), to + 64), narrow(odds(odd, last), to + 96);
+    narrow(evens(even, later), out), narrow(evens(odd, last), out + 32);
+    narrow(odds(even, later), out + 64), narrow(odds(odd, last), out + 96);
   } else {
-    narrow(evens(a, b), to), narrow(evens(c, d), to + 16);
-    narrow(odds(a, b), to + 32), narrow(odds(c, d), to + 48);
+    narrow(evens(a, b), out), narrow(evens(c, d), out + 16);
+    narrow(odds(a, b), out + 32), narrow(odds(c, d), out + 48);
   }
 }
 
 template <int kBits>
-TPC_INLINE void put_parts(const int32_t* x, int8_t* to) {
-  const auto one = [&](int at) { return load_ints(x + at * kLanes); };
-  const auto a = one(0), b = one(1), c = one(2), d = one(3);
+TPC_INLINE void put_parts(const int32_t* x, int8_t* out) {
+  const auto loaded = [&](int part) { return load_ints(x + part * kLanes); };
+  const auto a = loaded(0), b = loaded(1), c = loaded(2), d = loaded(3);
   if constexpr (kBits == 4) {
-    narrow(evens(a, b), to), narrow(evens(c, d), to + 16);
-    narrow(odds(a, b), to + 64), narrow(odds(c, d), to + 80);
+    narrow(evens(a, b), out), narrow(evens(c, d), out + 16);
+    narrow(odds(a, b), out + 64), narrow(odds(c, d), out + 80);
   } else {
-    narrow(a, to), narrow(b, to + 16), narrow(c, to + 32), narrow(d, to + 48);
+    narrow(a, out), narrow(b, out + 16), narrow(c, out + 32), narrow(d, out + 48);
   }
 }
 
 template <class A, int kBits>
-inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t at,
+inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t offset,
                     typename A::Value* values, float* factors, int32_t* sums) {
   alignas(kLoad) int32_t whole[kMostBlock];
   for (int64_t column = 0; column < columns; column += block) {
-    const int64_t own = (at + column) / block;
-    factors[own] = rounded_block(A(), x + column, block, whole + column, sums[own]);
+    const int64_t index = (offset + column) / block;
+    factors[index] = rounded_block(A(), x + column, block, whole + column, sums[index]);
   }
   for (int64_t column = 0; column < columns; column += 4 * kLanes) {
-    const int64_t place = at + column, within = place % kColumns<kBits>;
+    const int64_t place = offset + column, within = place % kColumns<kBits>;
     put_parts<kBits>(whole + column, values + (place - within) + within / kParts<A, kBits>);
   }
 }
 
 template <class A, int kBits>
-inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t at, float* values,
+inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t offset, float* values,
                     float* factors, float* sums) {
   for (int64_t column = 0; column < columns; ++column) {
-    const int64_t place = at + column, own = place / block, within = place % kColumns<kBits>;
-    if (place % block == 0) factors[own] = 1.0f, sums[own] = 0.0f;
-    sums[own] += x[column];
+    const int64_t place = offset + column, index = place / block, within = place % kColumns<kBits>;
+    if (place % block == 0) factors[index] = 1.0f, sums[index] = 0.0f;
+    sums[index] += x[column];
     const int64_t lane = within / kParts<A, kBits>, part = within % kParts<A, kBits>;
     values[place - within + kOfPart<A, kBits> * part + lane % 2 * kLanes + lane / 2] = x[column];
   }
@@ -111,10 +111,10 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, const Run& run, S
   auto* sums = scratch.take<typename A::Sum>(blocks);
   std::memset(factors, 0, sizeof(float) * static_cast<size_t>(blocks));
   std::memset(sums, 0, sizeof(float) * static_cast<size_t>(blocks));
-  for (int64_t at = 0; at < columns; at += kMostBlock) {
-    const int64_t left = columns - at, count = left < kMostBlock ? left : kMostBlock;
-    const int64_t first = run.start + at, last = first + count;
-    const float* from = x + (first - run.begin);
+  for (int64_t offset = 0; offset < columns; offset += kMostBlock) {
+    const int64_t left = columns - offset, count = left < kMostBlock ? left : kMostBlock;
+    const int64_t first = run.start + offset, last = first + count;
+    const float* source = x + (first - run.begin);
     float held[kMostBlock];
     if (first < run.begin || last > run.end) {
       std::memset(held, 0, sizeof held);
@@ -123,17 +123,18 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, const Run& run, S
       if (low < high)
         std::memcpy(held + (low - first), x + (low - run.begin),
                     sizeof(float) * static_cast<size_t>(high - low));
-      from = held;
+      source = held;
     }
-    lay_out<A, kBits>(from, count, block, at, values, factors, sums);
+    lay_out<A, kBits>(source, count, block, offset, values, factors, sums);
   }
   auto* minima = scratch.take<float>(blocks);
   auto* raised = scratch.take<typename A::Sum>(blocks);
   const auto by = static_cast<typename A::Sum>(A::raised(weight.bits()));
-  for (int64_t own = 0; own < blocks; own += kRegister) {
-    const Register found = A::of_sums(sums + own) * load_register(factors + own);
-    std::memcpy(minima + own, &found, sizeof found);
-    for (int64_t at = own; at < own + kRegister; ++at) raised[at] = sums[at] * by;
+  for (int64_t first = 0; first < blocks; first += kRegister) {
+    const Register products = A::of_sums(sums + first) * load_register(factors + first);
+    std::memcpy(minima + first, &products, sizeof products);
+    for (int64_t place = first; place < first + kRegister; ++place)
+      raised[place] = sums[place] * by;
   }
   return {values, factors, sums, raised, minima};
 }
@@ -195,23 +196,23 @@ struct Operand<Form<T, Rounding>> : LaidValues<Bytes> {};
 // Return the shares that leaves have in each 16 blocks of a run.
 template <class A>
 inline const Share* const* shares_of(const LaidRun<A>& run, Scratch& scratch) {
-  auto* found = scratch.take<const Share*>(run.rounds + 1);
+  auto* shares = scratch.take<const Share*>(run.rounds + 1);
   auto* next = scratch.take<Share>(run.rounds + run.leaves);
   for (int64_t round = 0; round < run.rounds; ++round) {
-    found[round] = next;
+    shares[round] = next;
     for (int64_t leaf = 0; leaf < run.leaves; ++leaf) {
       int32_t lanes[kLanes];
       bool any = false;
       for (int64_t lane = 0; lane < kLanes; ++lane) {
         const int64_t block = round * kLanes + lane;
-        const bool own = block >= run.first_block[leaf] && block < run.first_block[leaf + 1];
-        lanes[lane] = own ? -1 : 0, any |= own;
+        const bool belongs = block >= run.first_block[leaf] && block < run.first_block[leaf + 1];
+        lanes[lane] = belongs ? -1 : 0, any |= belongs;
       }
       if (any) *next++ = {leaf, load_ints(lanes)};
     }
   }
-  found[run.rounds] = next;
-  return found;
+  shares[run.rounds] = next;
+  return shares;
 }
 
 // Lay out values in runs. Adjacent leaves that begin with a load are a run; if leaves are added side
@@ -240,31 +241,31 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     const int64_t lanes = weight.has_supers() && begin % unit == 0 ? kLanes * block : unit;
     const int64_t start = begin / lanes * lanes;
     const int64_t loads = (end - start + unit - 1) / unit * (unit / kColumns<kBits>);
-    LaidRun<A>& own = runs[count++];
-    own = {{begin, end, start, loads, start / block, false}, nullptr, next - leaf, 0, nullptr,
+    LaidRun<A>& run = runs[count++];
+    run = {{begin, end, start, loads, start / block, false}, nullptr, next - leaf, 0, nullptr,
            nullptr, 0, nullptr};
-    own.rounds = (loads * kColumns<kBits> / block + kLanes - 1) / kLanes, rounds += own.rounds;
-    own.whole = weight.has_blocks(own.block, own.rounds * kLanes);
-    own.together = rows_within(kMostSums, own.rounds * int64_t{sizeof(Registers)});
-    own.sums = scratch.take<typename A::Sums>(own.together * own.rounds * kRegisters);
-    auto* first_block = scratch.take<int64_t>(own.leaves + 1);
-    for (int64_t at = 0; at < own.leaves; ++at)
-      first_block[at] = (begin_of(leaf + at) - start) / grain * (grain / block);
-    first_block[own.leaves] = (end - start + grain - 1) / grain * (grain / block);
-    own.first_block = first_block;
-    for (int64_t at = 0; at < own.leaves; ++at) {
-      const int64_t blocks = first_block[at + 1] - first_block[at];
+    run.rounds = (loads * kColumns<kBits> / block + kLanes - 1) / kLanes, rounds += run.rounds;
+    run.whole = weight.has_blocks(run.block, run.rounds * kLanes);
+    run.together = rows_within(kMostSums, run.rounds * int64_t{sizeof(Registers)});
+    run.sums = scratch.take<typename A::Sums>(run.together * run.rounds * kRegisters);
+    auto* first_block = scratch.take<int64_t>(run.leaves + 1);
+    for (int64_t place = 0; place < run.leaves; ++place)
+      first_block[place] = (begin_of(leaf + place) - start) / grain * (grain / block);
+    first_block[run.leaves] = (end - start + grain - 1) / grain * (grain / block);
+    run.first_block = first_block;
+    for (int64_t place = 0; place < run.leaves; ++place) {
+      const int64_t blocks = first_block[place + 1] - first_block[place];
       most_blocks = most_blocks < blocks ? blocks : most_blocks;
     }
-    auto* each = scratch.take<Laid<A>>(batch);
+    auto* laid = scratch.take<Laid<A>>(batch);
     for (int64_t b = 0; b < batch; ++b)
-      each[b] = laid_out<kBits, A>(weight, values + (begin - first) + b * stride, own, scratch);
-    own.values = each;
+      laid[b] = laid_out<kBits, A>(weight, values + (begin - first) + b * stride, run, scratch);
+    run.values = laid;
   }
-  const LaidValues<A> found{batch, leaves, count, runs, rounds, most_blocks};
-  if (leaves > 1 && !found.side_by_side())
-    for (LaidRun<A>* own = runs; own != runs + count; ++own) own->shares = shares_of(*own, scratch);
-  return found;
+  const LaidValues<A> x{batch, leaves, count, runs, rounds, most_blocks};
+  if (leaves > 1 && !x.side_by_side())
+    for (LaidRun<A>* run = runs; run != runs + count; ++run) run->shares = shares_of(*run, scratch);
+  return x;
 }
 
 template <class A>
@@ -279,8 +280,8 @@ template <class A>
 template <class A>
 inline void scale(const LaidValues<A>& x, int64_t b, float factor) {
   for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; ++run)
-    for (int64_t own = 0; own < run->rounds * kLanes; ++own)
-      run->values[b].factors[own] *= factor, run->values[b].minima[own] *= factor;
+    for (int64_t block = 0; block < run->rounds * kLanes; ++block)
+      run->values[b].factors[block] *= factor, run->values[b].minima[block] *= factor;
 }
 
 // Lay out values, of which products take some sequences.

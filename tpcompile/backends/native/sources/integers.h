@@ -14,7 +14,9 @@ struct IntRegisters {
 };
 
 // Compilers copy arrays of registers through memory, so the inner loops have single ones.
-TPC_INLINE ShortRegister load_shorts(const void* from) { return load_bytes<ShortRegister>(from); }
+TPC_INLINE ShortRegister load_shorts(const void* source) {
+  return load_bytes<ShortRegister>(source);
+}
 
 // Hold a value in a register: compilers would load it again for each use.
 template <class V>
@@ -24,45 +26,47 @@ TPC_INLINE void keep([[maybe_unused]] V& value) {
 #endif
 }
 
-TPC_INLINE IntRegisters load_ints(const int32_t* from) {
-  IntRegisters found;
-  for (int own = 0; own < kRegisters; ++own)
-    found.each[own] = load_bytes<IntRegister>(from + kRegister * own);
-  return found;
+TPC_INLINE IntRegisters load_ints(const int32_t* source) {
+  IntRegisters integers;
+  for (int part = 0; part < kRegisters; ++part)
+    integers.each[part] = load_bytes<IntRegister>(source + kRegister * part);
+  return integers;
 }
 
-TPC_INLINE int32_t number(const int8_t* from) { return *from; }
+TPC_INLINE int32_t number(const int8_t* source) { return *source; }
 
-TPC_INLINE IntRegister load_register(const int8_t* from) {
+TPC_INLINE IntRegister load_register(const int8_t* source) {
 #if defined(__AVX512F__)
-  return (IntRegister)_mm512_cvtepi8_epi32(load_bytes<__m128i>(from));
+  return (IntRegister)_mm512_cvtepi8_epi32(load_bytes<__m128i>(source));
 #elif defined(__AVX2__)
-  return (IntRegister)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  return (IntRegister)_mm256_cvtepi8_epi32(
+      _mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)));
 #else
-  IntRegister found;
-  for (int lane = 0; lane < kRegister; ++lane) found[lane] = from[lane];
-  return found;
+  IntRegister integers;
+  for (int lane = 0; lane < kRegister; ++lane) integers[lane] = source[lane];
+  return integers;
 #endif
 }
 
-TPC_INLINE IntRegister load_register(const uint8_t* from) {
+TPC_INLINE IntRegister load_register(const uint8_t* source) {
 #if defined(__AVX512F__)
-  return (IntRegister)_mm512_cvtepu8_epi32(load_bytes<__m128i>(from));
+  return (IntRegister)_mm512_cvtepu8_epi32(load_bytes<__m128i>(source));
 #elif defined(__AVX2__)
-  return (IntRegister)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  return (IntRegister)_mm256_cvtepu8_epi32(
+      _mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)));
 #else
-  IntRegister found;
-  for (int lane = 0; lane < kRegister; ++lane) found[lane] = from[lane];
-  return found;
+  IntRegister integers;
+  for (int lane = 0; lane < kRegister; ++lane) integers[lane] = source[lane];
+  return integers;
 #endif
 }
 
 // The first lanes; others are 0.
 template <class V>
-TPC_INLINE V first_lanes(V from, int64_t count) {
+TPC_INLINE V first_lanes(V values, int64_t count) {
   IntRegister places;
   for (int lane = 0; lane < kRegister; ++lane) places[lane] = lane;
-  return (V)((IntRegister)from & (places < static_cast<int32_t>(count)));
+  return (V)((IntRegister)values & (places < static_cast<int32_t>(count)));
 }
 
 TPC_INLINE IntRegister everywhere(int32_t value) { return IntRegister{} + value; }
@@ -82,11 +86,11 @@ TPC_INLINE V spliced(V first, V last, int64_t count) {
 
 // Load one integer of 32 bits, or two, again and again.
 template <int kInts>
-TPC_INLINE ShortRegister everywhere(const int32_t* from) {
+TPC_INLINE ShortRegister everywhere(const int32_t* source) {
   typedef int64_t LongRegister __attribute__((vector_size(4 * kRegister)));
   static_assert(kInts <= 2);
-  if constexpr (kInts == 1) return (ShortRegister)(IntRegister{} + *from);
-  else return (ShortRegister)(LongRegister{} + load_bytes<int64_t>(from));
+  if constexpr (kInts == 1) return (ShortRegister)(IntRegister{} + *source);
+  else return (ShortRegister)(LongRegister{} + load_bytes<int64_t>(source));
 }
 
 // Increase each lane by the products of two adjacent lanes.
@@ -119,8 +123,8 @@ TPC_INLINE IntRegister multiply_bytes(IntRegister total, ShortRegister weight, S
   const __m256i pairs = _mm256_maddubs_epi16(a, b);
   return total + (IntRegister)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #else
-  const auto odd = [](ShortRegister from) { return from >> 8; };
-  const auto even = [](ShortRegister from) { return (from << 8) >> 8; };
+  const auto odd = [](ShortRegister values) { return values >> 8; };
+  const auto even = [](ShortRegister values) { return (values << 8) >> 8; };
   total = multiply_add(total, even(weight), even(x));
   return multiply_add(total, odd(weight), odd(x));
 #endif
@@ -147,16 +151,16 @@ TPC_INLINE IntRegisters every_second(IntRegisters a, IntRegisters b) {
                                                  (__m512i)b.each[0])};
 #elif defined(__AVX2__)
   const auto join = [](IntRegister low, IntRegister high) {
-    const __m256 found = _mm256_shuffle_ps((__m256)low, (__m256)high, kOdd ? 0xdd : 0x88);
-    return (IntRegister)_mm256_permute4x64_epi64((__m256i)found, 0xd8);
+    const __m256 lanes = _mm256_shuffle_ps((__m256)low, (__m256)high, kOdd ? 0xdd : 0x88);
+    return (IntRegister)_mm256_permute4x64_epi64((__m256i)lanes, 0xd8);
   };
   return {join(a.each[0], a.each[1]), join(b.each[0], b.each[1])};
 #else
-  int32_t held[2 * kLanes], found[kLanes];
+  int32_t held[2 * kLanes], lanes[kLanes];
   std::memcpy(held, &a, sizeof a);
   std::memcpy(held + kLanes, &b, sizeof b);
-  for (int lane = 0; lane < kLanes; ++lane) found[lane] = held[2 * lane + kOdd];
-  return load_ints(found);
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = held[2 * lane + kOdd];
+  return load_ints(lanes);
 #endif
 }
 
@@ -178,8 +182,8 @@ TPC_INLINE IntRegister pairs_added(IntRegister a, IntRegister b) {
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 // Each lane of the upper half after its like.
-TPC_INLINE IntRegister in_order(IntRegister from) {
-  return (IntRegister)_mm256_permutevar8x32_epi32((__m256i)from,
+TPC_INLINE IntRegister in_order(IntRegister values) {
+  return (IntRegister)_mm256_permutevar8x32_epi32((__m256i)values,
                                                   _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
@@ -203,47 +207,47 @@ TPC_INLINE Register pairs_added(Register a, Register b) {
 }
 
 // Round to the nearest integers, ties to even.
-TPC_INLINE IntRegister nearest(Register from) {
+TPC_INLINE IntRegister nearest(Register values) {
 #if defined(__AVX512F__)
-  return (IntRegister)_mm512_cvtps_epi32((__m512)from);
+  return (IntRegister)_mm512_cvtps_epi32((__m512)values);
 #elif defined(__AVX2__)
-  return (IntRegister)_mm256_cvtps_epi32((__m256)from);
+  return (IntRegister)_mm256_cvtps_epi32((__m256)values);
 #elif defined(__SSE2__)
-  return (IntRegister)_mm_cvtps_epi32((__m128)from);
+  return (IntRegister)_mm_cvtps_epi32((__m128)values);
 #else
-  IntRegister found;
+  IntRegister integers;
   for (int lane = 0; lane < kRegister; ++lane)
-    found[lane] = static_cast<int32_t>(std::nearbyint(from[lane]));
-  return found;
+    integers[lane] = static_cast<int32_t>(std::nearbyint(values[lane]));
+  return integers;
 #endif
 }
 
 // Store lanes as shorter integers, of which their values need no more.
 template <class V>
-TPC_INLINE void narrow(IntRegisters from, V* to) {
+TPC_INLINE void narrow(IntRegisters integers, V* out) {
   typedef V Narrow __attribute__((vector_size(sizeof(V) * kRegister)));
-  for (int own = 0; own < kRegisters; ++own) {
-    const Narrow found = __builtin_convertvector(from.each[own], Narrow);
-    std::memcpy(to + own * kRegister, &found, sizeof found);
+  for (int part = 0; part < kRegisters; ++part) {
+    const Narrow narrowed = __builtin_convertvector(integers.each[part], Narrow);
+    std::memcpy(out + part * kRegister, &narrowed, sizeof narrowed);
   }
 }
 
 typedef uint32_t FourBits __attribute__((vector_size(16)));
 
 // The largest lane.
-TPC_INLINE uint32_t greatest(BitRegister from) {
+TPC_INLINE uint32_t greatest(BitRegister values) {
   FourBits four[kRegister / 4];
-  std::memcpy(four, &from, sizeof from);
-  for (const FourBits& own : four) four[0] = own > four[0] ? own : four[0];
+  std::memcpy(four, &values, sizeof values);
+  for (const FourBits& bits : four) four[0] = bits > four[0] ? bits : four[0];
   const auto larger = [](uint32_t a, uint32_t b) { return a > b ? a : b; };
   return larger(larger(four[0][0], four[0][2]), larger(four[0][1], four[0][3]));
 }
 
 // The sum of the lanes.
-TPC_INLINE int32_t added(IntRegister from) {
+TPC_INLINE int32_t added(IntRegister values) {
   FourBits four[kRegister / 4], total{};
-  std::memcpy(four, &from, sizeof from);
-  for (const FourBits& own : four) total += own;
+  std::memcpy(four, &values, sizeof values);
+  for (const FourBits& bits : four) total += bits;
   return static_cast<int32_t>((total[0] + total[2]) + (total[1] + total[3]));
 }
 

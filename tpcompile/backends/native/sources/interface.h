@@ -99,5 +99,5 @@ void tpc_many(const void* prompts, int32_t operation, const void* arguments, int
               int64_t grain, int32_t threads);
 
 // Read memory on some threads, an even part each, and return the seconds.
-double tpc_read(const void* path, const char* from, int64_t bytes, int32_t threads);
+double tpc_read(const void* path, const char* data, int64_t bytes, int32_t threads);
 }

@@ -28,10 +28,10 @@ namespace tpc {
 namespace {
 
 // Fetch an instruction's first weights into the second cache: no instruction writes them.
-void fetch_weights(const char* from) {
+void fetch_weights(const char* weights) {
   constexpr int64_t kBytes = 1 << 16;
-  for (int64_t at = 0; from != nullptr && at < kBytes; at += 64)
-    __builtin_prefetch(from + at, 0, 2);
+  for (int64_t offset = 0; weights != nullptr && offset < kBytes; offset += 64)
+    __builtin_prefetch(weights + offset, 0, 2);
 }
 
 void rest() {
@@ -54,10 +54,10 @@ class Delays {
  private:
   // SplitMix64.
   uint64_t mixed() {
-    uint64_t found = state_ += 0x9e3779b97f4a7c15;
-    found = (found ^ (found >> 30)) * 0xbf58476d1ce4e5b9;
-    found = (found ^ (found >> 27)) * 0x94d049bb133111eb;
-    return found ^ (found >> 31);
+    uint64_t bits = state_ += 0x9e3779b97f4a7c15;
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+    return bits ^ (bits >> 31);
   }
 
   uint64_t state_;
@@ -112,8 +112,8 @@ class Machine {
         done_(new Done[static_cast<size_t>(workers_)]) {
     const int32_t* edges = program.queue_offsets + program.first_queue;
     instructions_ = edges[program.queues] - edges[0];
-    for (int32_t at = edges[0]; at < edges[program.queues]; ++at)
-      if (words_of(program.queue_values[at])[0] == TPC_OP_ARGMAX) ++ends_per_step_;
+    for (int32_t place = edges[0]; place < edges[program.queues]; ++place)
+      if (words_of(program.queue_values[place])[0] == TPC_OP_ARGMAX) ++ends_per_step_;
   }
 
   ~Machine() {
@@ -188,9 +188,9 @@ class Machine {
       int64_t taken = now_if_timed();
       const bool may_start = ready(turn) || comes(turn, worker, taken);
       int64_t claim = turn.ticket + 1;
-      const bool own = may_start && worker.seat.claim.compare_exchange_strong(claim, 0);
+      const bool claimed = may_start && worker.seat.claim.compare_exchange_strong(claim, 0);
       const Turn next = ends() ? turn : claim_next(worker);
-      if (own) run(turn, next, worker, taken);
+      if (claimed) run(turn, next, worker, taken);
       turn = next;
     }
   }
@@ -235,10 +235,10 @@ class Machine {
   bool ready(const Turn& turn) const {
     if (turn.step >= limit_.load(std::memory_order_acquire)) return false;
     const int32_t* waits = program_.wait_offsets + turn.number;
-    for (int32_t at = waits[0]; at < waits[1]; ++at) {
-      const int32_t counter = program_.wait_values[2 * at];
-      const int64_t each = program_.totals[counter];
-      if (count(counter) < program_.wait_values[2 * at + 1] + turn.step * each) return false;
+    for (int32_t place = waits[0]; place < waits[1]; ++place) {
+      const int32_t counter = program_.wait_values[2 * place];
+      const int64_t total = program_.totals[counter];
+      if (count(counter) < program_.wait_values[2 * place + 1] + turn.step * total) return false;
     }
     // The step before this one may have been the last: it says so before its last signal.
     return turn.step < limit_.load(std::memory_order_acquire);
@@ -263,8 +263,8 @@ class Machine {
       time[0] = taken, time[1] = start, time[2] = now_ns();
     }
     const int32_t* signals = program_.signal_offsets + turn.number;
-    for (int32_t at = signals[0]; at < signals[1]; ++at)
-      __atomic_fetch_add(counter_of(program_.signal_values[at]), 1, __ATOMIC_SEQ_CST);
+    for (int32_t place = signals[0]; place < signals[1]; ++place)
+      __atomic_fetch_add(counter_of(program_.signal_values[place]), 1, __ATOMIC_SEQ_CST);
     worker.seat.state.store(Seat::kWaits, std::memory_order_relaxed);
     done_[static_cast<size_t>(worker.number)].instructions.fetch_add(1);
     if (bell_.has_sleepers() && completes(turn)) bell_.ring();
@@ -295,9 +295,10 @@ class Machine {
   }
 
   bool all_ended(const int32_t* words) const {
-    const auto& at = *reinterpret_cast<const tpc_argmax*>(words);
-    for (int32_t b = 0; b < at.batch; ++b)
-      if (memory_.at<int32_t>(at.finished)[b] == 0 && memory_.at<int32_t>(at.lengths)[b] != 0)
+    const auto& operands = *reinterpret_cast<const tpc_argmax*>(words);
+    for (int32_t b = 0; b < operands.batch; ++b)
+      if (memory_.at<int32_t>(operands.finished)[b] == 0 &&
+          memory_.at<int32_t>(operands.lengths)[b] != 0)
         return false;
     return true;
   }
@@ -331,11 +332,11 @@ class Machine {
 
   // The signals of all ranks: each has a row of counters.
   int64_t count(int32_t counter) const {
-    int64_t found = 0;
+    int64_t signals = 0;
     for (int64_t row = 0; row < program_.counter_rows; ++row)
-      found += __atomic_load_n(program_.counters + row * program_.counter_stride + counter,
-                               __ATOMIC_SEQ_CST);
-    return found;
+      signals += __atomic_load_n(program_.counters + row * program_.counter_stride + counter,
+                                 __ATOMIC_SEQ_CST);
+    return signals;
   }
 
   // Whether the threads must end.
@@ -402,15 +403,15 @@ class Machine {
 
   // Run an instruction that another worker of the queue claims, if one may start and the other
   // worker is in this state or a busier one.
-  bool helps(const Turn& own, Worker& worker, int32_t state) {
+  bool helps(const Turn& next, Worker& worker, int32_t state) {
     const int queue = queue_of(worker), first = queue * program_.sharing;
-    for (int other = first; other < first + program_.sharing; ++other) {
-      Seat& seat = seats_[program_.first_worker + other];
+    for (int number = first; number < first + program_.sharing; ++number) {
+      Seat& seat = seats_[program_.first_worker + number];
       int64_t claim = seat.claim.load();
-      if (other == worker.number || claim == 0 || seat.state.load() < state) continue;
+      if (number == worker.number || claim == 0 || seat.state.load() < state) continue;
       const Turn turn = turn_of(queue, claim - 1);
       if (!ready(turn) || !seat.claim.compare_exchange_strong(claim, 0)) continue;
-      run(turn, own, worker, now_if_timed());
+      run(turn, next, worker, now_if_timed());
       return true;
     }
     return false;
@@ -423,13 +424,13 @@ class Machine {
       Seat& seat = seats_[place];
       const int32_t state = seat.state.load();
       if (&seat == &worker.seat || state == Seat::kSleeps) continue;
-      const int other = place - program_.first_worker;
-      const bool here = 0 <= other && other < workers_;
-      if (here && shares() && state == Seat::kWaits) continue;  // others can take its claim
+      const int number = place - program_.first_worker;
+      const bool is_local = 0 <= number && number < workers_;
+      if (is_local && shares() && state == Seat::kWaits) continue;  // others can take its claim
       // No clock tells whether a worker of another process has a core. If other programs take much
       // of a core, a long wait tells; if they take little, an exchange costs more than it gains.
       const bool shared = worker.seat.lost.load() + seat.lost.load() > kMuchLost;
-      const bool has_core = here ? runs(seat.clock.load()) : !shared || waited_ns < kStrangerNs;
+      const bool has_core = is_local ? runs(seat.clock.load()) : !shared || waited_ns < kStrangerNs;
       if (has_core) continue;
       const int64_t begin = now_ns();
       if (!Cores::exchange(bell_, worker.seat, seat)) continue;

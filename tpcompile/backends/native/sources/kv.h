@@ -14,8 +14,8 @@ template <class C>
 constexpr bool kIsScaled = std::is_same_v<C, scaled8>;
 
 // The scale of a row, `columns` values after a value of it.
-TPC_INLINE float scale_of(const scaled8* from, int64_t columns) {
-  return load_bytes<float>(from + columns);
+TPC_INLINE float scale_of(const scaled8* values, int64_t columns) {
+  return load_bytes<float>(values + columns);
 }
 
 // Return the weight of a row's numbers, given that of its values.
@@ -24,8 +24,8 @@ TPC_INLINE float weight_of(float weight, const C*, int64_t) {
   return weight;
 }
 
-TPC_INLINE float weight_of(float weight, const scaled8* from, int64_t columns) {
-  return weight * scale_of(from, columns);
+TPC_INLINE float weight_of(float weight, const scaled8* values, int64_t columns) {
+  return weight * scale_of(values, columns);
 }
 
 // Round the values of a row and store it.
@@ -37,7 +37,8 @@ inline void store_row(const float* x, int64_t width, scaled8* row, Scratch& scra
   std::memcpy(values, x, sizeof(float) * static_cast<size_t>(width));
   int32_t sum;
   const float scale = rounded_to_bytes(values, padded, whole, sum);
-  for (int64_t at = 0; at < width; ++at) row[at].value = static_cast<int8_t>(whole[at]);
+  for (int64_t column = 0; column < width; ++column)
+    row[column].value = static_cast<int8_t>(whole[column]);
   std::memcpy(row + width, &scale, sizeof scale);
 }
 

@@ -137,7 +137,7 @@ struct Kernels {
 // The kernels of one vector path.
 struct Path {
   const char* name;
-  uint64_t (*read)(const char* from, int64_t bytes);
+  uint64_t (*read)(const char* data, int64_t bytes);
   Kernels kernels;
   const Kernels *few_bits, *rounded;  // those of weights of few bits
 };

@@ -46,17 +46,17 @@ TPC_INLINE V relu2(V x) { return relu(x) * relu(x); }
 
 // Replace values by their activation.
 __attribute__((noinline)) void activate(int64_t activation, float* values, int64_t count) {
-  const auto each = [&](auto function) {
-    for (int64_t at = 0; at < count; at += kLanes)
-      store_some(values + at, by_register(load_some(values + at, count - at), function),
-                 count - at);
+  const auto apply = [&](auto function) {
+    for (int64_t place = 0; place < count; place += kLanes)
+      store_some(values + place, by_register(load_some(values + place, count - place), function),
+                 count - place);
   };
   switch (static_cast<tpc_activation>(activation)) {
-    case TPC_ACTIVATION_SILU: return each([](Register x) { return silu(x); });
-    case TPC_ACTIVATION_GELU: return each([](Register x) { return gelu(x); });
-    case TPC_ACTIVATION_GELU_TANH: return each([](Register x) { return gelu_tanh(x); });
-    case TPC_ACTIVATION_RELU: return each([](Register x) { return relu(x); });
-    case TPC_ACTIVATION_RELU2: return each([](Register x) { return relu2(x); });
+    case TPC_ACTIVATION_SILU: return apply([](Register x) { return silu(x); });
+    case TPC_ACTIVATION_GELU: return apply([](Register x) { return gelu(x); });
+    case TPC_ACTIVATION_GELU_TANH: return apply([](Register x) { return gelu_tanh(x); });
+    case TPC_ACTIVATION_RELU: return apply([](Register x) { return relu(x); });
+    case TPC_ACTIVATION_RELU2: return apply([](Register x) { return relu2(x); });
   }
 }
 
@@ -75,28 +75,28 @@ struct Projected {
 };
 
 template <class Types>
-inline Projected projected(const Memory& memory, const GateUp& at, tpc_range range, bool gated,
-                           Scratch& scratch) {
-  const int64_t rows = range.stop - range.start, batch = at.normed_batch;
-  const auto& x = normed<Types>(memory, at, scratch);
+inline Projected projected(const Memory& memory, const GateUp& operands, tpc_range range,
+                           bool gated, Scratch& scratch) {
+  const int64_t rows = range.stop - range.start, batch = operands.normed_batch;
+  const auto& x = normed<Types>(memory, operands, scratch);
   float* first = scratch.take<float>(batch * rows);
   float* up = gated ? scratch.take<float>(batch * rows) : nullptr;
   const char* const next_weights = scratch.next_weights;
-  const int64_t first_up = int64_t{at.ffn} + range.start;
-  if (gated) read_next(typename Types::Weight(memory, at.weight), first_up, scratch);
-  linear_rows<Types>(memory, at, x, range.start, rows, first, rows, scratch);
+  const int64_t first_up = int64_t{operands.ffn} + range.start;
+  if (gated) read_next(typename Types::Weight(memory, operands.weight), first_up, scratch);
+  linear_rows<Types>(memory, operands, x, range.start, rows, first, rows, scratch);
   scratch.next_weights = next_weights, scratch.next_scales = nullptr;
-  if (gated) linear_rows<Types>(memory, at, x, first_up, rows, up, rows, scratch);
+  if (gated) linear_rows<Types>(memory, operands, x, first_up, rows, up, rows, scratch);
   return {first, up};
 }
 
 // Store `f(place, count)`, up to 16 values of the rows of a sequence.
 template <class T, class Words, class F>
-TPC_INLINE void store_rows(const Memory& memory, const Words& at, F f) {
-  const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
+TPC_INLINE void store_rows(const Memory& memory, const Words& operands, F f) {
+  const int64_t rows = operands.rows.stop - operands.rows.start, batch = operands.normed_batch;
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t row = 0; row < rows; row += kLanes)
-      store_some(memory.at<T>(at.out) + b * int64_t{at.ffn} + at.rows.start + row,
+      store_some(memory.at<T>(operands.out) + b * int64_t{operands.ffn} + operands.rows.start + row,
                  f(b * rows + row, rows - row), rows - row);
 }
 
@@ -104,9 +104,9 @@ TPC_INLINE void store_rows(const Memory& memory, const Words& at, F f) {
 template <class Types>
 void norm_gate_up_swiglu(const Memory& memory, const int32_t* words, Scratch& scratch) {
   using T = typename Types::Value;
-  const auto& at = *reinterpret_cast<const tpc_norm_gate_up_swiglu*>(words);
-  const auto [gate, up] = projected<Types>(memory, at, at.rows, true, scratch);
-  store_rows<T>(memory, at, [gate = gate, up = up](int64_t place, int64_t count) {
+  const auto& operands = *reinterpret_cast<const tpc_norm_gate_up_swiglu*>(words);
+  const auto [gate, up] = projected<Types>(memory, operands, operands.rows, true, scratch);
+  store_rows<T>(memory, operands, [gate = gate, up = up](int64_t place, int64_t count) {
     return rounded<T>(silu(load_some(gate + place, count))) * load_some(up + place, count);
   });
 }
@@ -114,11 +114,13 @@ void norm_gate_up_swiglu(const Memory& memory, const int32_t* words, Scratch& sc
 template <class Types>
 void norm_up_activation(const Memory& memory, const int32_t* words, Scratch& scratch) {
   using T = typename Types::Value;
-  const auto& at = *reinterpret_cast<const tpc_norm_up_activation*>(words);
+  const auto& operands = *reinterpret_cast<const tpc_norm_up_activation*>(words);
   const auto& shared = *reinterpret_cast<const GateUp*>(words);
-  const auto [first, up] = projected<Types>(memory, shared, at.rows, at.sides == 2, scratch);
-  activate(at.activation, first, int64_t{at.normed_batch} * (at.rows.stop - at.rows.start));
-  store_rows<T>(memory, at, [first = first, up = up](int64_t place, int64_t count) {
+  const auto [first, up] =
+      projected<Types>(memory, shared, operands.rows, operands.sides == 2, scratch);
+  activate(operands.activation, first,
+           int64_t{operands.normed_batch} * (operands.rows.stop - operands.rows.start));
+  store_rows<T>(memory, operands, [first = first, up = up](int64_t place, int64_t count) {
     const Lanes active = load_some(first + place, count);
     return up ? rounded<T>(active) * load_some(up + place, count) : active;
   });
@@ -126,10 +128,10 @@ void norm_up_activation(const Memory& memory, const int32_t* words, Scratch& scr
 
 template <class Types>
 void norm_gate(const Memory& memory, const int32_t* words, Scratch& scratch) {
-  const auto& at = *reinterpret_cast<const tpc_norm_gate*>(words);
+  const auto& operands = *reinterpret_cast<const tpc_norm_gate*>(words);
   const auto& shared = *reinterpret_cast<const GateUp*>(words);
-  const float* gate = projected<Types>(memory, shared, at.rows, false, scratch).first;
-  store_rows<typename Types::Value>(memory, at, [gate](int64_t place, int64_t count) {
+  const float* gate = projected<Types>(memory, shared, operands.rows, false, scratch).first;
+  store_rows<typename Types::Value>(memory, operands, [gate](int64_t place, int64_t count) {
     return load_some(gate + place, count);
   });
 }
@@ -138,26 +140,28 @@ void norm_gate(const Memory& memory, const int32_t* words, Scratch& scratch) {
 template <class Types>
 void norm_rows(const Memory& memory, const int32_t* words, Scratch& scratch) {
   const auto& shared = *reinterpret_cast<const GateUp*>(words);
-  const auto& at = *reinterpret_cast<const tpc_norm_rows*>(words);
-  const float* found = projected<Types>(memory, shared, at.rows, false, scratch).first;
-  const int64_t rows = at.rows.stop - at.rows.start;
-  for (int64_t b = 0; b < at.normed_batch; ++b)
-    convert(found + b * rows, rows,
-            memory.at<typename Types::Value>(at.out) + b * int64_t{at.width} + at.rows.start);
+  const auto& operands = *reinterpret_cast<const tpc_norm_rows*>(words);
+  const float* results = projected<Types>(memory, shared, operands.rows, false, scratch).first;
+  const int64_t rows = operands.rows.stop - operands.rows.start;
+  for (int64_t b = 0; b < operands.normed_batch; ++b)
+    convert(results + b * rows, rows,
+            memory.at<typename Types::Value>(operands.out) + b * int64_t{operands.width} +
+                operands.rows.start);
 }
 
 template <class Types>
 void norm_gated_up(const Memory& memory, const int32_t* words, Scratch& scratch) {
   using T = typename Types::Value;
-  const auto& at = *reinterpret_cast<const tpc_norm_gated_up*>(words);
+  const auto& operands = *reinterpret_cast<const tpc_norm_gated_up*>(words);
   const auto& shared = *reinterpret_cast<const GateUp*>(words);
-  const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
-  const float* up = projected<Types>(memory, shared, at.rows, false, scratch).first;
+  const int64_t rows = operands.rows.stop - operands.rows.start, batch = operands.normed_batch;
+  const float* up = projected<Types>(memory, shared, operands.rows, false, scratch).first;
   float* gate = scratch.take<float>(batch * rows);
   for (int64_t b = 0; b < batch; ++b)
-    convert(memory.at<T>(at.gate) + b * int64_t{at.ffn} + at.rows.start, rows, gate + b * rows);
-  activate(at.activation, gate, batch * rows);
-  store_rows<T>(memory, at, [gate, up](int64_t place, int64_t count) {
+    convert(memory.at<T>(operands.gate) + b * int64_t{operands.ffn} + operands.rows.start, rows,
+            gate + b * rows);
+  activate(operands.activation, gate, batch * rows);
+  store_rows<T>(memory, operands, [gate, up](int64_t place, int64_t count) {
     return rounded<T>(load_some(gate + place, count)) * load_some(up + place, count);
   });
 }

@@ -38,28 +38,28 @@ using f16 = _Float16;
 using f32 = float;
 
 template <class V>
-TPC_INLINE V load_bytes(const void* from) {
-  V found;
-  std::memcpy(&found, from, sizeof(V));
-  return found;
+TPC_INLINE V load_bytes(const void* source) {
+  V value;
+  std::memcpy(&value, source, sizeof(V));
+  return value;
 }
 
 // Fetch a line of memory into the second-level cache, or into the nearest one. Compilers keep such
 // fetches in order, and do not move them over a value that must be computed before the next one. They
 // would gather builtin ones, and a CPU that begins many at a time reads at two thirds of its rate.
-TPC_INLINE void fetch_line(const void* from) {
+TPC_INLINE void fetch_line(const void* line) {
 #if defined(__x86_64__)
-  __asm__ volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(from)));
+  __asm__ volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(line)));
 #else
-  __builtin_prefetch(from, 0, 2);
+  __builtin_prefetch(line, 0, 2);
 #endif
 }
 
-TPC_INLINE void fetch_near(const void* from) {
+TPC_INLINE void fetch_near(const void* line) {
 #if defined(__x86_64__)
-  __asm__ volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(from)));
+  __asm__ volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(line)));
 #else
-  __builtin_prefetch(from);
+  __builtin_prefetch(line);
 #endif
 }
 
@@ -96,10 +96,10 @@ struct Registers {
   Register each[kRegisters];
 };
 
-TPC_INLINE Lanes lanes(Registers from) {
-  Lanes found;
-  std::memcpy(&found, &from, sizeof found);
-  return found;
+TPC_INLINE Lanes lanes(Registers registers) {
+  Lanes values;
+  std::memcpy(&values, &registers, sizeof values);
+  return values;
 }
 
 // Return total + a * b, rounded once where the CPU can. Compilers fuse a product and a sum in some
@@ -115,26 +115,26 @@ TPC_INLINE Register multiply_add(Register total, Register a, Register b) {
 }
 
 TPC_INLINE Registers multiply_add(Registers total, Registers a, Registers b) {
-  for (int own = 0; own < kRegisters; ++own)
-    total.each[own] = multiply_add(total.each[own], a.each[own], b.each[own]);
+  for (int part = 0; part < kRegisters; ++part)
+    total.each[part] = multiply_add(total.each[part], a.each[part], b.each[part]);
   return total;
 }
 
 TPC_INLINE Registers multiply_add(Registers total, Registers a, float b) {
-  for (int own = 0; own < kRegisters; ++own)
-    total.each[own] = multiply_add(total.each[own], a.each[own], Register{} + b);
+  for (int part = 0; part < kRegisters; ++part)
+    total.each[part] = multiply_add(total.each[part], a.each[part], Register{} + b);
   return total;
 }
 
-TPC_INLINE Register load_register(const f32* from) { return load_bytes<Register>(from); }
+TPC_INLINE Register load_register(const f32* source) { return load_bytes<Register>(source); }
 
-TPC_INLINE Register load_register(const f16* from) {
+TPC_INLINE Register load_register(const f16* source) {
 #if defined(__AVX512F__)
-  return (Register)_mm512_cvtph_ps(load_bytes<__m256i>(from));
+  return (Register)_mm512_cvtph_ps(load_bytes<__m256i>(source));
 #elif defined(__F16C__)
-  return (Register)_mm256_cvtph_ps(load_bytes<__m128i>(from));
+  return (Register)_mm256_cvtph_ps(load_bytes<__m128i>(source));
 #else
-  return __builtin_convertvector(load_bytes<HalfRegister>(from), Register);
+  return __builtin_convertvector(load_bytes<HalfRegister>(source), Register);
 #endif
 }
 
@@ -145,62 +145,62 @@ TPC_INLINE Register everywhere(float value) {
 #elif defined(__AVX2__)
   return (Register)_mm256_set1_ps(value);
 #else
-  Register found;
-  for (int lane = 0; lane < kRegister; ++lane) found[lane] = value;
-  return found;
+  Register values;
+  for (int lane = 0; lane < kRegister; ++lane) values[lane] = value;
+  return values;
 #endif
 }
 
 // One number in all lanes.
-TPC_INLINE Register everywhere(const f16* from) {
+TPC_INLINE Register everywhere(const f16* source) {
 #if defined(__AVX512F__)
-  return (Register)_mm512_cvtph_ps(_mm256_set1_epi16(load_bytes<int16_t>(from)));
+  return (Register)_mm512_cvtph_ps(_mm256_set1_epi16(load_bytes<int16_t>(source)));
 #elif defined(__F16C__)
-  return (Register)_mm256_cvtph_ps(_mm_set1_epi16(load_bytes<int16_t>(from)));
+  return (Register)_mm256_cvtph_ps(_mm_set1_epi16(load_bytes<int16_t>(source)));
 #else
-  return Register{} + static_cast<float>(*from);
+  return Register{} + static_cast<float>(*source);
 #endif
 }
 
-TPC_INLINE Register load_register(const bf16* from) {
+TPC_INLINE Register load_register(const bf16* source) {
 #if defined(__AVX512F__)  // GCC widens halves of a register, and joins them
-  const auto wide = (BitRegister)_mm512_cvtepu16_epi32(load_bytes<__m256i>(from));
+  const auto wide = (BitRegister)_mm512_cvtepu16_epi32(load_bytes<__m256i>(source));
 #elif defined(__AVX2__)
-  const auto wide = (BitRegister)_mm256_cvtepu16_epi32(load_bytes<__m128i>(from));
+  const auto wide = (BitRegister)_mm256_cvtepu16_epi32(load_bytes<__m128i>(source));
 #else
-  const BitRegister wide = __builtin_convertvector(load_bytes<HalfBits>(from), BitRegister);
+  const BitRegister wide = __builtin_convertvector(load_bytes<HalfBits>(source), BitRegister);
 #endif
   return (Register)(wide << 16);
 }
 
 template <class T>
-TPC_INLINE Registers load_registers(const T* from) {
-  Registers found;
-  for (int own = 0; own < kRegisters; ++own)
-    found.each[own] = load_register(from + own * kRegister);
-  return found;
+TPC_INLINE Registers load_registers(const T* source) {
+  Registers registers;
+  for (int part = 0; part < kRegisters; ++part)
+    registers.each[part] = load_register(source + part * kRegister);
+  return registers;
 }
 
-TPC_INLINE Lanes load(const f32* from) { return load_bytes<Lanes>(from); }
+TPC_INLINE Lanes load(const f32* source) { return load_bytes<Lanes>(source); }
 
-TPC_INLINE Lanes load(const f16* from) { return lanes(load_registers(from)); }
+TPC_INLINE Lanes load(const f16* source) { return lanes(load_registers(source)); }
 
-TPC_INLINE Lanes load(const bf16* from) { return lanes(load_registers(from)); }
+TPC_INLINE Lanes load(const bf16* source) { return lanes(load_registers(source)); }
 
-TPC_INLINE void store(f32* to, Lanes values) { std::memcpy(to, &values, sizeof values); }
+TPC_INLINE void store(f32* out, Lanes values) { std::memcpy(out, &values, sizeof values); }
 
-TPC_INLINE void store(f16* to, Lanes values) {
+TPC_INLINE void store(f16* out, Lanes values) {
 #if defined(__AVX512F__)
-  const __m256i found = _mm512_cvtps_ph((__m512)values, _MM_FROUND_TO_NEAREST_INT);
+  const __m256i stored = _mm512_cvtps_ph((__m512)values, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__)
   __m256 halves[2];
   std::memcpy(halves, &values, sizeof values);
-  const __m128i found[] = {_mm256_cvtps_ph(halves[0], _MM_FROUND_TO_NEAREST_INT),
-                           _mm256_cvtps_ph(halves[1], _MM_FROUND_TO_NEAREST_INT)};
+  const __m128i stored[] = {_mm256_cvtps_ph(halves[0], _MM_FROUND_TO_NEAREST_INT),
+                            _mm256_cvtps_ph(halves[1], _MM_FROUND_TO_NEAREST_INT)};
 #else
-  const HalfLanes found = __builtin_convertvector(values, HalfLanes);
+  const HalfLanes stored = __builtin_convertvector(values, HalfLanes);
 #endif
-  std::memcpy(to, &found, sizeof found);
+  std::memcpy(out, &stored, sizeof stored);
 }
 
 // Round to the nearest bf16, ties to even; NaN stays NaN. The result is in the upper halves.
@@ -209,30 +209,30 @@ TPC_INLINE auto nearest_bf16(V values) {
   typedef uint32_t Bits __attribute__((vector_size(sizeof(V))));
   const Bits bits = (Bits)values;
   const Bits nearest = bits + 0x7fff + ((bits >> 16) & 1);
-  const Bits found = values == values ? nearest : bits | 0x400000;
-  return found & 0xffff0000;
+  const Bits rounded = values == values ? nearest : bits | 0x400000;
+  return rounded & 0xffff0000;
 }
 
 // Apply `f` to each register of 16 lanes.
 template <class F>
 TPC_INLINE Lanes by_register(Lanes values, const F& f) {
-  auto found = load_bytes<Registers>(&values);
-  for (Register& one : found.each) one = f(one);
-  return lanes(found);
+  auto registers = load_bytes<Registers>(&values);
+  for (Register& part : registers.each) part = f(part);
+  return lanes(registers);
 }
 
-TPC_INLINE void store(bf16* to, Lanes values) {
+TPC_INLINE void store(bf16* out, Lanes values) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  const auto own = load_bytes<Registers>(&values);
-  const auto half = [&](int at) TPC_ALWAYS {
-    return _mm256_srli_epi32((__m256i)nearest_bf16(own.each[at]), 16);
+  const auto registers = load_bytes<Registers>(&values);
+  const auto half = [&](int part) TPC_ALWAYS {
+    return _mm256_srli_epi32((__m256i)nearest_bf16(registers.each[part]), 16);
   };
   // The result has the lower halves of both first.
-  const __m256i found = _mm256_permute4x64_epi64(_mm256_packus_epi32(half(0), half(1)), 0xd8);
+  const __m256i stored = _mm256_permute4x64_epi64(_mm256_packus_epi32(half(0), half(1)), 0xd8);
 #else
-  const HalfBitLanes found = __builtin_convertvector(nearest_bf16(values) >> 16, HalfBitLanes);
+  const HalfBitLanes stored = __builtin_convertvector(nearest_bf16(values) >> 16, HalfBitLanes);
 #endif
-  std::memcpy(to, &found, sizeof found);
+  std::memcpy(out, &stored, sizeof stored);
 }
 
 // Round fp32 values to T and back.
@@ -250,46 +250,46 @@ TPC_INLINE Lanes rounded<f32>(Lanes values) {
 
 template <>
 TPC_INLINE Lanes rounded<bf16>(Lanes values) {
-  return by_register(values, [](Register own) TPC_ALWAYS { return (Register)nearest_bf16(own); });
+  return by_register(values, [](Register part) TPC_ALWAYS { return (Register)nearest_bf16(part); });
 }
 
 // Load up to 16 values; the other lanes are 0.
 template <class T>
-TPC_INLINE Registers load_some_registers(const T* from, int64_t count) {
-  if (count >= kLanes) return load_registers(from);
+TPC_INLINE Registers load_some_registers(const T* source, int64_t count) {
+  if (count >= kLanes) return load_registers(source);
   T held[kLanes] = {};
-  std::memcpy(held, from, sizeof(T) * static_cast<size_t>(count));
+  std::memcpy(held, source, sizeof(T) * static_cast<size_t>(count));
   return load_registers(held);
 }
 
 template <class T>
-TPC_INLINE Lanes load_some(const T* from, int64_t count) {
-  return lanes(load_some_registers(from, count));
+TPC_INLINE Lanes load_some(const T* source, int64_t count) {
+  return lanes(load_some_registers(source, count));
 }
 
 template <class T>
-TPC_INLINE void store_some(T* to, Lanes values, int64_t count) {
+TPC_INLINE void store_some(T* out, Lanes values, int64_t count) {
   if (count >= kLanes) {
-    store(to, values);
+    store(out, values);
     return;
   }
   T held[kLanes];
   store(held, values);
-  std::memcpy(to, held, sizeof(T) * static_cast<size_t>(count));
+  std::memcpy(out, held, sizeof(T) * static_cast<size_t>(count));
 }
 
-TPC_INLINE float number(const f32* from) { return *from; }
+TPC_INLINE float number(const f32* source) { return *source; }
 
-TPC_INLINE float number(const f16* from) { return static_cast<float>(*from); }
+TPC_INLINE float number(const f16* source) { return static_cast<float>(*source); }
 
-TPC_INLINE float number(const bf16* from) {
-  const uint32_t bits = static_cast<uint32_t>(from->bits) << 16;
+TPC_INLINE float number(const bf16* source) {
+  const uint32_t bits = static_cast<uint32_t>(source->bits) << 16;
   return load_bytes<float>(&bits);
 }
 
 template <class T>
-TPC_INLINE void put(T* to, float value) {
-  store_some(to, all(value), 1);
+TPC_INLINE void put(T* out, float value) {
+  store_some(out, all(value), 1);
 }
 
 // Add the lanes in a fixed tree: the second half to the first until one is left.
@@ -306,24 +306,24 @@ TPC_INLINE float sum(Lanes values) {
 // Add the lanes of eight vectors, each in the tree of `sum`.
 TPC_INLINE EightLanes sums(const Lanes* values) {
   EightLanes eight[8];
-  for (int own = 0; own < 8; ++own) {
+  for (int vector = 0; vector < 8; ++vector) {
     EightLanes halves[2];
-    std::memcpy(halves, values + own, sizeof halves);
-    eight[own] = halves[0] + halves[1];
+    std::memcpy(halves, values + vector, sizeof halves);
+    eight[vector] = halves[0] + halves[1];
   }
-  EightLanes four[4], two[2];
-  for (int own = 0; own < 4; ++own) {
-    const EightLanes a = eight[2 * own], b = eight[2 * own + 1];
-    four[own] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
-                __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+  EightLanes four[4], pairs[2];
+  for (int pair = 0; pair < 4; ++pair) {
+    const EightLanes a = eight[2 * pair], b = eight[2 * pair + 1];
+    four[pair] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
+                 __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
   }
-  for (int own = 0; own < 2; ++own) {
-    const EightLanes a = four[2 * own], b = four[2 * own + 1];
-    two[own] = __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13) +
-               __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
+  for (int pair = 0; pair < 2; ++pair) {
+    const EightLanes a = four[2 * pair], b = four[2 * pair + 1];
+    pairs[pair] = __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13) +
+                  __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
   }
-  return __builtin_shufflevector(two[0], two[1], 0, 2, 4, 6, 8, 10, 12, 14) +
-         __builtin_shufflevector(two[0], two[1], 1, 3, 5, 7, 9, 11, 13, 15);
+  return __builtin_shufflevector(pairs[0], pairs[1], 0, 2, 4, 6, 8, 10, 12, 14) +
+         __builtin_shufflevector(pairs[0], pairs[1], 1, 3, 5, 7, 9, 11, 13, 15);
 }
 
 // Add the lanes of any two vectors that differ in `kBit`: those of `a` in the lanes without the
@@ -336,9 +336,9 @@ TPC_INLINE Lanes halves_added(Lanes a, Lanes b, std::integer_sequence<int, kLane
 
 template <int kBit>
 TPC_INLINE void halve(Lanes* values) {
-  for (int own = 0; own < kBit; ++own)
-    values[own] = halves_added<kBit>(values[own], values[own + kBit],
-                                     std::make_integer_sequence<int, kLanes>());
+  for (int vector = 0; vector < kBit; ++vector)
+    values[vector] = halves_added<kBit>(values[vector], values[vector + kBit],
+                                        std::make_integer_sequence<int, kLanes>());
 }
 
 // Add the lanes of 16 vectors, each in the tree of `sum`; lane n is the sum of vector n.
@@ -363,17 +363,17 @@ TPC_INLINE V exponential(V x) {
   const V half = turned < 0 ? V{} - 0.5f : V{} + 0.5f;
   const Ints power = __builtin_convertvector(turned + half, Ints);
   const V whole = __builtin_convertvector(power, V);
-  const V rest = (within - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  const V reduced = (within - whole * 0.693359375f) + whole * 2.12194440e-4f;
   V poly = V{} + 1.9875691500e-4f;
-  poly = poly * rest + 1.3981999507e-3f;
-  poly = poly * rest + 8.3334519073e-3f;
-  poly = poly * rest + 4.1665795894e-2f;
-  poly = poly * rest + 1.6666665459e-1f;
-  poly = poly * rest + 5.0000001201e-1f;
-  poly = poly * rest * rest + rest + 1.0f;
-  const V found = poly * (V)((power + 127) << 23);
+  poly = poly * reduced + 1.3981999507e-3f;
+  poly = poly * reduced + 8.3334519073e-3f;
+  poly = poly * reduced + 4.1665795894e-2f;
+  poly = poly * reduced + 1.6666665459e-1f;
+  poly = poly * reduced + 5.0000001201e-1f;
+  poly = poly * reduced * reduced + reduced + 1.0f;
+  const V value = poly * (V)((power + 127) << 23);
   const V ends = x < low ? V{} : V{} + std::numeric_limits<float>::infinity();
-  const V finite = (x < low) | (x > high) ? ends : found;
+  const V finite = (x < low) | (x > high) ? ends : value;
   return x == x ? finite : x;
 }
 

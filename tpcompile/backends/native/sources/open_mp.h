@@ -25,8 +25,8 @@ struct OpenMp {
 };
 
 inline const OpenMp& open_mp() {
-  static const OpenMp found;
-  return found;
+  static const OpenMp functions;
+  return functions;
 }
 
 }  // namespace

@@ -47,8 +47,8 @@ bool asks_for_amx_bf16() {
 }
 
 bool has_amx_bf16() {
-  static const bool found = asks_for_amx_bf16();
-  return found;
+  static const bool granted = asks_for_amx_bf16();
+  return granted;
 }
 #endif
 
@@ -78,8 +78,8 @@ bool has_groups(int64_t format) {
 
 // The kernels of 4 bits read 5 and 6 too.
 int64_t arithmetic_of_kernel(int64_t format) {
-  const int64_t found = arithmetic_of(format), bits = bits_of(format);
-  return bits == 5 || bits == 6 ? found - kind_of(format) + TPC_KIND_INT4 : found;
+  const int64_t arithmetic = arithmetic_of(format), bits = bits_of(format);
+  return bits == 5 || bits == 6 ? arithmetic - kind_of(format) + TPC_KIND_INT4 : arithmetic;
 }
 
 }  // namespace
@@ -94,11 +94,11 @@ Kernel kernel_for(const Path& path, int32_t opcode, const Dtypes& dtypes) {
   const auto fits = [](int64_t wanted, int64_t had) { return wanted == 0 || wanted == had; };
   if (!has_groups(dtypes.weight)) return nullptr;
   for (const Kernels* table : {&path.kernels, path.few_bits, path.rounded})
-    for (const TypedKernel* one = table->first; one != table->first + table->count; ++one)
-      if (one->opcode == opcode && fits(dtypes.values, one->dtypes.values) &&
-          fits(arithmetic_of_kernel(dtypes.weight), one->dtypes.weight) &&
-          fits(dtypes.vectors, one->dtypes.vectors) && fits(dtypes.cache, one->dtypes.cache))
-        return one->run;
+    for (const TypedKernel* kernel = table->first; kernel != table->first + table->count; ++kernel)
+      if (kernel->opcode == opcode && fits(dtypes.values, kernel->dtypes.values) &&
+          fits(arithmetic_of_kernel(dtypes.weight), kernel->dtypes.weight) &&
+          fits(dtypes.vectors, kernel->dtypes.vectors) && fits(dtypes.cache, kernel->dtypes.cache))
+        return kernel->run;
   return nullptr;
 }
 
@@ -118,13 +118,13 @@ int32_t tpc_has_kernel(const void* path, int32_t opcode, int32_t values, int32_t
   return tpc::kernel_for(*static_cast<const tpc::Path*>(path), opcode, dtypes) != nullptr;
 }
 
-double tpc_read(const void* path, const char* from, int64_t bytes, int32_t threads) {
+double tpc_read(const void* path, const char* data, int64_t bytes, int32_t threads) {
   uint64_t (*read)(const char*, int64_t) = static_cast<const tpc::Path*>(path)->read;
-  std::atomic<uint64_t> found{0};
+  std::atomic<uint64_t> total{0};
   const int64_t begin = tpc::now_ns(), part = bytes / threads;
   std::vector<std::thread> all;
   for (int32_t thread = 0; thread < threads; ++thread)
-    all.emplace_back([&, thread] { found += read(from + thread * part, part); });
+    all.emplace_back([&, thread] { total += read(data + thread * part, part); });
   for (std::thread& thread : all) thread.join();
   return static_cast<double>(tpc::now_ns() - begin) * 1e-9;
 }

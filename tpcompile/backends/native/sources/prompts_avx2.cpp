@@ -12,19 +12,19 @@ struct Halves {
 TPC_INLINE Halves halves(Lanes x) { return load_bytes<Halves>(&x); }
 
 TPC_INLINE Lanes joined(__m256 low, __m256 high) {
-  const Halves both{low, high};
-  return load_bytes<Lanes>(&both);
+  const Halves parts{low, high};
+  return load_bytes<Lanes>(&parts);
 }
 
 TPC_INLINE Lanes rounded(Lanes values) { return rounded<bf16>(values); }
 
-TPC_INLINE void put_some(bf16* to, Lanes values, int64_t count) { store_some(to, values, count); }
+TPC_INLINE void put_some(bf16* out, Lanes values, int64_t count) { store_some(out, values, count); }
 
 TPC_INLINE Lanes power_of_e(Lanes x) { return by_register(x, exponential<Register>); }
 
 TPC_INLINE Lanes square_roots(Lanes x) {
-  const Halves own = halves(x);
-  return joined(_mm256_sqrt_ps(own.low), _mm256_sqrt_ps(own.high));
+  const Halves parts = halves(x);
+  return joined(_mm256_sqrt_ps(parts.low), _mm256_sqrt_ps(parts.high));
 }
 
 using Chosen = Halves;
@@ -34,24 +34,24 @@ TPC_INLINE Chosen lanes_from(int64_t first, int64_t last) {
   const auto bound = [](int64_t lane) {
     return _mm256_set1_epi32(static_cast<int32_t>(lane < 0 ? 0 : (lane > kLanes ? kLanes : lane)));
   };
-  const __m256i from = bound(first), to = bound(last);
+  const __m256i begin = bound(first), end = bound(last);
   const auto within = [&](__m256i lane) {
     return _mm256_castsi256_ps(
-        _mm256_andnot_si256(_mm256_cmpgt_epi32(from, lane), _mm256_cmpgt_epi32(to, lane)));
+        _mm256_andnot_si256(_mm256_cmpgt_epi32(begin, lane), _mm256_cmpgt_epi32(end, lane)));
   };
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return {within(lane), within(_mm256_add_epi32(lane, _mm256_set1_epi32(8)))};
 }
 
-TPC_INLINE Lanes chosen(Chosen lanes, Lanes values, Lanes others) {
-  const Halves own = halves(values), other = halves(others);
-  return joined(_mm256_blendv_ps(other.low, own.low, lanes.low),
-                _mm256_blendv_ps(other.high, own.high, lanes.high));
+TPC_INLINE Lanes chosen(Chosen lanes, Lanes values, Lanes otherwise) {
+  const Halves parts = halves(values), other_parts = halves(otherwise);
+  return joined(_mm256_blendv_ps(other_parts.low, parts.low, lanes.low),
+                _mm256_blendv_ps(other_parts.high, parts.high, lanes.high));
 }
 
 TPC_INLINE Lanes larger(Lanes a, Lanes b) {
-  const Halves one = halves(a), other = halves(b);
-  return joined(_mm256_max_ps(one.low, other.low), _mm256_max_ps(one.high, other.high));
+  const Halves first = halves(a), second = halves(b);
+  return joined(_mm256_max_ps(first.low, second.low), _mm256_max_ps(first.high, second.high));
 }
 
 TPC_INLINE float greatest_of(Lanes x) { return largest(x); }
@@ -71,8 +71,8 @@ TPC_INLINE const Packed* as_packed(const bf16*) { return nullptr; }
 TPC_INLINE void hold(const bf16* x, int64_t count, Packed* held) {
   int64_t place = 0;
   for (; place + kRegister <= count; place += kRegister) {
-    const Register own = load_register(x + place);
-    std::memcpy(held + place, &own, sizeof own);
+    const Register values = load_register(x + place);
+    std::memcpy(held + place, &values, sizeof values);
   }
   for (; place < count; ++place) held[place] = number(x + place);
 }
@@ -80,8 +80,8 @@ TPC_INLINE void hold(const bf16* x, int64_t count, Packed* held) {
 TPC_INLINE void hold(Lanes x, Packed* held) { store(held, rounded(x)); }
 
 TPC_INLINE void hold(Register x, Packed* held) {
-  const auto found = nearest_bf16(x);
-  std::memcpy(held, &found, sizeof found);
+  const auto bits = nearest_bf16(x);
+  std::memcpy(held, &bits, sizeof bits);
 }
 
 // Set or increase `out` by products of 6 rows of `a` with 16 columns of `b`.
@@ -95,13 +95,13 @@ TPC_INLINE void multiply_16(const Packed* a, int64_t a_stride, const Packed* b, 
     high[row] = kAdd ? _mm256_loadu_ps(out + row * out_stride + 8) : _mm256_setzero_ps();
   }
   for (int64_t step = 0; step < steps; ++step) {
-    const __m256 one = _mm256_loadu_ps(b + step * b_stride);
-    const __m256 two = _mm256_loadu_ps(b + step * b_stride + 8);
+    const __m256 first = _mm256_loadu_ps(b + step * b_stride);
+    const __m256 second = _mm256_loadu_ps(b + step * b_stride + 8);
 #pragma GCC unroll 6
     for (int64_t row = 0; row < kRows; ++row) {
-      const __m256 own = _mm256_broadcast_ss(a + row * a_stride + step);
-      low[row] = _mm256_fmadd_ps(own, one, low[row]);
-      high[row] = _mm256_fmadd_ps(own, two, high[row]);
+      const __m256 factor = _mm256_broadcast_ss(a + row * a_stride + step);
+      low[row] = _mm256_fmadd_ps(factor, first, low[row]);
+      high[row] = _mm256_fmadd_ps(factor, second, high[row]);
     }
   }
 #pragma GCC unroll 6
@@ -126,13 +126,13 @@ TPC_INLINE void pack_rows(const bf16* const* rows, int64_t columns, Packed* pack
     for (int64_t first = 0; first < kLanes; first += 8) {
       __m256 block[8];
 #pragma GCC unroll 8
-      for (int64_t own = 0; own < 8; ++own)
-        block[own] = rows[first + own] ? (__m256)load_register(rows[first + own] + column)
-                                       : _mm256_setzero_ps();
+      for (int64_t line = 0; line < 8; ++line)
+        block[line] = rows[first + line] ? (__m256)load_register(rows[first + line] + column)
+                                         : _mm256_setzero_ps();
       transpose(block);
 #pragma GCC unroll 8
-      for (int64_t own = 0; own < 8; ++own)
-        _mm256_storeu_ps(packed + (column + own) * stride + first, block[own]);
+      for (int64_t line = 0; line < 8; ++line)
+        _mm256_storeu_ps(packed + (column + line) * stride + first, block[line]);
     }
 }
 
@@ -145,17 +145,17 @@ TPC_INLINE void interleave(const bf16* const* rows, int64_t columns, Packed* pac
 }
 
 // Load 16 rows of 16 values, and transpose them.
-TPC_INLINE void load_transposed(const float* from, int64_t stride, Lanes* block) {
+TPC_INLINE void load_transposed(const float* source, int64_t stride, Lanes* block) {
   for (int64_t line = 0; line < kLanes; line += 8) {
     __m256 rows[2][8];
     for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 8
-      for (int64_t own = 0; own < 8; ++own)
-        rows[half][own] = _mm256_loadu_ps(from + (8 * half + own) * stride + line);
+      for (int64_t row = 0; row < 8; ++row)
+        rows[half][row] = _mm256_loadu_ps(source + (8 * half + row) * stride + line);
       transpose(rows[half]);
     }
-    for (int64_t own = 0; own < 8; ++own)
-      block[line + own] = joined(rows[0][own], rows[1][own]);
+    for (int64_t row = 0; row < 8; ++row)
+      block[line + row] = joined(rows[0][row], rows[1][row]);
   }
 }
 

@@ -26,11 +26,11 @@ TPC_INLINE void multiply(const Packed* a, int64_t a_stride, const Packed* b, int
       columns[v] = (__m512bh)_mm512_loadu_si512(b + step * b_stride + kLanes * v);
 #pragma GCC unroll 6
     for (int64_t row = 0; row < kRows; ++row) {
-      const auto own =
+      const auto factor =
           (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(a[row * a_stride + step]));
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v)
-        sums[row][v] = _mm512_dpbf16_ps(sums[row][v], own, columns[v]);
+        sums[row][v] = _mm512_dpbf16_ps(sums[row][v], factor, columns[v]);
     }
   }
 #pragma GCC unroll 6

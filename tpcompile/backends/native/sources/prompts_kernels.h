@@ -32,15 +32,15 @@ using tpc::Rope;
 using tpc::Scratch;
 using tpc::Swiglu;
 
-TPC_INLINE const bf16* at(const Heads& from, int64_t token, int64_t head) {
-  return reinterpret_cast<const bf16*>(from.data + token * from.token_stride +
-                                       head * from.head_stride);
+TPC_INLINE const bf16* at(const Heads& heads, int64_t token, int64_t head) {
+  return reinterpret_cast<const bf16*>(heads.data + token * heads.token_stride +
+                                       head * heads.head_stride);
 }
 
 // A row of the cache in int8.
-TPC_INLINE const scaled8* rounded_at(const Heads& from, int64_t slot, int64_t head) {
-  return reinterpret_cast<const scaled8*>(from.data) + slot * from.token_stride +
-         head * from.head_stride;
+TPC_INLINE const scaled8* rounded_at(const Heads& heads, int64_t slot, int64_t head) {
+  return reinterpret_cast<const scaled8*>(heads.data) + slot * heads.token_stride +
+         head * heads.head_stride;
 }
 
 TPC_INLINE bf16* to(uint16_t* out, int64_t place) { return reinterpret_cast<bf16*>(out + place); }
@@ -61,8 +61,8 @@ template <class T>
 TPC_INLINE float sum_of_squares(const T* x, int64_t width) {
   Lanes squares{};
   by_lanes(width, [&](int64_t place, int64_t count) TPC_ALWAYS {
-    const Lanes own = load_some(x + place, count);
-    squares += own * own;
+    const Lanes values = load_some(x + place, count);
+    squares += values * values;
   });
   return sum(squares);
 }
@@ -78,9 +78,9 @@ template <class T>
 TPC_INLINE void normalize(const T* x, float factor, const bf16* weight, bool zero_centered,
                           bf16* out, int64_t width) {
   by_lanes(width, [&](int64_t place, int64_t count) TPC_ALWAYS {
-    const Lanes own = load_some(x + place, count) * factor;
+    const Lanes normed = load_some(x + place, count) * factor;
     const Lanes scale = load_some(weight + place, count);
-    put_some(out + place, zero_centered ? own * (1.0f + scale) : scale * rounded(own), count);
+    put_some(out + place, zero_centered ? normed * (1.0f + scale) : scale * rounded(normed), count);
   });
 }
 
@@ -164,8 +164,8 @@ void gated_norm(const void* arguments, int64_t first, int64_t last, Scratch&) {
     const bf16 *gate = at(a.gate, row / a.heads, row % a.heads);
     const float factor = inverse_rms(all(sum_of_squares(x, a.width)), a.width, a.eps)[0];
     by_lanes(a.width, [&](int64_t place, int64_t count) TPC_ALWAYS {
-      const Lanes own = rounded(load_some(x + place, count) * factor);
-      const Lanes normed = rounded(load_some(from(a.weight) + place, count) * own);
+      const Lanes normal = rounded(load_some(x + place, count) * factor);
+      const Lanes normed = rounded(load_some(from(a.weight) + place, count) * normal);
       put_some(to(a.out, row * a.width + place), normed * silu(load_some(gate + place, count)),
                count);
     });
@@ -174,23 +174,23 @@ void gated_norm(const void* arguments, int64_t first, int64_t last, Scratch&) {
 
 void rope(const void* arguments, int64_t first, int64_t last, Scratch&) {
   const auto& a = *static_cast<const Rope*>(arguments);
-  const int64_t half = a.rotated / 2, rest = a.width - a.rotated;
+  const int64_t half = a.rotated / 2, unrotated = a.width - a.rotated;
   for (int64_t token = first; token < last; ++token) {
     const bf16 *cos = from(a.cos) + token * a.rotated, *sin = from(a.sin) + token * a.rotated;
     for (int64_t head = 0; head < a.heads; ++head) {
       const bf16* x = at(a.x, token, head);
       bf16* out = to(a.out, (token * a.heads + head) * a.width);
       by_lanes(half, [&](int64_t place, int64_t count) TPC_ALWAYS {
-        const Lanes one = load_some(x + place, count), two = load_some(x + half + place, count);
-        const auto turn = [&](Lanes own, Lanes other, int64_t at) TPC_ALWAYS {
-          const Lanes kept = rounded(own * load_some(cos + at, count));
-          const Lanes turned = rounded(other * load_some(sin + at, count));
-          put_some(out + at, kept + turned, count);
+        const Lanes low = load_some(x + place, count), high = load_some(x + half + place, count);
+        const auto turn = [&](Lanes values, Lanes partner, int64_t column) TPC_ALWAYS {
+          const Lanes scaled = rounded(values * load_some(cos + column, count));
+          const Lanes turned = rounded(partner * load_some(sin + column, count));
+          put_some(out + column, scaled + turned, count);
         };
-        turn(one, -two, place);
-        turn(two, one, half + place);
+        turn(low, -high, place);
+        turn(high, low, half + place);
       });
-      std::memcpy(out + a.rotated, x + a.rotated, sizeof(bf16) * static_cast<size_t>(rest));
+      std::memcpy(out + a.rotated, x + a.rotated, sizeof(bf16) * static_cast<size_t>(unrotated));
     }
   }
 }
@@ -199,9 +199,9 @@ void rope(const void* arguments, int64_t first, int64_t last, Scratch&) {
 inline void append_rounded(const Heads& heads, const Heads& cached, int64_t token, int64_t slot,
                            int64_t head, int64_t width, Scratch& scratch) {
   float* values = scratch.take<float>(width);
-  const bf16* own = at(heads, token, head);
+  const bf16* x = at(heads, token, head);
   by_lanes(width, [&](int64_t place, int64_t count) TPC_ALWAYS {
-    store_some(values + place, load_some(own + place, count), count);
+    store_some(values + place, load_some(x + place, count), count);
   });
   store_row(values, width, const_cast<scaled8*>(rounded_at(cached, slot, head)), scratch);
   scratch.reset();
@@ -237,11 +237,12 @@ namespace {
 template <tpc::ManyKernel run>
 void of_each(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
   const auto& a = *static_cast<const Products*>(arguments);
-  int64_t own = 0;
-  while (a.ends[own] <= first) ++own;
-  for (; first < last; ++own) {
-    const int64_t begin = own ? a.ends[own - 1] : 0, end = a.ends[own] < last ? a.ends[own] : last;
-    run(a.each + own, first - begin, end - begin, scratch);
+  int64_t product = 0;
+  while (a.ends[product] <= first) ++product;
+  for (; first < last; ++product) {
+    const int64_t begin = product ? a.ends[product - 1] : 0;
+    const int64_t end = a.ends[product] < last ? a.ends[product] : last;
+    run(a.each + product, first - begin, end - begin, scratch);
     scratch.reset();
     first = end;
   }
@@ -254,9 +255,10 @@ void mix(const void* arguments, int64_t first, int64_t last, Scratch&) {
     const float* scores = a.scores + token * a.count;
     by_lanes(a.width, [&](int64_t column, int64_t count) TPC_ALWAYS {
       Lanes total{};
-      for (int64_t own = 0; own < a.count; ++own)
-        if (places[own] >= 0)
-          total += load_some(from(a.rows) + places[own] * a.width + column, count) * scores[own];
+      for (int64_t place = 0; place < a.count; ++place)
+        if (places[place] >= 0)
+          total +=
+              load_some(from(a.rows) + places[place] * a.width + column, count) * scores[place];
       put_some(to(a.out, token * a.width + column), total, count);
     });
   }
@@ -280,11 +282,11 @@ struct Seen {
     if (key < first || key >= last) return nullptr;
     const int64_t slot = table[key / a.block] * a.block + key % a.block;
     if (!a.rounds) return at(side, slot, head);
-    const scaled8* found = rounded_at(side, slot, head);
+    const scaled8* integers = rounded_at(side, slot, head);
     bf16* held = rows + place * a.width;
     for (int64_t column = 0; column < a.width; column += kLanes)
-      store(held + column, lanes(load_registers(found + column)));
-    scales[key % kKeys] = scale_of(found, a.width);
+      store(held + column, lanes(load_registers(integers + column)));
+    scales[key % kKeys] = scale_of(integers, a.width);
     return held;
   }
 };
@@ -313,8 +315,8 @@ inline void pack_keys(const Seen& seen, int64_t begin, int64_t count, int64_t wi
                       const Widened& widened, Packed* packed) {
   for (int64_t key = 0; key < count; key += kLanes) {
     const bf16* rows[kLanes];
-    for (int64_t own = 0; own < kLanes; ++own)
-      rows[own] = seen.row(seen.a.keys, begin + key + own, widened.rows, own, widened.keys);
+    for (int64_t row = 0; row < kLanes; ++row)
+      rows[row] = seen.row(seen.a.keys, begin + key + row, widened.rows, row, widened.keys);
     pack_rows(rows, width, packed + key, kKeys);
   }
 }
@@ -324,8 +326,8 @@ inline void pack_values(const Seen& seen, int64_t begin, int64_t steps, int64_t 
                         const Widened& widened, Packed* packed) {
   for (int64_t step = 0; step < steps; ++step) {
     const bf16* rows[kColumns];
-    for (int64_t own = 0; own < kColumns; ++own)
-      rows[own] = seen.row(seen.a.values, begin + kColumns * step + own, widened.rows, own,
+    for (int64_t row = 0; row < kColumns; ++row)
+      rows[row] = seen.row(seen.a.values, begin + kColumns * step + row, widened.rows, row,
                            widened.values);
     interleave(rows, width, packed + step * width);
   }
@@ -336,24 +338,24 @@ TPC_INLINE float soften(const float* scores, int64_t first, int64_t last, float 
                         const Widened& widened, float& most, float& total, Packed* out) {
   constexpr int kVectors = kKeys / kLanes;
   const Lanes least = all(std::numeric_limits<float>::lowest());
-  Lanes own[kVectors], greatest = least;
+  Lanes values[kVectors], greatest = least;
   Chosen seen[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     seen[v] = lanes_from(first - kLanes * v, last - kLanes * v);
-    own[v] = load(scores + kLanes * v);
-    if (widened.keys) own[v] = own[v] * load(widened.keys + kLanes * v);
-    own[v] = own[v] * scale;
-    greatest = larger(greatest, chosen(seen[v], own[v], least));
+    values[v] = load(scores + kLanes * v);
+    if (widened.keys) values[v] = values[v] * load(widened.keys + kLanes * v);
+    values[v] = values[v] * scale;
+    greatest = larger(greatest, chosen(seen[v], values[v], least));
   }
   const float before = most, now = greatest_of(greatest);
   most = now > before ? now : before;
   Lanes sums{};
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const Lanes kept = chosen(seen[v], power_of_e(own[v] - most), Lanes{});
-    sums += kept;
-    hold(widened.values ? kept * load(widened.values + kLanes * v) : kept,
+    const Lanes chances = chosen(seen[v], power_of_e(values[v] - most), Lanes{});
+    sums += chances;
+    hold(widened.values ? chances * load(widened.values + kLanes * v) : chances,
          out + kLanes / kColumns * v);
   }
   const float factor = power_of_e(all(before - most))[0];
@@ -395,38 +397,40 @@ void attend(const Attention& a, int64_t part, int64_t run, Scratch& scratch) {
   std::memset(chances, 0, sizeof(Packed) * static_cast<size_t>(held * kKeySteps));
   std::memset(mixed, 0, sizeof(float) * static_cast<size_t>(held * a.width));
   for (int64_t row = 0; row < rows; ++row) {
-    const bf16* own = at(a.q, start + offset + row % tokens, head + row / tokens);
-    hold(own, a.width, q + row * steps);
+    const bf16* query = at(a.q, start + offset + row % tokens, head + row / tokens);
+    hold(query, a.width, q + row * steps);
     most[row] = std::numeric_limits<float>::lowest() / 2, total[row] = 0;
   }
   for (int64_t begin = first / kKeys * kKeys; begin < last; begin += kKeys) {
-    const int64_t here = last - begin < kKeys ? last - begin : kKeys;
-    const int64_t vectors = (here + kLanes - 1) / kLanes;
-    const int64_t used = (here + kColumns * kSteps - 1) / (kColumns * kSteps) * kSteps;
+    const int64_t block_keys = last - begin < kKeys ? last - begin : kKeys;
+    const int64_t vectors = (block_keys + kLanes - 1) / kLanes;
+    const int64_t used = (block_keys + kColumns * kSteps - 1) / (kColumns * kSteps) * kSteps;
     widened.clear();
     pack_keys(seen, begin, vectors * kLanes, a.width, widened, keys);
     pack_values(seen, begin, used, a.width, widened, values);
     for (int64_t row = 0; row < held; row += kRows)
       kScores[vectors - 1](q + row * steps, steps, keys, kKeys, steps, scores + row * kKeys, kKeys);
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t own = position + row % tokens - begin;  // the place of its own key
-      const int64_t from = a.window > 0 ? own + 1 - a.window : 0;
+      const int64_t own_key = position + row % tokens - begin;  // the place of its own key
+      const int64_t oldest_key = a.window > 0 ? own_key + 1 - a.window : 0;
       const float factor =
-          soften(scores + row * kKeys, from, own + 1, static_cast<float>(a.scale), widened,
-                 most[row], total[row], chances + row * kKeySteps);
+          soften(scores + row * kKeys, oldest_key, own_key + 1, static_cast<float>(a.scale),
+                 widened, most[row], total[row], chances + row * kKeySteps);
       if (factor == 1.0f) continue;
       float* sums = mixed + row * a.width;
       for (int64_t column = 0; column < a.width; column += kLanes)
         store(sums + column, load(sums + column) * factor);
     }
     for (int64_t row = 0; row < held; row += kRows) {
-      const Packed* own = chances + row * kKeySteps;
+      const Packed* row_chances = chances + row * kKeySteps;
       float* sums = mixed + row * a.width;
       int64_t column = 0;
       for (; column + 4 * kLanes <= a.width; column += 4 * kLanes)
-        multiply<4, true>(own, kKeySteps, values + column, a.width, used, sums + column, a.width);
+        multiply<4, true>(row_chances, kKeySteps, values + column, a.width, used, sums + column,
+                          a.width);
       if (column < a.width)
-        multiply<2, true>(own, kKeySteps, values + column, a.width, used, sums + column, a.width);
+        multiply<2, true>(row_chances, kKeySteps, values + column, a.width, used, sums + column,
+                          a.width);
     }
   }
   for (int64_t row = 0; row < rows; ++row) {

@@ -20,9 +20,9 @@ void pack_panels(const void* arguments, int64_t first, int64_t last, Scratch&) {
     const int64_t width = panel_width(a.tokens - begin);
     for (int64_t token = 0; token < width; token += kLanes) {
       const bf16* rows[kLanes];
-      for (int64_t own = 0; own < kLanes; ++own) {
-        const int64_t place = begin + token + own;
-        rows[own] = place < a.tokens ? at(a.x, place, 0) : nullptr;
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const int64_t place = begin + token + lane;
+        rows[lane] = place < a.tokens ? at(a.x, place, 0) : nullptr;
       }
       pack_rows(rows, a.columns, packed + begin * (a.columns / kColumns) + token, width);
     }
@@ -40,17 +40,17 @@ void multiply_panel(const Packed* weight, int64_t stride, int64_t rows, const Pa
 
 // The integers of 16 columns of a row as bytes, those of 4 bits without their offset of 8.
 template <int kBits>
-TPC_INLINE __m128i bytes_at(const char* row, int64_t at) {
-  if constexpr (kBits == 8) return load_bytes<__m128i>(row + at);
-  const __m128i pairs = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + at / 2));
+TPC_INLINE __m128i bytes_at(const char* row, int64_t column) {
+  if constexpr (kBits == 8) return load_bytes<__m128i>(row + column);
+  const __m128i pairs = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + column / 2));
   const __m128i low = _mm_set1_epi8(15), high = _mm_and_si128(_mm_srli_epi16(pairs, 4), low);
   return _mm_unpacklo_epi8(_mm_and_si128(pairs, low), high);
 }
 
 template <int kBits>
-TPC_INLINE __m128i integers_at(const char* row, int64_t at) {
-  const __m128i found = bytes_at<kBits>(row, at);
-  return kBits == 8 ? found : _mm_sub_epi8(found, _mm_set1_epi8(8));
+TPC_INLINE __m128i integers_at(const char* row, int64_t column) {
+  const __m128i integers = bytes_at<kBits>(row, column);
+  return kBits == 8 ? integers : _mm_sub_epi8(integers, _mm_set1_epi8(8));
 }
 
 // The first integers as a register of numbers.
@@ -62,30 +62,30 @@ TPC_INLINE Register numbers_of(__m128i integers) {
 #endif
 }
 
-TPC_INLINE float scale_at(const Linear& a, int64_t at) {
+TPC_INLINE float scale_at(const Linear& a, int64_t place) {
   const int64_t type = tpc::scales_of(a.format);
-  if (type == TPC_DTYPE_BF16) return number(static_cast<const bf16*>(a.scales) + at);
-  if (type == TPC_DTYPE_F32) return static_cast<const float*>(a.scales)[at];
-  return number(static_cast<const f16*>(a.scales) + at);
+  if (type == TPC_DTYPE_BF16) return number(static_cast<const bf16*>(a.scales) + place);
+  if (type == TPC_DTYPE_F32) return static_cast<const float*>(a.scales)[place];
+  return number(static_cast<const f16*>(a.scales) + place);
 }
 
 // What integers of a group, with a sign, become: less `offset`, times `scale`, plus `least`.
 struct Group {
   float offset, scale, least;
 
-  Group(const Linear& a, int64_t at, int64_t super) {
+  Group(const Linear& a, int64_t place, int64_t super) {
     const float half = static_cast<float>(1 << (tpc::bits_of(a.format) - 1));
-    offset = a.minima ? -half : a.offsets ? static_cast<float>(a.offsets[at]) : 0.0f;
+    offset = a.minima ? -half : a.offsets ? static_cast<float>(a.offsets[place]) : 0.0f;
     if (a.super_scales) {
       const auto times = [&](const void* small, const void* supers) {
         return number(static_cast<const f16*>(supers) + super) *
-               static_cast<float>(static_cast<const int8_t*>(small)[at]);
+               static_cast<float>(static_cast<const int8_t*>(small)[place]);
       };
       scale = times(a.scales, a.super_scales);
       least = a.minima ? -times(a.minima, a.super_minima) : 0.0f;
     } else {
-      scale = scale_at(a, at);
-      least = a.minima ? number(static_cast<const f16*>(a.minima) + at) : 0.0f;
+      scale = scale_at(a, place);
+      least = a.minima ? number(static_cast<const f16*>(a.minima) + place) : 0.0f;
     }
   }
 
@@ -108,64 +108,65 @@ TPC_INLINE int64_t columns_before(const Linear& a) {
 
 #if defined(__AVX512BF16__)
 // Look up 32 columns at a time among the 16 values of a group. Return the first column that is left.
-TPC_INLINE int64_t look_up(const char* row, int64_t at, int64_t end, const Group& group,
+TPC_INLINE int64_t look_up(const char* row, int64_t column, int64_t end, const Group& group,
                            Packed* held) {
   const Lanes integers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
   const __m512i values = _mm512_castsi256_si512(narrow(group.of(integers)));
   const __m512i low = _mm512_set1_epi32(0x000f000f);
-  for (; at + 32 <= end; at += 32) {
-    const __m512i pairs = _mm512_cvtepu8_epi32(load_bytes<__m128i>(row + at / 2));
+  for (; column + 32 <= end; column += 32) {
+    const __m512i pairs = _mm512_cvtepu8_epi32(load_bytes<__m128i>(row + column / 2));
     const __m512i places = (pairs | _mm512_slli_epi32(pairs, 12)) & low;
-    const __m512i found = _mm512_permutexvar_epi16(places, values);
-    std::memcpy(held + at / kColumns, &found, sizeof found);
+    const __m512i numbers = _mm512_permutexvar_epi16(places, values);
+    std::memcpy(held + column / kColumns, &numbers, sizeof numbers);
   }
-  return at;
+  return column;
 }
 #endif
 
 // The integers of 16 columns of a row, whose highest bits are apart. The places of `high` begin
 // with a column before the row.
 template <int kBits>
-TPC_INLINE __m128i integers_at(const char* row, const char* high, int64_t at, int64_t before) {
+TPC_INLINE __m128i integers_at(const char* row, const char* high, int64_t column, int64_t before) {
   if constexpr (kBits == 4 || kBits == 8) {
-    return integers_at<kBits>(row, at);
+    return integers_at<kBits>(row, column);
   } else {
     constexpr int kHigh = kBits - 4;
     // A column that begins 16 begins a byte.
     uint32_t bits = 0;
-    std::memcpy(&bits, high + (at + before) * kHigh / 8, kLanes * kHigh / 8);
+    std::memcpy(&bits, high + (column + before) * kHigh / 8, kLanes * kHigh / 8);
     IntLanes places;
     for (int lane = 0; lane < kLanes; ++lane) places[lane] = lane * kHigh;
     typedef int8_t Octets __attribute__((vector_size(kLanes)));
-    const IntLanes more = ((IntLanes{} + static_cast<int32_t>(bits)) >> places) & ((1 << kHigh) - 1);
-    const __m128i low = bytes_at<4>(row, at);
-    const auto whole = _mm_or_si128(low, (__m128i)__builtin_convertvector(more << 4, Octets));
+    const IntLanes upper =
+        ((IntLanes{} + static_cast<int32_t>(bits)) >> places) & ((1 << kHigh) - 1);
+    const __m128i low = bytes_at<4>(row, column);
+    const auto whole = _mm_or_si128(low, (__m128i)__builtin_convertvector(upper << 4, Octets));
     return _mm_sub_epi8(whole, _mm_set1_epi8(1 << (kBits - 1)));
   }
 }
 
-// Write the columns from `at` to `end` of a row, which share a scale.
+// Write the columns from `column` to `end` of a row, which share a scale.
 template <int kBits>
-TPC_INLINE void hold_group(const char* row, const char* high, int64_t before, int64_t at,
+TPC_INLINE void hold_group(const char* row, const char* high, int64_t before, int64_t column,
                            int64_t end, const Group& group, Packed* held) {
 #if defined(__AVX512BF16__)
-  if constexpr (kBits == 4) at = look_up(row, at, end, group, held);
+  if constexpr (kBits == 4) column = look_up(row, column, end, group, held);
 #endif
-  for (; at < end; at += kLanes) {
-    const __m128i integers = integers_at<kBits>(row, high, at, before);
-    hold(group.of(numbers_of(integers)), held + at / kColumns);
+  for (; column < end; column += kLanes) {
+    const __m128i integers = integers_at<kBits>(row, high, column, before);
+    hold(group.of(numbers_of(integers)), held + column / kColumns);
     if constexpr (kRegister < kLanes)
       hold(group.of(numbers_of(_mm_srli_si128(integers, kRegister))),
-           held + (at + kRegister) / kColumns);
+           held + (column + kRegister) / kColumns);
   }
 }
 
 // The same of 8-bit floating point.
-inline void hold_floats(const char* row, const char*, int64_t, int64_t at, int64_t end,
+inline void hold_floats(const char* row, const char*, int64_t, int64_t column, int64_t end,
                         const Group& group, Packed* held) {
-  for (; at < end; at += kRegister)
-    hold(float8(reinterpret_cast<const uint8_t*>(row) + at) * (group.scale * kFloat8),
-         held + at / kColumns);
+  for (; column < end; column += kRegister)
+    hold(float8(reinterpret_cast<const uint8_t*>(row) + column) * (group.scale * kFloat8),
+         held + column / kColumns);
 }
 
 // Write a row of a weight to an operand. Groups have multiples of 16 columns.
@@ -174,9 +175,9 @@ void hold_row(const Linear& a, int64_t row, Packed* held) {
     hold(static_cast<const bf16*>(a.weight) + row * a.columns, a.columns, held);
     return;
   }
-  const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
+  const char* bytes = static_cast<const char*>(a.weight) + row * a.row_bytes;
   const int bits = tpc::bits_of(a.format);
-  const int64_t each = tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX;
+  const int64_t width = tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX;
   const int64_t before = columns_before(a);
   const char* high = static_cast<const char*>(a.high) + row * a.high_bytes;
   const auto run = tpc::kind_of(a.format) == TPC_KIND_FP8 ? hold_floats
@@ -184,10 +185,10 @@ void hold_row(const Linear& a, int64_t row, Packed* held) {
                    : bits == 5 ? hold_group<5>
                    : bits == 6 ? hold_group<6>
                                : hold_group<8>;
-  int64_t group = 0, left = each - a.first % each;
-  for (int64_t at = 0, end; at < a.columns; at = end, left = each, ++group) {
-    end = left < a.columns - at ? at + left : a.columns;
-    run(from, high, before, at, end, group_at(a, row, group, at), held);
+  int64_t group = 0, left = width - a.first % width;
+  for (int64_t column = 0, end; column < a.columns; column = end, left = width, ++group) {
+    end = left < a.columns - column ? column + left : a.columns;
+    run(bytes, high, before, column, end, group_at(a, row, group, column), held);
   }
 }
 
@@ -214,7 +215,8 @@ TPC_INLINE void fetch_next(const Linear& a, int64_t number, const Item& item, in
   const auto place = [&](int64_t token) { return bytes * (token - item.token) / tokens; };
   const int64_t end = begin + kPanel < item.end ? place(begin + kPanel) : bytes;
   const char* rows = static_cast<const char*>(a.weight) + next.row * a.row_bytes;
-  for (int64_t at = place(begin); at < end; at += 64) __builtin_prefetch(rows + at, 0, 2);
+  for (int64_t offset = place(begin); offset < end; offset += 64)
+    __builtin_prefetch(rows + offset, 0, 2);
 }
 
 // Write the sums of a panel, `[row][token]`, with the bias.
@@ -222,25 +224,25 @@ inline void put_panel(const Linear& a, const Item& item, int64_t begin, const fl
   const int64_t width = panel_width(item.end - begin);
   for (int64_t lane = 0; lane < width; lane += kLanes) {
     const int64_t left = item.end - begin - lane;
-    int64_t own = 0;
+    int64_t row = 0;
 #if defined(__AVX512BF16__)
-    for (; own + 2 * kLanes <= item.rows; own += 2 * kLanes) {
-      const bf16* bias = a.bias ? from(a.bias) + item.row + own : nullptr;
+    for (; row + 2 * kLanes <= item.rows; row += 2 * kLanes) {
+      const bf16* bias = a.bias ? from(a.bias) + item.row + row : nullptr;
       Lanes block[kLanes];
-      load_pairs(sums + own * kPanel + lane, kPanel, bias, block);
+      load_pairs(sums + row * kPanel + lane, kPanel, bias, block);
       transpose(block);
       for (int64_t line = 0; line < kLanes && line < left; ++line)
-        std::memcpy(to(a.out, (begin + lane + line) * a.rows + item.row + own), block + line,
+        std::memcpy(to(a.out, (begin + lane + line) * a.rows + item.row + row), block + line,
                     sizeof(Lanes));
     }
 #endif
-    for (; own < item.rows; own += kLanes) {
-      const int64_t count = item.rows - own < kLanes ? item.rows - own : kLanes;
-      const Lanes bias = a.bias ? load_some(from(a.bias) + item.row + own, count) : Lanes{};
+    for (; row < item.rows; row += kLanes) {
+      const int64_t count = item.rows - row < kLanes ? item.rows - row : kLanes;
+      const Lanes bias = a.bias ? load_some(from(a.bias) + item.row + row, count) : Lanes{};
       Lanes block[kLanes];
-      load_transposed(sums + own * kPanel + lane, kPanel, block);
+      load_transposed(sums + row * kPanel + lane, kPanel, block);
       for (int64_t line = 0; line < kLanes && line < left; ++line)
-        put_some(to(a.out, (begin + lane + line) * a.rows + item.row + own), block[line] + bias,
+        put_some(to(a.out, (begin + lane + line) * a.rows + item.row + row), block[line] + bias,
                  count);
     }
   }
@@ -265,10 +267,10 @@ void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch
     if (!weight || item.rows % kRows) {
       stride = steps + kLanes;  // lines at a power of two would compete for places in the cache
       if (!held) held = scratch.take<Packed>(a.part_rows * stride);
-      for (int64_t own = 0; own < item.rows; ++own)
-        hold_row(a, item.row + own, held + own * stride);
-      for (int64_t own = item.rows; own % kRows; ++own)
-        std::memset(held + own * stride, 0, sizeof(Packed) * static_cast<size_t>(steps));
+      for (int64_t row = 0; row < item.rows; ++row)
+        hold_row(a, item.row + row, held + row * stride);
+      for (int64_t row = item.rows; row % kRows; ++row)
+        std::memset(held + row * stride, 0, sizeof(Packed) * static_cast<size_t>(steps));
       weight = held;
     }
     for (int64_t begin = item.token; begin < item.end; begin += kPanel) {

@@ -58,10 +58,11 @@ inline void round_token(const Linear& a, const ColumnBlocks& blocks, int64_t tok
   const bf16* x = at(a.x, token, 0);
   for (int64_t block = 0; block < blocks.count(); ++block) {
     const int64_t begin = blocks.begin(block), columns = blocks.end(block) - begin;
-    for (int64_t own = 0; own < columns; own += kLanes) store(values + own, load(x + begin + own));
+    for (int64_t column = 0; column < columns; column += kLanes)
+      store(values + column, load(x + begin + column));
     factors[block * width] = rounded_to_bytes(values, columns, whole, sums[block * width]);
-    for (int64_t own = 0; own < columns; own += kLanes)
-      narrow(load_ints(whole + own), integers + begin + own);
+    for (int64_t column = 0; column < columns; column += kLanes)
+      narrow(load_ints(whole + column), integers + begin + column);
   }
 }
 
@@ -71,12 +72,12 @@ inline void pack_words(const Word* rows, int64_t words, Word* packed, int64_t st
     for (int64_t first = 0; first < kLanes; first += kRegister) {
       Square block[kRegister];
 #pragma GCC unroll 16
-      for (int64_t own = 0; own < kRegister; ++own)
-        block[own] = load_bytes<Square>(rows + (first + own) * words + word);
+      for (int64_t line = 0; line < kRegister; ++line)
+        block[line] = load_bytes<Square>(rows + (first + line) * words + word);
       transpose(block);
 #pragma GCC unroll 16
-      for (int64_t own = 0; own < kRegister; ++own)
-        std::memcpy(packed + (word + own) * stride + first, block + own, sizeof(Square));
+      for (int64_t line = 0; line < kRegister; ++line)
+        std::memcpy(packed + (word + line) * stride + first, block + line, sizeof(Square));
     }
 }
 
@@ -93,9 +94,9 @@ void pack_rounded(const void* arguments, int64_t first, int64_t last, Scratch& s
     int32_t* sums = a.sums + begin * count;
     for (int64_t token = 0; token < width; token += kLanes) {
       // After the last token, panels have what was there before: no result depends on it.
-      for (int64_t own = 0; own < kLanes && begin + token + own < a.tokens; ++own)
-        round_token(a, blocks, begin + token + own, reinterpret_cast<int8_t*>(rows + own * words),
-                    factors + token + own, sums + token + own, width);
+      for (int64_t lane = 0; lane < kLanes && begin + token + lane < a.tokens; ++lane)
+        round_token(a, blocks, begin + token + lane, reinterpret_cast<int8_t*>(rows + lane * words),
+                    factors + token + lane, sums + token + lane, width);
       pack_words(rows, words, static_cast<Word*>(a.packed) + begin * words + token, width);
     }
   }
@@ -147,10 +148,10 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
         tokens[v] = load_shorts(x.integers + word * x.width + kRegister * v);
 #pragma GCC unroll 6
       for (int64_t row = 0; row < kRows; ++row) {
-        const auto own = everywhere<1>(rows.integers + row * rows.stride + word);
+        const auto weight = everywhere<1>(rows.integers + row * rows.stride + word);
 #pragma GCC unroll 8
         for (int v = 0; v < kCount; ++v)
-          totals[row][v] = multiply_bytes<kSigned>(totals[row][v], own, tokens[v]);
+          totals[row][v] = multiply_bytes<kSigned>(totals[row][v], weight, tokens[v]);
       }
     }
 #pragma GCC unroll 8
@@ -162,13 +163,13 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
 #pragma GCC unroll 6
       for (int64_t row = 0; row < kRows; ++row) {
         const Group& group = rows.groups[block * rows.count + row];
-        Register found = __builtin_convertvector(totals[row][v], Register);
-        if (rows.has_offsets) found -= sums * group.offset;
-        float* to = out + row * kPanel + kRegister * v;
-        const Register before = block ? load_register(to) : Register{};
-        found = multiply_add(before, found * factors, everywhere(group.scale));
-        if (rows.has_least) found = multiply_add(found, sums * factors, everywhere(group.least));
-        std::memcpy(to, &found, sizeof found);
+        Register values = __builtin_convertvector(totals[row][v], Register);
+        if (rows.has_offsets) values -= sums * group.offset;
+        float* destination = out + row * kPanel + kRegister * v;
+        const Register before = block ? load_register(destination) : Register{};
+        values = multiply_add(before, values * factors, everywhere(group.scale));
+        if (rows.has_least) values = multiply_add(values, sums * factors, everywhere(group.least));
+        std::memcpy(destination, &values, sizeof values);
       }
     }
   }
@@ -188,13 +189,13 @@ void multiply_rounded_panel(HeldRows rows, int64_t count, const RoundedPanel& x,
 // Copy a row of a weight, raised.
 template <int kBits>
 void hold_raised(const Linear& a, int64_t row, Word* held) {
-  const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
+  const char* bytes = static_cast<const char*>(a.weight) + row * a.row_bytes;
   const char* high = static_cast<const char*>(a.high) + row * a.high_bytes;
   const int64_t before = columns_before(a);
   const __m128i raised = _mm_set1_epi8(static_cast<char>(raised_by(kBits)));
-  for (int64_t at = 0; at < a.columns; at += kLanes) {
-    const __m128i found = _mm_add_epi8(integers_at<kBits>(from, high, at, before), raised);
-    std::memcpy(held + at / kWord, &found, sizeof found);
+  for (int64_t column = 0; column < a.columns; column += kLanes) {
+    const __m128i integers = _mm_add_epi8(integers_at<kBits>(bytes, high, column, before), raised);
+    std::memcpy(held + column / kWord, &integers, sizeof integers);
   }
 }
 
@@ -213,12 +214,12 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
   const HeldRows rows{held, stride, groups, a.part_rows, raised_by(kBits), has_offsets, has_least};
   for (int64_t number = first; number < last; ++number) {
     const Item item = item_of(a, number);
-    for (int64_t own = 0; own < item.rows; ++own)
-      hold_raised<kBits>(a, item.row + own, held + own * stride);
+    for (int64_t row = 0; row < item.rows; ++row)
+      hold_raised<kBits>(a, item.row + row, held + row * stride);
     for (int64_t block = 0; block < count; ++block)
-      for (int64_t own = 0; own < item.rows; ++own)
-        groups[block * a.part_rows + own] =
-            group_at(a, item.row + own, blocks.group(block), blocks.begin(block));
+      for (int64_t row = 0; row < item.rows; ++row)
+        groups[block * a.part_rows + row] =
+            group_at(a, item.row + row, blocks.group(block), blocks.begin(block));
     for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
       const int64_t width = panel_width(item.end - begin);
       const RoundedPanel x{static_cast<const Word*>(a.packed) + begin * words,

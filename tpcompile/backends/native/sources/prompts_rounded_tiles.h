@@ -30,7 +30,7 @@ TPC_INLINE void multiply_block(const HeldRows& rows, const RoundedPanel& x, int6
 // Add the sums of a block to the results of 16 rows.
 template <int kSums, bool kOffsets, bool kLeast>
 TPC_INLINE void add_block(const Group* groups, const float* factors, const int32_t* token_sums,
-                          Register* found) {
+                          Register* results) {
   alignas(64) int32_t totals[kTile * kTile];
   if constexpr (kSums) _tile_stored(1, totals, 4 * kTile);
   else _tile_stored(0, totals, 4 * kTile);
@@ -40,11 +40,12 @@ TPC_INLINE void add_block(const Group* groups, const float* factors, const int32
 #pragma GCC unroll 16
   for (int64_t row = 0; row < kTile; ++row) {
     const Group& group = groups[row];
-    auto own = __builtin_convertvector(load_bytes<IntRegister>(totals + row * kTile), Register);
-    if constexpr (kOffsets) own -= sums * everywhere(group.offset);
-    found[row] = multiply_add(found[row], own * factor, everywhere(group.scale));
+    auto products =
+        __builtin_convertvector(load_bytes<IntRegister>(totals + row * kTile), Register);
+    if constexpr (kOffsets) products -= sums * everywhere(group.offset);
+    results[row] = multiply_add(results[row], products * factor, everywhere(group.scale));
     if constexpr (kLeast)
-      found[row] = multiply_add(found[row], sums * factor, everywhere(group.least));
+      results[row] = multiply_add(results[row], sums * factor, everywhere(group.least));
   }
 }
 
@@ -53,7 +54,7 @@ TPC_INLINE void add_block(const Group* groups, const float* factors, const int32
 template <bool kOffsets, bool kLeast>
 TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
                                  const ColumnBlocks& blocks, int64_t words, float* out) {
-  Register found[kTile] = {};
+  Register results[kTile] = {};
   const auto multiply = [&](int64_t block, auto sums) TPC_ALWAYS {
     if (block < blocks.count())
       multiply_block<decltype(sums)::value>(rows, x, blocks.begin(block) / kWord,
@@ -63,7 +64,7 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
     if (block < blocks.count())
       add_block<decltype(sums)::value, kOffsets, kLeast>(rows.groups + block * rows.count,
                                                          x.factors + block * x.width,
-                                                         x.sums + block * x.width, found);
+                                                         x.sums + block * x.width, results);
   };
   const std::integral_constant<int, 0> first;
   const std::integral_constant<int, 1> second;
@@ -76,7 +77,7 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
   }
 #pragma GCC unroll 16
   for (int64_t row = 0; row < kTile; ++row)
-    std::memcpy(out + row * kPanel, &found[row], sizeof(Register));
+    std::memcpy(out + row * kPanel, &results[row], sizeof(Register));
 }
 
 template <bool kSigned, int kVectors>
@@ -89,8 +90,8 @@ void multiply_rounded_panel(HeldRows rows, int64_t count, const RoundedPanel& x,
   const Tiles tiles(words);
   for (int64_t row = 0; row < count; row += kTile) {
     for (int64_t token = 0; token < kVectors * kTile; token += kTile) {
-      const RoundedPanel own{x.integers + token, x.factors + token, x.sums + token, x.width};
-      run(rows, own, blocks, words, out + row * kPanel + token);
+      const RoundedPanel tokens{x.integers + token, x.factors + token, x.sums + token, x.width};
+      run(rows, tokens, blocks, words, out + row * kPanel + token);
     }
     rows.integers += kTile * rows.stride;
     rows.groups += kTile;

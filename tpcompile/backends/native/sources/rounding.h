@@ -10,8 +10,8 @@ constexpr int64_t kMostBlock = 128;
 // The bits of the largest magnitude of a block.
 TPC_INLINE uint32_t largest_of(const float* x, int64_t block) {
   BitRegister most{};
-  for (int64_t at = 0; at < block; at += kRegister) {
-    const BitRegister bits = (BitRegister)load_register(x + at) & 0x7fffffff;
+  for (int64_t column = 0; column < block; column += kRegister) {
+    const BitRegister bits = (BitRegister)load_register(x + column) & 0x7fffffff;
     most = most > bits ? most : bits;
   }
   return greatest(most);
@@ -22,10 +22,10 @@ constexpr uint32_t kInfinite = 0x7f800000;
 // Round values times a factor to integers, and return their sum.
 TPC_INLINE int32_t rounded(const float* x, int64_t block, float factor, int32_t* whole) {
   IntRegister total{};
-  for (int64_t at = 0; at < block; at += kRegister) {
-    const IntRegister found = nearest(load_register(x + at) * factor);
-    total += found;
-    std::memcpy(whole + at, &found, sizeof found);
+  for (int64_t column = 0; column < block; column += kRegister) {
+    const IntRegister integers = nearest(load_register(x + column) * factor);
+    total += integers;
+    std::memcpy(whole + column, &integers, sizeof integers);
   }
   return added(total);
 }

@@ -28,9 +28,9 @@ void* Scratch::bytes(size_t count) {
     size_ = size;
     used_ = 0;
   }
-  void* found = blocks_->start + used_;
+  void* start = blocks_->start + used_;
   used_ += count;
-  return found;
+  return start;
 }
 
 }  // namespace tpc

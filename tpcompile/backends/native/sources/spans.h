@@ -48,23 +48,23 @@ struct Side {
 // have scales of their own.
 inline float softmax(float* scores, int64_t count, const float* scales, float scale, float* mass) {
   Lanes most = all(-std::numeric_limits<float>::infinity());
-  for (int64_t at = 0; at < count; at += kLanes) {
-    const int64_t left = count - at;
-    Lanes own = load_some(scores + at, left);
-    if (scales) own = own * load_some(scales + at, left);
-    own = own * scale;
-    store_some(scores + at, own, left);
-    for (int64_t lane = left; lane < kLanes; ++lane) own[lane] = own[0];
-    most = own > most ? own : most;
+  for (int64_t token = 0; token < count; token += kLanes) {
+    const int64_t left = count - token;
+    Lanes values = load_some(scores + token, left);
+    if (scales) values = values * load_some(scales + token, left);
+    values = values * scale;
+    store_some(scores + token, values, left);
+    for (int64_t lane = left; lane < kLanes; ++lane) values[lane] = values[0];
+    most = values > most ? values : most;
   }
   const float top = largest(most);
   Lanes total{};
-  for (int64_t at = 0; at < count; at += kLanes) {
-    const int64_t left = count - at;
-    Lanes own = by_register(load_some(scores + at, left) - top, exponential<Register>);
-    for (int64_t lane = left; lane < kLanes; ++lane) own[lane] = 0;
-    store_some(scores + at, own, left);
-    total = total + own;
+  for (int64_t token = 0; token < count; token += kLanes) {
+    const int64_t left = count - token;
+    Lanes weights = by_register(load_some(scores + token, left) - top, exponential<Register>);
+    for (int64_t lane = left; lane < kLanes; ++lane) weights[lane] = 0;
+    store_some(scores + token, weights, left);
+    total = total + weights;
   }
   *mass = sum(total);
   return top + std::log(*mass);

@@ -37,21 +37,21 @@ inline const float* tiled(const bf16* x, int64_t stride, int64_t sequences, int6
   const int64_t tiles = (columns + kTileColumns - 1) / kTileColumns;
   const int64_t pairs = tiles * kTileColumns / 2;
   // The last store may extend past the last pair.
-  float* found = scratch.take<float>(pairs * sequences + kLanes);
+  float* packed = scratch.take<float>(pairs * sequences + kLanes);
   for (int64_t pair = 0; pair < pairs; pair += kLanes) {
-    Lanes own[kLanes] = {};
+    Lanes block[kLanes] = {};
     const int64_t left = columns - 2 * pair, count = left < kTileColumns ? left : kTileColumns;
     for (int64_t b = 0; b < sequences; ++b)
-      std::memcpy(own + b, x + b * stride + 2 * pair, sizeof(bf16) * static_cast<size_t>(count));
+      std::memcpy(block + b, x + b * stride + 2 * pair, sizeof(bf16) * static_cast<size_t>(count));
     if (sequences == 1) {
-      store(found + pair, own[0]);
+      store(packed + pair, block[0]);
       continue;
     }
-    transpose(own);
+    transpose(block);
     for (int64_t place = 0; place < kLanes; ++place)
-      store(found + (pair + place) * sequences, own[place]);
+      store(packed + (pair + place) * sequences, block[place]);
   }
-  return found;
+  return packed;
 }
 
 // Multiply up to 16 rows: `sums[row][sequence]`. Fetch as many bytes from `ahead`, a line of them between
@@ -62,25 +62,25 @@ inline void tile_block(Plain<bf16> weight, int64_t rows, int64_t columns, const 
   const int64_t step = 4 * sequences;
   complete_writes();
   _tile_zero(TPC_SUMS);
-  int64_t at = 0;
-  for (; at + kTileColumns <= columns; at += kTileColumns) {
+  int64_t column = 0;
+  for (; column + kTileColumns <= columns; column += kTileColumns) {
 #pragma GCC unroll 16
     for (int64_t line = 0; line < kTileRows; ++line, ahead += 64) {
       fetch_line(ahead);
-      fetch_near(weight.row(line) + at + 2 * kTileColumns);
+      fetch_near(weight.row(line) + column + 2 * kTileColumns);
     }
-    _tile_loadd(TPC_WEIGHTS, weight.row(0) + at, weight.stride());
-    _tile_loadd(TPC_VALUES, x + at / 2 * sequences, step);
+    _tile_loadd(TPC_WEIGHTS, weight.row(0) + column, weight.stride());
+    _tile_loadd(TPC_VALUES, x + column / 2 * sequences, step);
     _tile_dpbf16ps(TPC_SUMS, TPC_WEIGHTS, TPC_VALUES);
   }
-  if (at < columns) {
-    alignas(64) bf16 rest[kTileRows * kTileColumns] = {};
+  if (column < columns) {
+    alignas(64) bf16 last[kTileRows * kTileColumns] = {};
     for (int64_t row = 0; row < rows; ++row)
-      std::memcpy(rest + row * kTileColumns, weight.row(row) + at,
-                  static_cast<size_t>(weight.bytes(columns - at)));
+      std::memcpy(last + row * kTileColumns, weight.row(row) + column,
+                  static_cast<size_t>(weight.bytes(columns - column)));
     complete_writes();
-    _tile_loadd(TPC_WEIGHTS, rest, 64);
-    _tile_loadd(TPC_VALUES, x + at / 2 * sequences, step);
+    _tile_loadd(TPC_WEIGHTS, last, 64);
+    _tile_loadd(TPC_VALUES, x + column / 2 * sequences, step);
     _tile_dpbf16ps(TPC_SUMS, TPC_WEIGHTS, TPC_VALUES);
   }
   _tile_stored(TPC_SUMS, sums, step);
@@ -90,7 +90,7 @@ inline void tile_block(Plain<bf16> weight, int64_t rows, int64_t columns, const 
 inline void tile_dots(Plain<bf16> weight, int64_t rows,
                       const Operand<Form<bf16, Plain<bf16>>>& x, float* out, int64_t out_stride,
                       Scratch& scratch) {
-  const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
+  const int64_t least = x.columns / x.leaves, longer = x.columns % x.leaves;
   float* sums = scratch.take<float>(x.leaves * kTileRows * 16);
   const char* const next_weights =
       scratch.next_weights ? scratch.next_weights : weight.address(0);
@@ -102,19 +102,19 @@ inline void tile_dots(Plain<bf16> weight, int64_t rows,
       const char* ahead = weight.address(row + kTileRows);
       if (row + kTileRows >= rows) ahead = next_weights;
       for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
-        const int64_t width = each + (leaf < longer);
+        const int64_t width = least + (leaf < longer);
         tile_block(weight.from(row, first), held, width,
                    static_cast<const float*>(x.packed[group * x.leaves + leaf]), sequences,
                    ahead + kTileRows * weight.bytes(first),
                    sums + leaf * held * sequences);
         first += width;
       }
-      const int64_t kept = join_leaves(x, sums, held * sequences);
-      for (int64_t leaf = 0; leaf < kept; ++leaf) {
-        const float* own = sums + leaf * held * sequences;
+      const int64_t stored = join_leaves(x, sums, held * sequences);
+      for (int64_t leaf = 0; leaf < stored; ++leaf) {
+        const float* leaf_sums = sums + leaf * held * sequences;
         Lanes of_rows[kLanes];
         for (int64_t place = 0; place < kTileRows; ++place)
-          of_rows[place] = load(own + place * sequences);  // those after `held` are not used
+          of_rows[place] = load(leaf_sums + place * sequences);  // those after `held` are not used
         transpose(of_rows);
         for (int64_t b = 0; b < sequences; ++b)
           store_some(out + leaf * x.apart + row + (16 * group + b) * out_stride, of_rows[b], held);

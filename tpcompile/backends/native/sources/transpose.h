@@ -35,22 +35,22 @@ using Square = __m256;
 TPC_INLINE void transpose(__m256* rows) {
   __m256 pairs[8], fours[8];
 #pragma GCC unroll 4
-  for (int own = 0; own < 8; own += 2) {
-    pairs[own] = _mm256_unpacklo_ps(rows[own], rows[own + 1]);
-    pairs[own + 1] = _mm256_unpackhi_ps(rows[own], rows[own + 1]);
+  for (int row = 0; row < 8; row += 2) {
+    pairs[row] = _mm256_unpacklo_ps(rows[row], rows[row + 1]);
+    pairs[row + 1] = _mm256_unpackhi_ps(rows[row], rows[row + 1]);
   }
 #pragma GCC unroll 2
-  for (int own = 0; own < 8; own += 4)
+  for (int row = 0; row < 8; row += 4)
 #pragma GCC unroll 2
     for (int high = 0; high < 2; ++high) {
-      const __m256 a = pairs[own + high], b = pairs[own + 2 + high];
-      fours[own + 2 * high] = _mm256_shuffle_ps(a, b, _MM_SHUFFLE(1, 0, 1, 0));
-      fours[own + 2 * high + 1] = _mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2));
+      const __m256 a = pairs[row + high], b = pairs[row + 2 + high];
+      fours[row + 2 * high] = _mm256_shuffle_ps(a, b, _MM_SHUFFLE(1, 0, 1, 0));
+      fours[row + 2 * high + 1] = _mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2));
     }
 #pragma GCC unroll 4
-  for (int own = 0; own < 4; ++own) {
-    rows[own] = _mm256_permute2f128_ps(fours[own], fours[own + 4], 0x20);
-    rows[own + 4] = _mm256_permute2f128_ps(fours[own], fours[own + 4], 0x31);
+  for (int row = 0; row < 4; ++row) {
+    rows[row] = _mm256_permute2f128_ps(fours[row], fours[row + 4], 0x20);
+    rows[row + 4] = _mm256_permute2f128_ps(fours[row], fours[row + 4], 0x31);
   }
 }
 #endif
