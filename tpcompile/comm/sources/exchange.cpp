@@ -50,13 +50,13 @@ struct Mark {
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share these");
 
-Mark& mark_of(const tpc_exchange& at, int32_t rank) {
-  return *reinterpret_cast<Mark*>(at.memory + rank * kMarkBytes);
+Mark& mark_of(const tpc_exchange& exchange, int32_t rank) {
+  return *reinterpret_cast<Mark*>(exchange.memory + rank * kMarkBytes);
 }
 
-char* slot_of(const tpc_exchange& at, int32_t rank) {
-  const int64_t turn = at.round % 2;
-  return at.memory + at.slots + (turn * at.ranks + rank) * at.slot;
+char* slot_of(const tpc_exchange& exchange, int32_t rank) {
+  const int64_t turn = exchange.round % 2;
+  return exchange.memory + exchange.slots + (turn * exchange.ranks + rank) * exchange.slot;
 }
 
 int64_t now_ns() {
@@ -71,18 +71,18 @@ void pause() {
 #endif
 }
 
-bool has_posted(const tpc_exchange& at, const Mark& mark) {
-  return static_cast<int32_t>(mark.round.load(std::memory_order_acquire) - at.round) >= 0;
+bool has_posted(const tpc_exchange& exchange, const Mark& mark) {
+  return static_cast<int32_t>(mark.round.load(std::memory_order_acquire) - exchange.round) >= 0;
 }
 
 // Sleep until the rank posts, at most for a slice of time. The order of the two atomics is the
 // reverse of `tpc_post`, so that one of the two sees the other.
-void sleep_for(const tpc_exchange& at, Mark& mark) {
+void sleep_for(const tpc_exchange& exchange, Mark& mark) {
 #if defined(__linux__)
   mark.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t seen = mark.round.load(std::memory_order_seq_cst);
   const timespec slice{0, kSliceNs};
-  if (static_cast<int32_t>(seen - at.round) < 0)
+  if (static_cast<int32_t>(seen - exchange.round) < 0)
     syscall(SYS_futex, &mark.round, FUTEX_WAIT, seen, &slice, nullptr, 0);
   mark.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 #else
@@ -101,36 +101,37 @@ void wake(Mark& mark) {
 // Poll, and let other threads of this core run; return whether the rank has posted. If other
 // threads do run, it is better to sleep, in the next waits too: a thread that yields goes behind
 // all others, and one that wakes up goes before them.
-bool yields(tpc_exchange& at, const Mark& mark) {
+bool yields(tpc_exchange& exchange, const Mark& mark) {
   const int64_t begin = now_ns();
-  for (int64_t last = begin, now = begin; now - begin < at.yield_us * int64_t{1000}; last = now) {
+  const int64_t limit = exchange.yield_us * int64_t{1000};
+  for (int64_t last = begin, now = begin; now - begin < limit; last = now) {
     sched_yield();
     now = now_ns();
-    if (now - last > kSwitchNs) at.crowded = kCrowdedWaits;
-    if (has_posted(at, mark)) return true;
-    if (at.crowded > 0) break;
+    if (now - last > kSwitchNs) exchange.crowded = kCrowdedWaits;
+    if (has_posted(exchange, mark)) return true;
+    if (exchange.crowded > 0) break;
   }
   return false;
 }
 
 // Wait until a rank has posted; return false if it has not after a slice of time.
-bool comes(tpc_exchange& at, Mark& mark) {
-  if (has_posted(at, mark)) return true;
-  for (int looks = 0; looks < at.pauses; ++looks) {
+bool comes(tpc_exchange& exchange, Mark& mark) {
+  if (has_posted(exchange, mark)) return true;
+  for (int looks = 0; looks < exchange.pauses; ++looks) {
     pause();
-    if (has_posted(at, mark)) return true;
+    if (has_posted(exchange, mark)) return true;
   }
-  if (at.crowded > 0)
-    --at.crowded;
-  else if (yields(at, mark))
+  if (exchange.crowded > 0)
+    --exchange.crowded;
+  else if (yields(exchange, mark))
     return true;
-  sleep_for(at, mark);
-  return has_posted(at, mark);
+  sleep_for(exchange, mark);
+  return has_posted(exchange, mark);
 }
 
-bool all_come(tpc_exchange& at) {
-  for (int32_t rank = 0; rank < at.ranks; ++rank)
-    if (!comes(at, mark_of(at, rank))) return false;
+bool all_come(tpc_exchange& exchange) {
+  for (int32_t rank = 0; rank < exchange.ranks; ++rank)
+    if (!comes(exchange, mark_of(exchange, rank))) return false;
   return true;
 }
 
@@ -145,9 +146,9 @@ struct BF16 {
 
   static float load(uint16_t bits) {
     const uint32_t wide = uint32_t{bits} << 16;
-    float found;
-    std::memcpy(&found, &wide, sizeof found);
-    return found;
+    float value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
   }
 
   // Round to the nearest, ties to even; NaN stays NaN.
@@ -161,30 +162,30 @@ struct BF16 {
 
 // Add terms in the tree of `fold_tree`; each sum is rounded to `Out`.
 template <class In, class Out>
-void fold(const tpc_exchange& at, int32_t first, int32_t ranks, int64_t start, int64_t count,
-          float* found) {
+void fold(const tpc_exchange& exchange, int32_t first, int32_t ranks, int64_t start, int64_t count,
+          float* sums) {
   if (ranks == 1) {
-    const char* slot = slot_of(at, first);
+    const char* slot = slot_of(exchange, first);
     const auto* terms = reinterpret_cast<const typename In::Stored*>(slot) + start;
-    for (int64_t i = 0; i < count; ++i) found[i] = In::load(terms[i]);
+    for (int64_t i = 0; i < count; ++i) sums[i] = In::load(terms[i]);
     return;
   }
   int32_t left = 1;
   while (2 * left < ranks) left *= 2;
-  float other[kBlock];
-  fold<In, Out>(at, first, left, start, count, found);
-  fold<In, Out>(at, first + left, ranks - left, start, count, other);
-  for (int64_t i = 0; i < count; ++i) found[i] = Out::load(Out::store(found[i] + other[i]));
+  float right[kBlock];
+  fold<In, Out>(exchange, first, left, start, count, sums);
+  fold<In, Out>(exchange, first + left, ranks - left, start, count, right);
+  for (int64_t i = 0; i < count; ++i) sums[i] = Out::load(Out::store(sums[i] + right[i]));
 }
 
 template <class In, class Out>
-void sum(const tpc_exchange& at, int64_t first, int64_t last, void* to) {
+void sum(const tpc_exchange& exchange, int64_t first, int64_t last, void* to) {
   auto* totals = static_cast<typename Out::Stored*>(to);
   for (int64_t start = first; start < last; start += kBlock) {
-    float found[kBlock];
+    float sums[kBlock];
     const int64_t count = std::min(kBlock, last - start);
-    fold<In, Out>(at, 0, at.ranks, start, count, found);
-    for (int64_t i = 0; i < count; ++i) totals[start - first + i] = Out::store(found[i]);
+    fold<In, Out>(exchange, 0, exchange.ranks, start, count, sums);
+    for (int64_t i = 0; i < count; ++i) totals[start - first + i] = Out::store(sums[i]);
   }
 }
 
@@ -193,39 +194,40 @@ void sum(const tpc_exchange& at, int64_t first, int64_t last, void* to) {
 extern "C" {
 
 // Begin a round with this rank's term. The previous round must have been read.
-void tpc_post(tpc_exchange* at, const void* from, int64_t bytes) {
-  ++at->round;
-  std::memcpy(slot_of(*at, at->rank), from, static_cast<size_t>(bytes));
-  Mark& mark = mark_of(*at, at->rank);
-  mark.round.store(at->round, std::memory_order_seq_cst);
+void tpc_post(tpc_exchange* exchange, const void* from, int64_t bytes) {
+  ++exchange->round;
+  std::memcpy(slot_of(*exchange, exchange->rank), from, static_cast<size_t>(bytes));
+  Mark& mark = mark_of(*exchange, exchange->rank);
+  mark.round.store(exchange->round, std::memory_order_seq_cst);
   wake(mark);
 }
 
 // Sum values `first` to `last` of all terms of this round; return 0 to be called again.
-int32_t tpc_sum(tpc_exchange* at, int32_t kind, int64_t first, int64_t last, void* to) {
-  if (!all_come(*at)) return 0;
-  if (kind == TPC_F32) sum<F32, F32>(*at, first, last, to);
-  if (kind == TPC_BF16_TO_F32) sum<BF16, F32>(*at, first, last, to);
-  if (kind == TPC_BF16) sum<BF16, BF16>(*at, first, last, to);
+int32_t tpc_sum(tpc_exchange* exchange, int32_t kind, int64_t first, int64_t last, void* to) {
+  if (!all_come(*exchange)) return 0;
+  if (kind == TPC_F32) sum<F32, F32>(*exchange, first, last, to);
+  if (kind == TPC_BF16_TO_F32) sum<BF16, F32>(*exchange, first, last, to);
+  if (kind == TPC_BF16) sum<BF16, BF16>(*exchange, first, last, to);
   return 1;
 }
 
 // Post a term of `count` values and sum all terms, if they have come; if this returns 0, call
 // `tpc_sum`.
-int32_t tpc_post_and_sum(tpc_exchange* at, const void* from, int64_t bytes, int32_t kind,
+int32_t tpc_post_and_sum(tpc_exchange* exchange, const void* from, int64_t bytes, int32_t kind,
                          int64_t count, void* to) {
-  tpc_post(at, from, bytes);
-  return tpc_sum(at, kind, 0, count, to);
+  tpc_post(exchange, from, bytes);
+  return tpc_sum(exchange, kind, 0, count, to);
 }
 
 // Copy the terms of this round, up to `bytes` of each, to `to` with a distance of `stride` bytes,
 // and no further than `total`; return 0 to be called again.
-int32_t tpc_gather(tpc_exchange* at, int64_t bytes, char* to, int64_t stride,
+int32_t tpc_gather(tpc_exchange* exchange, int64_t bytes, char* to, int64_t stride,
                    int64_t total) {
-  if (!all_come(*at)) return 0;
-  for (int32_t rank = 0; rank < at->ranks; ++rank) {
+  if (!all_come(*exchange)) return 0;
+  for (int32_t rank = 0; rank < exchange->ranks; ++rank) {
     const int64_t count = std::min(bytes, total - rank * stride);
-    if (count > 0) std::memcpy(to + rank * stride, slot_of(*at, rank), static_cast<size_t>(count));
+    const char* slot = slot_of(*exchange, rank);
+    if (count > 0) std::memcpy(to + rank * stride, slot, static_cast<size_t>(count));
   }
   return 1;
 }

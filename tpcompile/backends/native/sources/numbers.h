@@ -287,11 +287,6 @@ TPC_INLINE float number(const bf16* source) {
   return load_bytes<float>(&bits);
 }
 
-template <class T>
-TPC_INLINE void put(T* out, float value) {
-  store_some(out, all(value), 1);
-}
-
 // Add the lanes in a fixed tree: the second half to the first until one is left.
 TPC_INLINE float sum(Lanes values) {
   EightLanes eight[2];
