@@ -56,7 +56,9 @@ def _keep_kv(draft: Draft, node: fx.Node, new: Layout) -> str:
     queries = value_type(attention).layout_of(1)
     assert isinstance(queries, Layout)
     group = queries.units // new.units
-    if all({h // group for h in queries.held(r)} <= set(new.held(r)) for r in range(new.ranks)):
+    if all(
+        {h // group for h in queries.units_of(r)} <= set(new.units_of(r)) for r in range(new.ranks)
+    ):
         raise UnfitError("every rank still has the KV heads that it reads")
     for member in alike(draft, "kv_heads", node):
         relayout(member, "kv_heads", new)

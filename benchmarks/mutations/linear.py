@@ -133,7 +133,9 @@ def _keep_keys(draft: Draft, node: fx.Node, new: Layout) -> str:
     values = value_type(rule).layout_of(1)
     assert isinstance(values, Layout)
     group = values.units // new.units
-    if all({h // group for h in values.held(r)} <= set(new.held(r)) for r in range(new.ranks)):
+    if all(
+        {h // group for h in values.units_of(r)} <= set(new.units_of(r)) for r in range(new.ranks)
+    ):
         raise UnfitError("every rank still has the key heads that it reads")
     for member in alike(draft, KEYS, node):
         relayout(member, KEYS, new)

@@ -56,7 +56,7 @@ def swapped_heads(draft: Draft) -> str:
 def _units(node: fx.Node, rank: int) -> list[tuple[int, Layout]]:
     """Return the segment number and the segment of each unit of a rank."""
     return [
-        (number, part) for number, part in enumerate(segments_of(node)) for _ in part.held(rank)
+        (number, part) for number, part in enumerate(segments_of(node)) for _ in part.units_of(rank)
     ]
 
 

@@ -24,7 +24,7 @@ def test_values(kind: GgufKind) -> None:
     raw = blocks(kind)
     wanted = dequantize(raw.flatten(1).numpy(), GGMLQuantizationType(kind))
     contents, columns = CONTENTS[kind], 6 * kind.block.columns
-    parts = {suffix: taken(raw).flatten(1) for suffix, taken in contents.parts.items()}
+    parts = {suffix: reader(raw).flatten(1) for suffix, reader in contents.parts.items()}
     values = contents.format.decoded(parts, (0, columns), torch.float32)
     assert torch.equal(values, torch.from_numpy(wanted.copy()))
 

@@ -22,7 +22,7 @@ from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.frontend.source import config_of
 from tpcompile.gguf import GgufFile
 from tpcompile.gguf.linear_attention import rotation
-from tpcompile.gguf.metadata import Told
+from tpcompile.gguf.metadata import Metadata
 from tpcompile.presets import preset
 from tpcompile.runtime.tensor_files import GgufFiles
 
@@ -127,9 +127,9 @@ def test_values_that_are_made(tmp_path: Path, heads: dict[str, int]) -> None:
 def test_parts_of_heads(width: int) -> None:
     """Transformers computes each even number of columns from the share of a head."""
     for rotated in range(2, width + 1, 2):
-        metadata = {"qwen35.rope.dimension_count": rotated}
-        told = Told(GgufFile(Path("model.gguf"), metadata, {}, {}), "qwen35")
-        assert int(width * rotation(told, width)["partial_rotary_factor"]) == rotated
+        properties = {"qwen35.rope.dimension_count": rotated}
+        metadata = Metadata(GgufFile(Path("model.gguf"), properties, {}, {}), "qwen35")
+        assert int(width * rotation(metadata, width)["partial_rotary_factor"]) == rotated
 
 
 def test_layers_that_the_file_names(tmp_path: Path) -> None:

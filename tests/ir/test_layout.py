@@ -16,7 +16,7 @@ HEADS = Layout("heads", 6, 4, (((0, 2),), ((2, 3), (5, 6)), ((3, 5),)))
 
 def test_units_and_elements_of_a_rank() -> None:
     assert (HEADS.ranks, HEADS.size) == (3, 24)
-    assert HEADS.held(1) == [2, 5]
+    assert HEADS.units_of(1) == [2, 5]
     assert HEADS.intervals(1) == ((8, 12), (20, 24))
     assert (HEADS.unit_count(1), HEADS.extent(1)) == (2, 8)
     assert str(HEADS) == "heads"
@@ -29,12 +29,12 @@ def test_units_and_elements_of_a_rank() -> None:
 def test_random_layouts_are_layouts(data: st.DataObject, ranks: int, overlapping: bool) -> None:
     layout = data.draw(layouts(ranks, overlapping=overlapping))
     assert layout.refusal() is None
-    held = [set(layout.held(rank)) for rank in range(ranks)]
+    held = [set(layout.units_of(rank)) for rank in range(ranks)]
     assert set().union(*held) == set(range(layout.units))
     shared = sum(map(len, held)) - layout.units
     assert (layout.overlap() is None) == (shared == 0)
     for rank in range(ranks):
-        assert intervals_of(layout.held(rank)) == layout.parts[rank]
+        assert intervals_of(layout.units_of(rank)) == layout.parts[rank]
         elements = [e for start, stop in layout.intervals(rank) for e in range(start, stop)]
         assert len(elements) == layout.extent(rank)
         assert {e // layout.grain for e in elements} == held[rank]

@@ -38,7 +38,7 @@ def test_query_heads_are_contiguous_runs_that_differ_by_at_most_one(
 ) -> None:
     queries, keys, tp = heads
     layout = plan_heads(queries, keys, tp).queries
-    assert [head for rank in range(tp) for head in layout.held(rank)] == list(range(queries))
+    assert [head for rank in range(tp) for head in layout.units_of(rank)] == list(range(queries))
     assert all(len(part) == 1 for part in layout.parts)
     counts = [layout.unit_count(rank) for rank in range(tp)]
     assert max(counts) - min(counts) <= 1
@@ -53,8 +53,8 @@ def test_kv_heads_are_exactly_those_that_are_read(heads: tuple[int, int, int]) -
     plan = plan_heads(queries, keys, tp)
     group = queries // keys
     for rank in range(tp):
-        read = sorted({head // group for head in plan.queries.held(rank)})
-        assert plan.keys.held(rank) == read
+        read = sorted({head // group for head in plan.queries.units_of(rank)})
+        assert plan.keys.units_of(rank) == read
     assert plan.keys.refusal() is None
 
 
@@ -146,7 +146,7 @@ def test_known_plans(
 ) -> None:
     plan = plan_heads(queries, keys, tp)
     assert [plan.queries.unit_count(rank) for rank in range(tp)] == runs
-    assert [plan.keys.held(rank) for rank in range(tp)] == read
+    assert [plan.keys.units_of(rank) for rank in range(tp)] == read
 
 
 def _expected_most(held: list[int], chosen: int) -> float:

@@ -31,7 +31,7 @@ def test_each_rank_holds_what_its_query_heads_read(tp: int) -> None:
         assert isinstance(keys, Layout)
         assert keys == values
         for rank in range(tp):
-            assert keys.held(rank) == sorted({head // 3 for head in queries.held(rank)})
+            assert keys.units_of(rank) == sorted({head // 3 for head in queries.units_of(rank)})
 
 
 def test_a_bias_goes_with_the_rows_of_its_weight() -> None:

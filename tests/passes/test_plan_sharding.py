@@ -43,7 +43,7 @@ def _written(plan: Plan) -> str:
 
 
 def _parts(layout: Layout) -> str:
-    parts = " | ".join(str(layout.held(rank)) for rank in range(layout.ranks))
+    parts = " | ".join(str(layout.units_of(rank)) for rank in range(layout.ranks))
     runs = " | ".join(f"{a}:{b}" for part in layout.parts for a, b in part)
     return f"{layout.axis} of {layout.units}×{layout.grain}, " + (
         parts if layout.units < 10 else runs

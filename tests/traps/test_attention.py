@@ -225,7 +225,9 @@ def test_8_kv_heads_by_habit(name: str, tp: int) -> None:
     firsts = [min(rank * keys // tp, keys - count) for rank in range(tp)]
     by_habit = tuple(((first, first + count),) for first in firsts)
     right = plan_heads(queries, keys, tp).keys
-    misses = any(not set(right.held(rank)) <= set(range(*by_habit[rank][0])) for rank in range(tp))
+    misses = any(
+        not set(right.units_of(rank)) <= set(range(*by_habit[rank][0])) for rank in range(tp)
+    )
     covered = {unit for ((a, b),) in by_habit for unit in range(a, b)} == set(range(keys))
     for projection in ("k_proj", "v_proj"):
         for node in parameters(gm.graph):
@@ -250,7 +252,7 @@ def test_8_habit_is_wrong_somewhere() -> None:
     for name, tp in (("tiny-qwen3", 4), ("qwen2.5-0.5b", 3), ("qwen2.5-7b", 3)):
         values = preset(name)
         queries, keys = values["num_attention_heads"], values["num_key_value_heads"]
-        held = [plan_heads(queries, keys, tp).keys.held(rank) for rank in range(tp)]
+        held = [plan_heads(queries, keys, tp).keys.units_of(rank) for rank in range(tp)]
         assert any(len(heads) > max(1, keys // tp) for heads in held)
 
 

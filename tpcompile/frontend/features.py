@@ -20,9 +20,9 @@ _ONE_TABLE = "one rotary table that all layers share"
 
 @dataclass(frozen=True)
 class Feature:
-    """An unsupported feature: `found` completes the sentence "The model has …"."""
+    """An unsupported feature: `description` completes the sentence "The model has …"."""
 
-    found: str
+    description: str
     supported: str
     hint: str = ""
 
@@ -32,7 +32,7 @@ def refuse_features(module: nn.Module) -> None:
     features = [feature for look in _LOOKS for feature in look(module)]
     if not features:
         return
-    *most, last = [feature.found for feature in features]
+    *most, last = [feature.description for feature in features]
     raise UnsupportedError(
         f"{type(module).__name__} has {', '.join(most) + ' and ' if most else ''}{last}",
         expected=", ".join(dict.fromkeys(feature.supported for feature in features)),

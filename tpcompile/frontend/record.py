@@ -46,7 +46,7 @@ class _Record:
         tensors = (*layer.named_parameters(), *layer.named_buffers())
         self.calls: list[Any] = []
         self._names: dict[int, Any] = {id(tensor): name for name, tensor in tensors}
-        self._kept: list[Any] = []  # identities of live objects are unique
+        self._live_objects: list[Any] = []  # identities of live objects are unique
 
     def name(self, value: Any, role: Any) -> None:
         """Name a tensor, or each of several, unless it has a name."""
@@ -55,7 +55,7 @@ class _Record:
 
     def add(self, func: Any, operands: Mapping[Any, Any], result: Any) -> None:
         """Add a call. The number of the layer is not an operand."""
-        self._kept.append((operands, result))
+        self._live_objects.append((operands, result))
         self.calls.append((func, self._comparable(operands)))
         self.name(result, len(self.calls))
 

@@ -43,7 +43,7 @@ def _tables(module: Any, like: torch.Tensor, positions: torch.Tensor) -> Any:
 def table_feature(source: nn.Module, config: Any) -> str:
     """Return the unsupported feature of the tables of a rotary module, or ""."""
     try:
-        module: Any = RotaryTables(source, config).made()
+        module: Any = RotaryTables(source, config).new_module()
         frequencies = module.inv_freq
         positions = torch.arange(2, device=frequencies.device).unsqueeze(0)
         output = _tables(module, torch.empty(0, device=frequencies.device), positions)
@@ -74,16 +74,16 @@ class RotaryTables(nn.Module):
         template = source if frequencies.is_meta else copy.deepcopy(source)
         self._source = (template,)  # the tuple hides it from nn.Module, so it is not moved or saved
         self._config = config
-        self._own: Any = None
+        self._module: Any = None
 
     def forward(
         self, positions: torch.Tensor, width: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._own is None:
-            self._own = self.made().to(positions.device)
+        if self._module is None:
+            self._module = self.new_module().to(positions.device)
         like = torch.empty(0, dtype=dtype, device=positions.device)
         batch = positions if positions.dim() == 2 else positions.unsqueeze(0)
-        cos, sin = _tables(self._own, like, batch)
+        cos, sin = _tables(self._module, like, batch)
         if cos.shape[-1] != width:
             raise ValueError(f"Rotary tables must have width {width}, got {cos.shape[-1]}")
         shape = (*positions.shape, width)
@@ -93,7 +93,7 @@ class RotaryTables(nn.Module):
         """Return a copy for another rank."""
         return RotaryTables(self._source[0], self._config)
 
-    def made(self) -> nn.Module:
+    def new_module(self) -> nn.Module:
         """Create Hugging Face's module with real tensors; it may keep state between calls."""
         source: Any = self._source[0]
         if source.inv_freq.is_meta:
@@ -102,7 +102,7 @@ class RotaryTables(nn.Module):
         return copy.deepcopy(self._source[0])
 
 
-_OWN = re.compile(r"transformers\.models\.[a-z0-9_.]+\.[A-Za-z0-9_]*RotaryEmbedding")
+_ROTARY_CLASS = re.compile(r"transformers\.models\.[a-z0-9_.]+\.[A-Za-z0-9_]*RotaryEmbedding")
 _VOLATILE = ("transformers_version", "_name_or_path", "architectures", "dtype", "layer_types")
 """Settings that differ between versions or directories, or that grow with the number of layers."""
 
@@ -110,7 +110,7 @@ _VOLATILE = ("transformers_version", "_name_or_path", "architectures", "dtype", 
 def source_of(module: nn.Module, config: Any) -> RotarySource | None:
     """Return what makes a rotary module again, or None if its class is not part of transformers."""
     path = f"{type(module).__module__}.{type(module).__qualname__}"
-    if not _OWN.fullmatch(path):
+    if not _ROTARY_CLASS.fullmatch(path):
         return None
     module_config = getattr(module, "config", config)
     settings = {k: v for k, v in module_config.to_diff_dict().items() if k not in _VOLATILE}
@@ -123,16 +123,16 @@ class SavedTables(nn.Module):
     def __init__(self, source: RotarySource | None) -> None:
         super().__init__()
         self._source = source
-        self._own: RotaryTables | None = None
+        self._tables: RotaryTables | None = None
 
     def forward(self, *args: Any) -> Any:
-        if self._own is None:
-            self._own = self._made()
-        return self._own(*args)
+        if self._tables is None:
+            self._tables = self._new_tables()
+        return self._tables(*args)
 
-    def _made(self) -> RotaryTables:
+    def _new_tables(self) -> RotaryTables:
         source = self._source
-        if source is None or not _OWN.fullmatch(source.path):
+        if source is None or not _ROTARY_CLASS.fullmatch(source.path):
             raise UnsupportedError(
                 "The rotary tables of this graph cannot be computed",
                 got=source.path if source else "text without a line `rotary`",

@@ -44,7 +44,7 @@ def watch_layers(module: nn.Module, layers: Layers) -> Layers:
     packed = _calls_of(shell, calls, torch.tensor(_PACKED, device="cpu"))
     where = f"{type(module).__name__}.{layers.path}"
     return replace(
-        layers.told_apart([call.others for call in plain]),
+        layers.told_apart([call.argument_keys for call in plain]),
         masks=_meanings(zip(plain, packed, strict=True), where),
         mask_arguments=tuple(_mask_given(call, where)[0] for call in plain),
     )
@@ -81,11 +81,13 @@ def _meanings(pairs: Iterable[tuple[_Call, _Call]], path: str) -> tuple[Meaning 
 
 def _mask_given(call: _Call, where: str) -> tuple[int | str | None, Mask | None]:
     """Return the argument that holds the attention mask and the mask itself, or (None, None)."""
-    named_masks = [(name, mask) for name, value in call.kept.items() for mask in masks_in(value)]
+    named_masks = [
+        (name, mask) for name, value in call.arguments.items() for mask in masks_in(value)
+    ]
     if not named_masks:
         return None, None
     name, mask = named_masks[0]
-    if len(named_masks) > 1 or call.kept[name] is not mask:
+    if len(named_masks) > 1 or call.arguments[name] is not mask:
         raise UnsupportedError(
             "A layer is given several attention masks, or one inside a collection",
             where=where,
@@ -97,13 +99,13 @@ def _mask_given(call: _Call, where: str) -> tuple[int | str | None, Mask | None]
 
 @dataclass(frozen=True)
 class _Call:
-    """A layer's call. `kept` holds the arguments alive, so their ids in `others` stay unique."""
+    """A layer's call. It holds its arguments, so that their ids in `argument_keys` stay unique."""
 
     layer: int
     hidden: Any
     result: torch.Tensor
-    others: tuple[Any, ...]
-    kept: Any
+    argument_keys: tuple[Any, ...]
+    arguments: Any
 
 
 def _watched(
@@ -111,8 +113,8 @@ def _watched(
 ) -> torch.Tensor:
     """Record a call of a layer, and return a new tensor."""
     result = torch.empty_like(hidden)
-    marks = tuple((name, _mark(value)) for name, value in arguments.items())
-    calls.append(_Call(number, hidden, result, marks, kept=arguments))
+    keys = tuple((name, _mark(value)) for name, value in arguments.items())
+    calls.append(_Call(number, hidden, result, keys, arguments))
     return result
 
 

@@ -13,15 +13,15 @@ from tpcompile.gguf.conversions import CENTRED, LOGARITHM, Order
 from tpcompile.gguf.file import GgufTensor
 from tpcompile.gguf.linear_attention import (
     decay,
-    made,
     of_value_heads,
     taps,
     taps_as_stored,
+    transformed,
     with_gates,
 )
-from tpcompile.gguf.metadata import HEADS, KV_HEADS, PREDICTED, ROTATED, Told
+from tpcompile.gguf.metadata import HEADS, KV_HEADS, PREDICTED, ROTATED, Metadata
 
-Conversion = Callable[[Told, str, GgufTensor], GgufTensor]
+Conversion = Callable[[Metadata, str, GgufTensor], GgufTensor]
 """A function of the metadata, a name and a tensor that returns the tensor as it must be read."""
 
 
@@ -69,23 +69,23 @@ _HYBRID_LAYER = {
 }
 
 
-def _whole_heads(told: Told, width: int) -> dict[str, Any]:
+def _whole_heads(metadata: Metadata, width: int) -> dict[str, Any]:
     """Return no parameters of rotary tables; refuse rotation of a part of a head."""
-    if told.count(ROTATED, width) != width:
-        told.refuse(ROTATED, f"the width of a head, {width}")
+    if metadata.count(ROTATED, width) != width:
+        metadata.refuse(ROTATED, f"the width of a head, {width}")
     return {}
 
 
-def _no_more(told: Told) -> dict[str, Any]:
+def _no_more(metadata: Metadata) -> dict[str, Any]:
     return {}
 
 
-def _in_pairs(told: Told, name: str, tensor: GgufTensor, heads: str) -> GgufTensor:
+def _in_pairs(metadata: Metadata, name: str, tensor: GgufTensor, heads: str) -> GgufTensor:
     """Return a tensor with the order of its rows.
 
     llama.cpp rotates neighbours of a head, and transformers its halves.
     """
-    count, rows = told.count(heads), tensor.shape[0]
+    count, rows = metadata.count(heads), tensor.shape[0]
     if rows % (2 * count):
         raise CheckpointError(
             f"The tensor {name} must have an even number of rows per head",
@@ -110,9 +110,9 @@ class Architecture:
     """Further properties of the configuration."""
     told_by: Mapping[str, str] = field(default_factory=dict)
     """Properties of the configuration that follow from the presence of a tensor."""
-    properties: Callable[[Told], dict[str, Any]] = _no_more
+    properties: Callable[[Metadata], dict[str, Any]] = _no_more
     """Further properties, computed from the metadata."""
-    rotation: Callable[[Told, int], dict[str, Any]] = _whole_heads
+    rotation: Callable[[Metadata, int], dict[str, Any]] = _whole_heads
     """The further parameters of rotary tables, given the width of a head."""
     conversions: Mapping[str, Conversion] = field(default_factory=dict)
     """The conversions of tensors, by the first parts of their names."""
@@ -126,14 +126,14 @@ class Architecture:
     """The properties that are read of this architecture only."""
 
 
-def _hybrid_experts(told: Told) -> dict[str, Any]:
+def _hybrid_experts(metadata: Metadata) -> dict[str, Any]:
     """Return the properties of linear attention and of experts."""
-    return {**linear_attention.properties(told), **experts.with_shared(told)}
+    return {**linear_attention.properties(metadata), **experts.with_shared(metadata)}
 
 
 _CENTRED_NORMS: dict[str, Conversion] = dict.fromkeys(
     ("output_norm", "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm"),
-    partial(made, how=CENTRED),
+    partial(transformed, transform=CENTRED),
 )
 _GATE: dict[str, Conversion] = {"ffn_gate_inp_shexp": experts.one_row}
 _QWEN35 = Architecture(
@@ -219,7 +219,7 @@ ARCHITECTURES = {
             **_GATE,
             "attn_qkv": with_gates,
             "ssm_conv1d": taps_as_stored,
-            "ssm_a": partial(made, how=LOGARITHM),
+            "ssm_a": partial(transformed, transform=LOGARITHM),
         },
         has_dense=True,
         words=(*linear_attention.WORDS, PREDICTED, *experts.SHARED_WORDS),

@@ -25,7 +25,7 @@ from tpcompile.ir.format import (
 )
 from tpcompile.ir.words import packed
 
-Taken = Callable[[torch.Tensor], torch.Tensor]
+Reader = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Contents:
     """How a kind is stored in memory."""
 
     format: Format
-    parts: Mapping[str, Taken]
+    parts: Mapping[str, Reader]
     """The elements of each component, by its suffix."""
 
 
@@ -79,19 +79,19 @@ def _minima(blocks: torch.Tensor) -> torch.Tensor:
     return _sixes(blocks)[1]
 
 
-def _low(start: int, stop: int, count: int) -> dict[str, Taken]:
+def _low(start: int, stop: int, count: int) -> dict[str, Reader]:
     """Return the part with the lower four bits."""
     return {PACKED: partial(_words, start=start, stop=stop, bits=4, count=count)}
 
 
-def _high(start: int, stop: int, bits: int, count: int) -> dict[str, Taken]:
+def _high(start: int, stop: int, bits: int, count: int) -> dict[str, Reader]:
     """Return the part with the bits above the lower four ones."""
     return {HIGH: partial(_words, start=start, stop=stop, bits=bits, count=count)}
 
 
-_OWN: dict[str, Taken] = {SCALE: partial(_half, start=0)}
-_WITH_MINIMUM: dict[str, Taken] = {**_OWN, MINIMUM: partial(_half, start=2)}
-_SUPER: dict[str, Taken] = {
+_SCALE_ONLY: dict[str, Reader] = {SCALE: partial(_half, start=0)}
+_WITH_MINIMUM: dict[str, Reader] = {**_SCALE_ONLY, MINIMUM: partial(_half, start=2)}
+_SUPER: dict[str, Reader] = {
     SCALE: _scales,
     MINIMUM: _minima,
     SUPER_SCALE: partial(_half, start=0),
@@ -99,18 +99,20 @@ _SUPER: dict[str, Taken] = {
 }
 
 
-def _grouped(kind: Kind, scales: Scales, columns: int, *parts: Mapping[str, Taken]) -> Contents:
-    functions = {suffix: taken for part in parts for suffix, taken in part.items()}
+def _grouped(kind: Kind, scales: Scales, columns: int, *parts: Mapping[str, Reader]) -> Contents:
+    functions = {suffix: reader for part in parts for suffix, reader in part.items()}
     return Contents(Format.grouped(kind, scales, columns), functions)
 
 
 CONTENTS: Mapping[GgufKind, Contents] = {
     GgufKind.Q8_0: _grouped(
-        Kind.INT8, Scales.F16, 32, {"": partial(_signed, start=2, stop=34)}, _OWN
+        Kind.INT8, Scales.F16, 32, {"": partial(_signed, start=2, stop=34)}, _SCALE_ONLY
     ),
-    GgufKind.Q4_0: _grouped(Kind.INT4, Scales.F16, 32, _low(2, 18, 16), _OWN),
+    GgufKind.Q4_0: _grouped(Kind.INT4, Scales.F16, 32, _low(2, 18, 16), _SCALE_ONLY),
     GgufKind.Q4_1: _grouped(Kind.INT4, Scales.F16MIN, 32, _low(4, 20, 16), _WITH_MINIMUM),
-    GgufKind.Q5_0: _grouped(Kind.INT5, Scales.F16, 32, _low(6, 22, 16), _high(2, 6, 1, 1), _OWN),
+    GgufKind.Q5_0: _grouped(
+        Kind.INT5, Scales.F16, 32, _low(6, 22, 16), _high(2, 6, 1, 1), _SCALE_ONLY
+    ),
     GgufKind.Q5_1: _grouped(
         Kind.INT5, Scales.F16MIN, 32, _low(8, 24, 16), _high(4, 8, 1, 1), _WITH_MINIMUM
     ),

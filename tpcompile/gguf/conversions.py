@@ -48,7 +48,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Made:
+class Transform:
     """A function from stored values to the values of a tensor, both in fp32."""
 
     function: Callable[[torch.Tensor], torch.Tensor]
@@ -64,7 +64,7 @@ def _logarithm(stored: torch.Tensor) -> torch.Tensor:
     return stored.double().neg().log().to(stored.dtype)
 
 
-CENTRED = Made(_one_less, "finite numbers")
+CENTRED = Transform(_one_less, "finite numbers")
 """Scales of norms that are stored with 1 added."""
-LOGARITHM = Made(_logarithm, "negative numbers")
+LOGARITHM = Transform(_logarithm, "negative numbers")
 """Logarithms of which the negative exponentials are stored."""

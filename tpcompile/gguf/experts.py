@@ -8,7 +8,7 @@ from typing import Any
 
 from tpcompile.errors import CheckpointError
 from tpcompile.gguf.file import GgufTensor
-from tpcompile.gguf.metadata import FEATURES, Told
+from tpcompile.gguf.metadata import FEATURES, Metadata
 
 _EXPERTS, _CHOSEN = "expert_count", "expert_used_count"
 _FEATURES = "expert_feed_forward_length"
@@ -26,32 +26,32 @@ STACKS = {
 """The linears of an expert, by the names of the tensors that stack experts."""
 
 
-def properties(told: Told) -> dict[str, Any]:
+def properties(metadata: Metadata) -> dict[str, Any]:
     """Return the properties of experts in the configuration of transformers.
 
     Older files leave out the width of experts, which is then that of an MLP, divided by the experts
     of a token.
     """
-    chosen = told.count(_CHOSEN)
+    chosen = metadata.count(_CHOSEN)
     return {
-        "num_experts": told.count(_EXPERTS),
+        "num_experts": metadata.count(_EXPERTS),
         "num_experts_per_tok": chosen,
-        "moe_intermediate_size": told.count(_FEATURES, _width(told) // chosen),
+        "moe_intermediate_size": metadata.count(_FEATURES, _width(metadata) // chosen),
     }
 
 
-def with_shared(told: Told) -> dict[str, Any]:
+def with_shared(metadata: Metadata) -> dict[str, Any]:
     """Return the properties of experts, of which one is shared by all tokens.
 
     In older files it is as wide as an MLP.
     """
-    shared = told.count(_SHARED, _width(told))
-    return {**properties(told), "shared_expert_intermediate_size": shared}
+    shared = metadata.count(_SHARED, _width(metadata))
+    return {**properties(metadata), "shared_expert_intermediate_size": shared}
 
 
-def _width(told: Told) -> int:
+def _width(metadata: Metadata) -> int:
     """Return the width of MLPs, or 0 if the file does not have it."""
-    return told.count(FEATURES, 0, least=0)
+    return metadata.count(FEATURES, 0, least=0)
 
 
 def experts_of(local: str, name: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
@@ -76,7 +76,7 @@ def experts_of(local: str, name: str, tensor: GgufTensor) -> Iterator[tuple[str,
         yield f"{expert}.{linears[side]}.weight", replace(tensor, shape=shape, start=start)
 
 
-def one_row(told: Told, name: str, tensor: GgufTensor) -> GgufTensor:
+def one_row(metadata: Metadata, name: str, tensor: GgufTensor) -> GgufTensor:
     """Return the gate of a shared expert as a row; llama.cpp also stores it as a vector."""
     if len(tensor.shape) != 1:
         return tensor

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import CheckpointError
-from tpcompile.gguf.conversions import Heads, Made, Order
+from tpcompile.gguf.conversions import Heads, Order, Transform
 from tpcompile.gguf.kinds import GgufKind
 from tpcompile.json_files import shortened
 
@@ -50,7 +50,7 @@ class GgufTensor:
     """The byte of the file at which it begins."""
     order: Order | Heads | None = None
     """The order along an axis, if it is not that of transformers."""
-    made: Made | None = None
+    transform: Transform | None = None
     """The function from stored values to its values, if they differ."""
     parts: tuple[GgufTensor, ...] = ()
     """The tensors that have its rows, one after another, if there are several."""
@@ -150,7 +150,7 @@ class _Parser:
     """A parser of one file, with its position."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
-        self._path, self._data, self._size, self._at = path, data, size, 0
+        self._path, self._data, self._size, self._position = path, data, size, 0
 
     def file(self) -> GgufFile:
         """Parse the file up to its data, of which only the places are checked."""
@@ -172,7 +172,7 @@ class _Parser:
         if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
             raise self._refusal(f"{_ALIGNMENT}={alignment!r}", "a power of two of at least 8")
         entries = [self._entry() for _ in range(tensors)]
-        data = -(-self._at // alignment) * alignment
+        data = -(-self._position // alignment) * alignment
         tensors_by_name: dict[str, GgufTensor] = {}
         end = 0
         for name, kind, shape, offset in sorted(entries, key=lambda entry: entry[-1]):
@@ -242,7 +242,7 @@ class _Parser:
     def _count(self, least: int) -> int:
         """Read the number of items that follow, each of at least `least` bytes."""
         count = int(self._number("Q"))
-        if count * least > self._size - self._at:
+        if count * least > self._size - self._position:
             raise self._refusal(f"a count of {count:,}", "as many as fit into the file")
         return count
 
@@ -250,10 +250,12 @@ class _Parser:
         return struct.unpack(f"<{code}", self._bytes(struct.calcsize(f"<{code}")))[0]
 
     def _bytes(self, count: int) -> bytes:
-        start, self._at = self._at, self._at + count
-        if self._at > self._size:
-            raise self._refusal(f"a part that ends at byte {self._at:,}", f"{self._size:,} bytes")
-        return self._data[start : self._at]
+        start, self._position = self._position, self._position + count
+        if self._position > self._size:
+            raise self._refusal(
+                f"a part that ends at byte {self._position:,}", f"{self._size:,} bytes"
+            )
+        return self._data[start : self._position]
 
     def _refusal(self, got: str, expected: str) -> CheckpointError:
         return _invalid(self._path, got, expected)

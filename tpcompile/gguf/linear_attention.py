@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from tpcompile.errors import CheckpointError, UnsupportedError
-from tpcompile.gguf.conversions import LOGARITHM, Heads, Made, Order
+from tpcompile.gguf.conversions import LOGARITHM, Heads, Order, Transform
 from tpcompile.gguf.file import GgufTensor
 from tpcompile.gguf.kinds import GgufKind
-from tpcompile.gguf.metadata import BLOCKS, ROTATED, Told
+from tpcompile.gguf.metadata import BLOCKS, ROTATED, Metadata
 
 _INTERVAL, _RECURRENT = "full_attention_interval", "attention.recurrent_layers"
 _SECTIONS = "rope.dimension_sections"
@@ -24,64 +24,66 @@ SECTIONED_WORDS = (*WORDS, _SECTIONS)
 _DEFAULT_INTERVAL = 4
 
 
-def properties(told: Told) -> dict[str, Any]:
+def properties(metadata: Metadata) -> dict[str, Any]:
     """Return the properties of the layers in the configuration of transformers."""
-    keys, values = _heads(told)
-    widths = told.count(_VALUE_WIDTHS)
+    keys, values = _heads(metadata)
+    widths = metadata.count(_VALUE_WIDTHS)
     if widths % values:
-        told.refuse(_VALUE_WIDTHS, f"a multiple of {values}, the value heads")
+        metadata.refuse(_VALUE_WIDTHS, f"a multiple of {values}, the value heads")
     return {
-        "layer_types": _layer_types(told),
-        "linear_conv_kernel_dim": told.count(_TAPS),
-        "linear_key_head_dim": told.count(_KEY_WIDTH),
+        "layer_types": _layer_types(metadata),
+        "linear_conv_kernel_dim": metadata.count(_TAPS),
+        "linear_key_head_dim": metadata.count(_KEY_WIDTH),
         "linear_value_head_dim": widths // values,
         "linear_num_key_heads": keys,
         "linear_num_value_heads": values,
     }
 
 
-def _heads(told: Told) -> tuple[int, int]:
+def _heads(metadata: Metadata) -> tuple[int, int]:
     """Return the numbers of key heads and of value heads."""
-    keys, values = told.count(_KEYS), told.count(_VALUES)
+    keys, values = metadata.count(_KEYS), metadata.count(_VALUES)
     if values % keys:
-        told.refuse(_VALUES, f"a multiple of {keys}, the key heads")
+        metadata.refuse(_VALUES, f"a multiple of {keys}, the key heads")
     return keys, values
 
 
-def _layer_types(told: Told) -> list[str]:
-    linear = told.array(_RECURRENT, bool)
+def _layer_types(metadata: Metadata) -> list[str]:
+    linear = metadata.array(_RECURRENT, bool)
     if linear is None:
-        interval = told.count(_INTERVAL, _DEFAULT_INTERVAL)
-        linear = [bool((layer + 1) % interval) for layer in range(told.layers())]
-    elif len(linear) != told.count(BLOCKS):
-        told.refuse(_RECURRENT, f"one for each of {told.count(BLOCKS)} blocks")
-    return ["linear_attention" if flag else "full_attention" for flag in linear[: told.layers()]]
+        interval = metadata.count(_INTERVAL, _DEFAULT_INTERVAL)
+        linear = [bool((layer + 1) % interval) for layer in range(metadata.layers())]
+    elif len(linear) != metadata.count(BLOCKS):
+        metadata.refuse(_RECURRENT, f"one for each of {metadata.count(BLOCKS)} blocks")
+    return [
+        "linear_attention" if flag else "full_attention" for flag in linear[: metadata.layers()]
+    ]
 
 
-def rotation(told: Told, width: int) -> dict[str, Any]:
+def rotation(metadata: Metadata, width: int) -> dict[str, Any]:
     """Return the parameters of rotary tables for a part of a head."""
-    rotated = told.count(ROTATED, width)
+    rotated = metadata.count(ROTATED, width)
     if rotated > width or rotated % 2:
-        told.refuse(ROTATED, f"an even number up to the width of a head, {width}")
+        metadata.refuse(ROTATED, f"an even number up to the width of a head, {width}")
     share = rotated / width
     if int(width * share) < rotated:  # as transformers computes it
         share = math.nextafter(share, 1.0)
     return {"partial_rotary_factor": share}
 
 
-def rotation_in_sections(told: Told, width: int) -> dict[str, Any]:
+def rotation_in_sections(metadata: Metadata, width: int) -> dict[str, Any]:
     """Return such parameters, and those of several numbers per position."""
-    parameters = {**rotation(told, width), "mrope_interleaved": True}
-    sections = told.array(_SECTIONS, int)
+    parameters = {**rotation(metadata, width), "mrope_interleaved": True}
+    sections = metadata.array(_SECTIONS, int)
     if sections is not None:
         if len(sections) not in (3, 4) or min(sections) < 0 or any(sections[3:]):
-            told.refuse(_SECTIONS, "three numbers, of which none is negative, and perhaps a 0")
+            metadata.refuse(_SECTIONS, "three numbers, of which none is negative, and perhaps a 0")
         parameters["mrope_section"] = sections[:3]
     return parameters
 
 
 def of_value_heads(
-    told: Told, name: str, tensor: GgufTensor, axis: int = 0, *, after_keys: bool = False
+    metadata: Metadata, name: str, tensor: GgufTensor, axis: int = 0, *, after_keys: bool = False
 ) -> GgufTensor:
     """Return a tensor with the order of its value heads along an axis.
 
@@ -89,10 +91,10 @@ def of_value_heads(
     head of each key head, then the second of each, and so on. With `after_keys`, queries and keys
     are before the values.
     """
-    keys, values = _heads(told)
+    keys, values = _heads(metadata)
     if keys == values:
         return tensor
-    first = 2 * keys * told.count(_KEY_WIDTH) if after_keys else 0
+    first = 2 * keys * metadata.count(_KEY_WIDTH) if after_keys else 0
     extent = tensor.shape[axis] - first
     if extent < 1 or extent % values:
         raise CheckpointError(
@@ -114,12 +116,12 @@ def of_value_heads(
     return replace(tensor, order=Order(axis, 1, values // keys, keys, first))
 
 
-def taps(told: Told, name: str, tensor: GgufTensor) -> GgufTensor:
+def taps(metadata: Metadata, name: str, tensor: GgufTensor) -> GgufTensor:
     """Return the taps of a convolution with the dimension that llama.cpp leaves out."""
-    return _with_middle(of_value_heads(told, name, tensor, after_keys=True))
+    return _with_middle(of_value_heads(metadata, name, tensor, after_keys=True))
 
 
-def taps_as_stored(told: Told, name: str, tensor: GgufTensor) -> GgufTensor:
+def taps_as_stored(metadata: Metadata, name: str, tensor: GgufTensor) -> GgufTensor:
     """Return the taps of a convolution whose channels are in the order of transformers."""
     return _with_middle(tensor)
 
@@ -128,11 +130,11 @@ def _with_middle(tensor: GgufTensor) -> GgufTensor:
     return replace(tensor, shape=(tensor.shape[0], 1, *tensor.shape[1:]))
 
 
-def with_gates(told: Told, name: str, channels: GgufTensor) -> GgufTensor:
+def with_gates(metadata: Metadata, name: str, channels: GgufTensor) -> GgufTensor:
     """Return the projection of queries, keys, values and gates, which transformers has as one."""
-    gates = told.tensor(name.replace("attn_qkv", "attn_gate"))
-    keys = _heads(told)[0]
-    width, per_key = told.count(_KEY_WIDTH), told.count(_VALUE_WIDTHS) // keys
+    gates = metadata.tensor(name.replace("attn_qkv", "attn_gate"))
+    keys = _heads(metadata)[0]
+    width, per_key = metadata.count(_KEY_WIDTH), metadata.count(_VALUE_WIDTHS) // keys
     widths = (width, width, per_key, per_key)
     where = f"{name} and the tensor of its gates"
     if channels.kind != gates.kind:
@@ -160,12 +162,14 @@ def with_gates(told: Told, name: str, channels: GgufTensor) -> GgufTensor:
     )
 
 
-def decay(told: Told, name: str, tensor: GgufTensor) -> GgufTensor:
+def decay(metadata: Metadata, name: str, tensor: GgufTensor) -> GgufTensor:
     """Return the logarithms of the decay of each value head."""
-    return made(told, name, of_value_heads(told, name, tensor), LOGARITHM)
+    return transformed(metadata, name, of_value_heads(metadata, name, tensor), LOGARITHM)
 
 
-def made(told: Told, name: str, tensor: GgufTensor, how: Made) -> GgufTensor:
+def transformed(
+    metadata: Metadata, name: str, tensor: GgufTensor, transform: Transform
+) -> GgufTensor:
     """Return a tensor whose values are made from the stored ones."""
     if tensor.kind != GgufKind.F32:
         raise CheckpointError(
@@ -174,4 +178,4 @@ def made(told: Told, name: str, tensor: GgufTensor, how: Made) -> GgufTensor:
             got=tensor.kind.name,
             expected=GgufKind.F32.name,
         )
-    return replace(tensor, made=how)
+    return replace(tensor, transform=transform)

@@ -30,7 +30,7 @@ _TEXTS_OF_ENDS = frozenset(
 """The texts by which llama.cpp finds these tokens, because many files do not name them."""
 
 
-class Told:
+class Metadata:
     """The metadata of an architecture."""
 
     def __init__(self, file: GgufFile, name: str) -> None:

@@ -224,7 +224,7 @@ def _rows_in_order(
     tensor: Tensor, whole_pieces: tuple[Piece, ...], run: tuple[int, int] | Run | None
 ) -> Recipe:
     """Return a recipe of the rows that are read from a tensor, in their correct order."""
-    if isinstance(run, Run) and run.of:
+    if isinstance(run, Run) and run.stride:
         return head_parts(tensor, run)
     row_runs = [piece.source[0] for piece in whole_pieces if piece.tensor == tensor.name]
     first = min((min(rows[0], rows[-1]) for runs in row_runs for rows in runs if rows), default=0)

@@ -89,7 +89,7 @@ class Words(Codec):
 
     def box(self, box: Box) -> Box:
         spans = tuple(
-            slice(span.start // self.each, self._words(span.stop)) if dim == self.dim else span
+            slice(span.start // self.per_word, self._words(span.stop)) if dim == self.dim else span
             for dim, span in enumerate(box)
         )
         return spans[::-1] if self.transposed else spans
@@ -102,7 +102,9 @@ class Words(Codec):
             places = torch.tensor(self.order).argsort()
             integers = self._words_of(integers)[..., places].flatten(-2)
         integers = integers.movedim(-1, self.dim)
-        integers = integers.narrow(self.dim, wanted.start % self.each, wanted.stop - wanted.start)
+        integers = integers.narrow(
+            self.dim, wanted.start % self.per_word, wanted.stop - wanted.start
+        )
         return self._raised(integers) if self.less else integers
 
     def encoded(self, whole: torch.Tensor) -> torch.Tensor:
@@ -113,7 +115,7 @@ class Words(Codec):
         return (words.T if self.transposed else words).contiguous()
 
     def _words_of(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.reshape(*rows.shape[:-1], -1, self.each)
+        return rows.reshape(*rows.shape[:-1], -1, self.per_word)
 
     def _raised(self, integers: torch.Tensor) -> torch.Tensor:
         most = torch.iinfo(integers.dtype).max - self.less
@@ -127,12 +129,12 @@ class Words(Codec):
         return integers + self.less
 
     @property
-    def each(self) -> int:
+    def per_word(self) -> int:
         """The number of integers per word."""
         return WORD_BITS // self.bits
 
     def _words(self, extent: int) -> int:
-        return -(-extent // self.each)
+        return -(-extent // self.per_word)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class WordsOfRows(Codec):
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         rows, words = shape
-        return self.stored.shape((rows, words * self.stored.each))
+        return self.stored.shape((rows, words * self.stored.per_word))
 
     def box(self, box: Box) -> Box:
         return self.stored.box(self._integers(box))
@@ -160,7 +162,7 @@ class WordsOfRows(Codec):
 
     def _integers(self, box: Box) -> Box:
         rows, words = box
-        return rows, slice(words.start * self.stored.each, words.stop * self.stored.each)
+        return rows, slice(words.start * self.stored.per_word, words.stop * self.stored.per_word)
 
 
 @dataclass(frozen=True)
@@ -239,27 +241,27 @@ class Blocks(Codec):
     name: str
     size: int
     """The bytes of a block."""
-    each: int
+    per_block: int
     """The elements of the component per block."""
-    taken: Callable[[torch.Tensor], torch.Tensor]
-    """A function from blocks, `[rows, blocks, size]`, to elements, `[rows, blocks, each]`."""
+    elements_of: Callable[[torch.Tensor], torch.Tensor]
+    """A function from blocks, `[rows, blocks, size]`, to elements, `[rows, blocks, per_block]`."""
 
     def dtype(self, component: torch.dtype) -> torch.dtype:
         return torch.uint8
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         rows, columns = shape
-        return rows, -(-columns // self.each) * self.size
+        return rows, -(-columns // self.per_block) * self.size
 
     def box(self, box: Box) -> Box:
         rows, columns = box
-        first, last = columns.start // self.each, -(-columns.stop // self.each)
+        first, last = columns.start // self.per_block, -(-columns.stop // self.per_block)
         return rows, slice(first * self.size, last * self.size)
 
     def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
         columns = box[1]
-        elements = self.taken(read.reshape(len(read), -1, self.size)).flatten(1)
-        return elements.narrow(1, columns.start % self.each, columns.stop - columns.start)
+        elements = self.elements_of(read.reshape(len(read), -1, self.size)).flatten(1)
+        return elements.narrow(1, columns.start % self.per_block, columns.stop - columns.start)
 
     def encoded(self, whole: torch.Tensor) -> torch.Tensor:
         raise UnsupportedError(

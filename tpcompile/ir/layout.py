@@ -48,7 +48,7 @@ class Layout:
         """Return the rank's part in elements rather than units."""
         return tuple((start * self.grain, stop * self.grain) for start, stop in self.parts[rank])
 
-    def held(self, rank: int) -> list[int]:
+    def units_of(self, rank: int) -> list[int]:
         """Return the units that the rank holds, in memory order."""
         return [unit for start, stop in self.parts[rank] for unit in range(start, stop)]
 
@@ -64,14 +64,14 @@ class Layout:
                 return f"rank {rank} holds {part}, outside the {self.units} units of {self.axis}"
             if any(left[1] > right[0] for left, right in pairwise(part)):
                 return f"rank {rank} holds units of {self.axis} twice or out of order: {part}"
-        missing = set(range(self.units)).difference(*(self.held(r) for r in range(self.ranks)))
+        missing = set(range(self.units)).difference(*(self.units_of(r) for r in range(self.ranks)))
         if missing:
             return f"no rank holds {self.axis} unit {min(missing)} ({len(missing)} missing)"
         return None
 
     def overlap(self) -> str | None:
         """Return why the parts are not disjoint, or None if they are."""
-        held = Counter(unit for rank in range(self.ranks) for unit in self.held(rank))
+        held = Counter(unit for rank in range(self.ranks) for unit in self.units_of(rank))
         repeated = sum(count > 1 for count in held.values())
         return f"{repeated} units of {self.axis} are on more than one rank" if repeated else None
 

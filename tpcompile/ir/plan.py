@@ -42,12 +42,12 @@ class Plan:
     vocab: Layout
 
     def heads_of(self, mixer: fx.Node) -> HeadPlan:
-        return self._of(self.heads, mixer)
+        return self._layout_of(self.heads, mixer)
 
     def ffn_of(self, activated: fx.Node) -> Layout:
-        return self._of(self.ffn, activated)
+        return self._layout_of(self.ffn, activated)
 
-    def _of(self, layouts: dict[str, _T], node: fx.Node) -> _T:
+    def _layout_of(self, layouts: dict[str, _T], node: fx.Node) -> _T:
         if node.name not in layouts:
             raise PassError(
                 f"The plan has no layout for %{node.name}",

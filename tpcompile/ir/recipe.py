@@ -192,7 +192,7 @@ def shard(recipe: Recipe, dim: int, intervals: Iterable[Interval]) -> Recipe:
 
 def head_parts(source: Recipe, run: Run) -> Recipe:
     """Return the recipe of a part of every head of a weight or a bias: see `Run`."""
-    starts = range(run.first, shape_of(source)[0], run.of)
+    starts = range(run.first, shape_of(source)[0], run.stride)
     return concat([take(source, 0, start, start + run.width) for start in starts], 0)
 
 

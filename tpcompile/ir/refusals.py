@@ -14,12 +14,12 @@ class Refusal(NamedTuple):
 
     depth: int
     reason: str
-    by: str = ""
+    pass_name: str = ""
     """The pass, once it has run."""
 
     def __str__(self) -> str:
         subject = self.reason if self.reason.startswith("%") else f"it: {self.reason}"
-        return f"{self.by or 'a pass'} refused {subject}"
+        return f"{self.pass_name or 'a pass'} refused {subject}"
 
 
 def keep_refusal(node: fx.Node, depth: int, reason: str) -> None:
@@ -37,8 +37,10 @@ def name_refusals(graph: fx.Graph, pass_name: str) -> None:
     """Record the pass that has refused nodes since the last pass."""
     for node in graph.nodes:
         known = refusals_of(node)
-        if not all(refusal.by for refusal in known):
-            node.meta[_REFUSALS] = tuple(r if r.by else r._replace(by=pass_name) for r in known)
+        if not all(refusal.pass_name for refusal in known):
+            node.meta[_REFUSALS] = tuple(
+                r if r.pass_name else r._replace(pass_name=pass_name) for r in known
+            )
 
 
 def refusals_of(node: fx.Node) -> tuple[Refusal, ...]:

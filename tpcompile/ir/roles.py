@@ -70,15 +70,15 @@ class StatesOf:
 
 
 class Run(NamedTuple):
-    """Rows of a tensor: `rows` of them, `width` after each multiple of `of`, from `first` on.
+    """Rows of a tensor: `rows` of them, `width` after each multiple of `stride`, from `first` on.
 
-    With `of` 0 they are consecutive rows.
+    With `stride` 0 they are consecutive rows.
     """
 
     rows: int
     width: int = 0
     first: int = 0
-    of: int = 0
+    stride: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class HeadParts:
 
 
 def _spoken(run: Run) -> str:
-    if not run.of:
+    if not run.stride:
         return str(run.rows)
-    return f"{run.rows} by {run.width} from {run.first} of {run.of}"
+    return f"{run.rows} by {run.width} from {run.first} of {run.stride}"
 
 
 Role = CacheOf | StatesOf | QueriesOf | SpansOf | Interleaved | HeadParts

@@ -158,8 +158,8 @@ def _simpler(node: fx.Node) -> fx.Node | None:
         return source if same else _as_split_or_merge(node, source)
     if target is aten.unsqueeze.default and source.target is aten.squeeze.dim:
         return operand(source) if value_type(operand(source)) == value_type(node) else None
-    other = _OTHERS.get(target)
-    return other(node, source) if other is not None else None
+    replacement = _REPLACEMENTS.get(target)
+    return replacement(node, source) if replacement is not None else None
 
 
 def _only_part(node: fx.Node) -> fx.Node | None:
@@ -272,7 +272,7 @@ def _refuse_repeats(gm: fx.GraphModule) -> None:
         )
 
 
-_OTHERS: dict[Any, Callable[[fx.Node, fx.Node], fx.Node | None]] = {
+_REPLACEMENTS: dict[Any, Callable[[fx.Node, fx.Node], fx.Node | None]] = {
     aten.transpose.int: _before_cancelled_pair,
     aten.type_as.default: _as_cast,
     aten.chunk.default: _as_split,

@@ -48,7 +48,7 @@ class KeepStates:
     rewrites: ClassVar[tuple[Rewrite, ...]] = (FROM_THE_START,)
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        nodes_by_target = {target: calls(gm, target) for target, *_ in _KEPT}
+        nodes_by_target = {target: calls(gm, target) for target, *_ in _RESUMED_OPS}
         first = next((node for nodes in nodes_by_target.values() for node in nodes), None)
         if first is None:
             return Report()
@@ -62,7 +62,7 @@ class KeepStates:
             )
         numbers = {name: _input(lengths, name, value_type(lengths)) for name in ("write", "read")}
         matches = 0
-        for target, resumed, name, state in _KEPT:
+        for target, resumed, name, state in _RESUMED_OPS:
             nodes = nodes_by_target[target]
             if not nodes:
                 continue
@@ -113,7 +113,7 @@ def _states(node: fx.Node, layers: int) -> ValueType:
     return kind if layout is None else kind.sharded(STATE_HEADS, layout)
 
 
-_KEPT: tuple[tuple[Any, Any, str, Callable[[fx.Node, int], ValueType]], ...] = (
+_RESUMED_OPS: tuple[tuple[Any, Any, str, Callable[[fx.Node, int], ValueType]], ...] = (
     (CAUSAL_CONV, RESUMED_CONV, TAILS, _tails),
     (GATED_DELTA_RULE, RESUMED_DELTA_RULE, STATES, _states),
 )

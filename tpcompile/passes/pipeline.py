@@ -138,7 +138,7 @@ class Standard:
     """How keys and values are stored: in the dtype of the `model`, or as `int8`."""
 
     def passes(self) -> list[Pass]:
-        return list(_made(_STANDARD, self.interleaved, CacheKv(self.block, self.kv)))
+        return list(_passes(_STANDARD, self.interleaved, CacheKv(self.block, self.kv)))
 
 
 @pipeline
@@ -158,10 +158,10 @@ class Decode:
 
     def passes(self) -> list[Pass]:
         options = CacheKv(self.block, self.kv), SplitAttention(self.spans)
-        return list(_made(_DECODE, self.interleaved, *options))
+        return list(_passes(_DECODE, self.interleaved, *options))
 
 
-def _made(kinds: Sequence[type[Pass]], interleaved: bool, *given: Pass) -> Iterator[Pass]:
+def _passes(kinds: Sequence[type[Pass]], interleaved: bool, *given: Pass) -> Iterator[Pass]:
     """Yield a pass of each kind: the given one, or one with default options."""
     options = {type(current): current for current in given}
     for kind in kinds:
@@ -194,7 +194,7 @@ def decode_pipeline(
 def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
     """Return the decode pipeline that gives the same weights, layouts and KV cache as `passes`."""
     base = [p for p in passes if type(p) not in (FuseAddNorm, SelectRows, SequenceParallel, *_STEP)]
-    return [*base, *_made(_STEP, False, SplitAttention(spans))]
+    return [*base, *_passes(_STEP, False, SplitAttention(spans))]
 
 
 class DecodeFork:

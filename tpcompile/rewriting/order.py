@@ -17,17 +17,17 @@ def check_order(passes: Sequence[Any], done: Sequence[Any] = ()) -> None:
     names = [current.name for current in (*done, *passes)]
     for place, current in enumerate(passes, len(done)):
         early = set(names[:place])
-        message = _wrong(current, set(names[place:]) - early, early)
+        message = _violation(current, set(names[place:]) - early, early)
         if message and current.name not in early:
             raise UsageError(message.removesuffix("."), got=",".join(names))
 
 
 def order_refusal(current: Any, done: Sequence[str]) -> str:
     """Return the passes that `current` lacks before it or has too early, as text, or ""."""
-    return _wrong(current, set(getattr(current, "after", ())).difference(done), done)
+    return _violation(current, set(getattr(current, "after", ())).difference(done), done)
 
 
-def _wrong(current: Any, missing: Collection[str], early: Collection[str]) -> str:
+def _violation(current: Any, missing: Collection[str], early: Collection[str]) -> str:
     wants = [
         f"{word} {_listed(names)}"
         for word, wrong in (("after", missing), ("before", early))

@@ -76,14 +76,14 @@ def _match(pattern: Any, value: Any, matched: _Found, depth: int) -> int:
             pass
         case _:
             if value != pattern:
-                raise MissError(_node(value), f"expected {pattern}, got {_said(value)}", depth)
+                raise MissError(_node(value), f"expected {pattern}, got {_shown(value)}", depth)
     return depth
 
 
 def _match_list(patterns: Sequence[Any], value: Any, matched: _Found, depth: int) -> int:
     if not isinstance(value, list | tuple) or len(value) != len(patterns):
         raise MissError(
-            _node(value), f"expected a list of {len(patterns)}, got {_said(value)}", depth
+            _node(value), f"expected a list of {len(patterns)}, got {_shown(value)}", depth
         )
     for part, item in zip(patterns, value, strict=True):
         depth = _match(part, item, matched, depth)
@@ -123,7 +123,7 @@ def _match_args(patterns: tuple[Any, ...], node: fx.Node, matched: _Found, depth
         raise MissError(node, f"expected {len(patterns)} arguments, got {len(arguments)}", depth)
     for name, arg in arguments[len(patterns) :]:
         if arg != spec.defaults.get(name):
-            raise MissError(node, f"the pattern does not allow {name}={_said(arg)}", depth)
+            raise MissError(node, f"the pattern does not allow {name}={_shown(arg)}", depth)
     for part, (name, arg) in zip(patterns, arguments, strict=False):
         try:
             depth = _match(part, arg, matched, depth)
@@ -140,12 +140,12 @@ def _bind(pattern: Value | Number, value: Any, matched: _Found, depth: int) -> N
     name, known = pattern.name, matched.setdefault(pattern.name, value)
     if isinstance(pattern, Number):
         if not isinstance(value, int | float):
-            raise MissError(_node(value), f"expected a number {name}, got {_said(value)}", depth)
+            raise MissError(_node(value), f"expected a number {name}, got {_shown(value)}", depth)
         if known != value:
             raise MissError(None, f"{pattern.unequal}, got {[known, value]}", _CHECKED)
         return
     if not isinstance(value, fx.Node) and not (pattern.optional and value is None):
-        raise MissError(None, f"expected a value {name}, got {_said(value)}", depth)
+        raise MissError(None, f"expected a value {name}, got {_shown(value)}", depth)
     if known is not value:
         raise MissError(_node(value), f"{name} is already bound to %{known}", depth)
 
@@ -157,7 +157,7 @@ def _other_call(target: Any, value: Any, depth: int) -> MissError:
     spec = SPECS.get(target)
     wanted = spec.name if spec else getattr(target, "__name__", target)
     linear = "it is not a linear" if target is LINEAR else ""
-    return MissError(_node(value), linear or f"expected {wanted}, got {_said(value)}", depth)
+    return MissError(_node(value), linear or f"expected {wanted}, got {_shown(value)}", depth)
 
 
 def _calls(value: Any, target: Any) -> bool:
@@ -168,7 +168,7 @@ def _node(value: Any) -> fx.Node | None:
     return value if isinstance(value, fx.Node) else None
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, fx.Node):
         return op_name(value) if value.op.startswith("call") else f"%{value.name}"
     return str(value)

@@ -32,7 +32,7 @@ from tpcompile.rewriting.structure import output_of
 class Difference:
     """A result of a graph, and the different result of another graph."""
 
-    what: str
+    name: str
     before: Term | None
     after: Term | None
     naming: Naming = field(default=lambda term: None, compare=False)
@@ -41,7 +41,7 @@ class Difference:
     def __str__(self) -> str:
         got, expected = self.sides
         was, now = self.wholes
-        part = "" if now == got else f"{self.what} has {got}, not {expected}: "
+        part = "" if now == got else f"{self.name} has {got}, not {expected}: "
         return f"{part}before the pass {was}; after it {now}"
 
     @cached_property
@@ -59,7 +59,7 @@ class Difference:
         terms = [term for term in (self.before, self.after) if term is not None]
         texts = iter(shown_short(terms, self.naming, self._path[:-1]))
         was, now = (
-            f"no {self.what}" if term is None else f"{self.what} = {next(texts)}"
+            f"no {self.name}" if term is None else f"{self.name} = {next(texts)}"
             for term in (self.before, self.after)
         )
         return was, now

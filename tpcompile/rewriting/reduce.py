@@ -73,7 +73,7 @@ class Reducer:
 
         If a cut keeps the error, then a shorter one usually does too, so the search is binary.
         """
-        before = list(_alike(node))
+        before = list(_substitutes(node))
         low, high = 0, len(before)
         shortest = best
         while low < high:
@@ -103,7 +103,7 @@ def _find(gm: fx.GraphModule, name: str) -> fx.Node | None:
     return next((node for node in gm.graph.nodes if node.name == name), None)
 
 
-def _alike(node: fx.Node) -> Iterator[fx.Node]:
+def _substitutes(node: fx.Node) -> Iterator[fx.Node]:
     """Yield the values of the same type from which a node is computed, from the first."""
     above = {node}
     for other in reversed(list(node.graph.nodes)):

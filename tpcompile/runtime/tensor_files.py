@@ -15,7 +15,7 @@ from tpcompile.checkpoint_files import changed, size_of, text_names, unreadable
 from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
 from tpcompile.gguf import GgufTensor, open_gguf
-from tpcompile.gguf.conversions import Heads, Made, Order
+from tpcompile.gguf.conversions import Heads, Order, Transform
 from tpcompile.gguf.kinds import PLAIN
 from tpcompile.gguf.models import tensors_of
 
@@ -102,7 +102,8 @@ class GgufFiles(TensorFiles):
         tensor = self._tensors[name]
         stored = [self._stored(part) for part in tensor.parts or (tensor,)]
         values = stored[0][index] if tensor.order is None else _ordered(stored, index, tensor.order)
-        return values if tensor.made is None else _made(name, tensor.path, values, tensor.made)
+        transform = tensor.transform
+        return values if transform is None else _made(name, tensor.path, values, transform)
 
     def _stored(self, tensor: GgufTensor) -> torch.Tensor:
         path, size = tensor.path, self._sizes[tensor.path]
@@ -140,7 +141,7 @@ def _ordered(parts: Sequence[torch.Tensor], index: Index, order: Order | Heads) 
     return torch.cat(pieces, axis).index_select(axis, where.argsort(stable=True).argsort())
 
 
-def _made(name: str, path: Path, stored: torch.Tensor, rule: Made) -> torch.Tensor:
+def _made(name: str, path: Path, stored: torch.Tensor, rule: Transform) -> torch.Tensor:
     """Return the values that are made from the stored ones."""
     values = rule.function(stored)
     wrong = stored[~values.isfinite()]

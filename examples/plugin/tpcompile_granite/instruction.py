@@ -12,7 +12,7 @@ from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import rules
 from tpcompile.vm.program.instruction import Memory, Probe, Range, to_fp32, unseen
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 from tpcompile_granite.ops import SCALED_EMBEDDING
 
 
@@ -37,11 +37,11 @@ class ScaledEmbed(Embed):
         super().run(memory, probe)
         memory[self.at.out][: self.at.batch, self.columns.slice] *= self.at.scale
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         """Yield the rows, times the number: the op, of which the instruction makes columns."""
         operands = self.at
         rows = SCALED_EMBEDDING(values["table"], values["tokens"], operands.scale, operands.first)
-        yield Made("out", rows, (Range(0, operands.batch),))
+        yield Result("out", rows, (Range(0, operands.batch),))
 
 
 @lowers(SCALED_EMBEDDING, terms=True)

@@ -38,7 +38,7 @@ def _on(
 
 def _heads(layout: object, tp: int) -> list[list[int]]:
     assert isinstance(layout, Layout)
-    return [layout.held(rank) for rank in range(tp)]
+    return [layout.units_of(rank) for rank in range(tp)]
 
 
 _KINDS = [

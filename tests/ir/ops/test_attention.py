@@ -132,7 +132,7 @@ def test_any_layout_that_the_rule_takes_is_sound(
     queries = data.draw(layouts(ranks, units=shared * group, grain=1, overlapping=True))
     more = st.sets(st.integers(0, shared - 1))
     parts = tuple(
-        intervals_of({head // group for head in queries.held(rank)} | data.draw(more))
+        intervals_of({head // group for head in queries.units_of(rank)} | data.draw(more))
         for rank in range(ranks)
     )
     keys = Layout("kv_heads", shared, 1, parts)

@@ -250,7 +250,9 @@ def test_value_heads_on_ranks(data: st.DataObject, ranks: int, shared: int, grou
         return
     values = data.draw(layouts(ranks, units=units, grain=1, overlapping=True))
     more = data.draw(st.sets(st.integers(0, shared - 1)))
-    parts = [sorted({head // group for head in values.held(rank)} | more) for rank in range(ranks)]
+    parts = [
+        sorted({head // group for head in values.units_of(rank)} | more) for rank in range(ranks)
+    ]
     keys = Layout("keys", shared, 1, tuple(tuple((h, h + 1) for h in held) for held in parts))
     names = ("q", "k", "v", "decay", "beta")
     by_name = dict(zip(names, map(operand, operands(5, shared, units)), strict=True))

@@ -23,7 +23,7 @@ from tpcompile.vm.program.fields import field_types, rules_of
 from tpcompile.vm.program.instruction import Range, StepInstruction, to_fp32, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS, decode, encode
 from tpcompile.vm.program.region import refusal
-from tpcompile.vm.program.rules import Chosen, Held
+from tpcompile.vm.program.rules import BufferRule, Chosen
 from tpcompile.vm.targets import TARGETS
 
 KINDS = pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
@@ -69,7 +69,9 @@ def how_accessed(kind: type[StepInstruction]) -> set[str]:
     expanded = [
         r for rule in named for r in (rule.rules.values() if isinstance(rule, Chosen) else [rule])
     ]
-    return {access.how for rule in expanded if isinstance(rule, Held) for access in rule.accesses}
+    return {
+        access.mode for rule in expanded if isinstance(rule, BufferRule) for access in rule.accesses
+    }
 
 
 @dataclass

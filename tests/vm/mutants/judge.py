@@ -197,6 +197,6 @@ def _uses(instructions: Instructions) -> dict[int, dict[_Use, list[int]]]:
             use(number, region.buffer, (region.box, False, None))
         for region in instruction.writes:
             use(number, region.buffer, (region.box, True, None))
-        for join, head in zip(instruction.joins, heads.of[number], strict=True):
+        for join, head in zip(instruction.joins, heads.by_instruction[number], strict=True):
             use(number, join.region.buffer, (join.region.box, True, head))
     return uses

@@ -521,7 +521,7 @@ def _with_extra(rule: Any, extra: int) -> Program:
 def test_an_own_number_without_a_limit() -> None:
     assert not list(disagreements(_with_extra(rules.COUNT, 2**31 - 1)))
     (disagreement,) = disagreements(_with_extra(rules.COUNT, 0))
-    assert (disagreement.wrong.operand, disagreement.wrong.got) == ("extra", "0")
+    assert (disagreement.problem.operand, disagreement.problem.got) == ("extra", "0")
 
 
 @pytest.mark.parametrize("rule", [rules.Real(0.0), rules.RANKS, rules.Missing()], ids=repr)

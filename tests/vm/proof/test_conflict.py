@@ -15,7 +15,7 @@ def block(region: Region, place: int = 0, arrivals: int = 2) -> Touch:
 
 def test_heads_in_turn_are_told_apart() -> None:
     heads = heads_of((block(ONE), block(TWO), block(ONE), block(TWO), block(ONE), block(ONE)))
-    assert heads.of == ((0,), (1,), (0,), (1,), (2,), (2,))
+    assert heads.by_instruction == ((0,), (1,), (0,), (1,), (2,), (2,))
     assert [[number for number, _ in head.blocks] for head in heads.all] == [[0, 2], [1, 3], [4, 5]]
 
 
@@ -23,8 +23,9 @@ def test_whatever_else_touches_a_head_ends_it() -> None:
     middle = Region(0, ((2, 6),))
     for touch in (Touch(reads=(middle,)), Touch(writes=(middle,)), block(middle, arrivals=1)):
         heads = heads_of((block(ONE), touch, block(ONE)))
-        assert heads.of[0] != heads.of[2]
-    assert heads_of((block(ONE), Touch(reads=(TWO,)), block(ONE))).of == ((0,), (), (0,))
+        assert heads.by_instruction[0] != heads.by_instruction[2]
+    heads = heads_of((block(ONE), Touch(reads=(TWO,)), block(ONE)))
+    assert heads.by_instruction == ((0,), (), (0,))
 
 
 def test_blocks_of_one_head_do_not_conflict_and_others_do() -> None:

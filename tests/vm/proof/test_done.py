@@ -118,7 +118,8 @@ def test_the_size_of_sets_does_not_depend_on_the_number_of_layers(policy: str) -
         assert check_program(program) == []
         walk = Done(program, list(run_order(program))).walk()
         widest = max(bits.bit_length() for _, (_, bits) in walk)
-        several = [some for conflicts in Earlier(program, heads_of(steps)).of for some in conflicts]
+        earlier = Earlier(program, heads_of(steps))
+        several = [some for conflicts in earlier.by_instruction for some in conflicts]
         sizes.append((widest, max(bits.bit_length() for _, _, bits in several)))
     assert sizes[0] == sizes[1]
 

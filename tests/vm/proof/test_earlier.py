@@ -17,9 +17,10 @@ WHOLE, LOW, HIGH = Region(0, ((0, 4),)), Region(0, ((0, 2),)), Region(0, ((2, 4)
 
 
 def earlier(program: Program) -> list[set[int]]:
+    sets = Earlier(program, heads_of(program.instructions)).by_instruction
     return [
         {n for some in conflicts for n in _numbers(some)} - {number}
-        for number, conflicts in enumerate(Earlier(program, heads_of(program.instructions)).of)
+        for number, conflicts in enumerate(sets)
     ]
 
 
@@ -57,4 +58,5 @@ def test_parts_of_other_instructions_are_ignored() -> None:
     heads = heads_of(steps)
     apart = Parts((Touch(writes=(LOW,)), Touch(writes=(HIGH,))))
     for parts in (None, Parts(steps), apart):
-        assert [_numbers(some) for some in Earlier(program, heads, parts).of[1]] == [{0}]
+        sets = Earlier(program, heads, parts).by_instruction[1]
+        assert [_numbers(some) for some in sets] == [{0}]

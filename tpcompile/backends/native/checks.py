@@ -93,7 +93,7 @@ def _holders(instruction: Any, program: Program, shared: bool) -> Holders:
             continue
         if isinstance(rule, rules.Chosen):
             rule = rule.rules[getattr(instruction.at, rule.operand)]
-        if isinstance(rule, rules.Held) and isinstance(rule.dtype, str):
+        if isinstance(rule, rules.BufferRule) and isinstance(rule.dtype, str):
             number = attrgetter(path)(instruction)
             if number != NONE:
                 buffer = program.buffers[number]
@@ -101,7 +101,7 @@ def _holders(instruction: Any, program: Program, shared: bool) -> Holders:
     return tuple(holders)
 
 
-def _held_in(rule: rules.Held) -> str:
+def _held_in(rule: rules.BufferRule) -> str:
     """Return the field of `Dtypes` for a buffer with this rule."""
     if rule.role == Role.CACHE:
         return "cache"

@@ -33,7 +33,7 @@ from tpcompile.vm.groups.rows import NormRows
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.fields import rules_of
 from tpcompile.vm.program.instruction import NONE, StepInstruction
-from tpcompile.vm.program.rules import Chosen, Held
+from tpcompile.vm.program.rules import BufferRule, Chosen
 
 Constant = bool | int | float | torch.dtype
 Constants = Mapping[str, Constant]
@@ -92,7 +92,7 @@ def _constant(path: str, rule: Any) -> Source:
     """
     operand = attrgetter(path)
     choices = rule.rules.values() if isinstance(rule, Chosen) else [rule]
-    held = [choice for choice in choices if isinstance(choice, Held)]
+    held = [choice for choice in choices if isinstance(choice, BufferRule)]
     if not held:
         return lambda program, instruction: operand(instruction)
     if len(held) < len(choices) or held[0].optional:

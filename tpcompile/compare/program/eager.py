@@ -69,7 +69,7 @@ class Spot:
         if self.run is None:
             return values.reshape(1, -1)
         last = self.run.first + self.run.width
-        return values.reshape(-1, self.run.of)[:, self.run.first : last].reshape(1, -1)
+        return values.reshape(-1, self.run.stride)[:, self.run.first : last].reshape(1, -1)
 
 
 @dataclass
@@ -218,7 +218,7 @@ def _run_of(node: fx.Node) -> Run | None:
     linear, place = (operand(operand(node)), _place(node)) if is_item else (node, 0)
     role = value_type(weight_of(linear)).role if linear.target is LINEAR else None
     run = role.runs[place] if isinstance(role, HeadParts) else None
-    return run if run is not None and run.of else None
+    return run if run is not None and run.stride else None
 
 
 def _parts(linear: fx.Node) -> Iterator[Spot]:

@@ -40,13 +40,13 @@ def check_groups(
         return
     assert isinstance(readers, Layout) and isinstance(read, Layout)
     for rank in range(readers.ranks):
-        missing = {head // group for head in readers.held(rank)}.difference(read.held(rank))
+        missing = {head // group for head in readers.units_of(rank)}.difference(read.units_of(rank))
         if missing:
             first = min(missing)
             refuse(
                 rule,
-                f"rank {rank} holds {held} heads {read.held(rank)} for {reader} heads "
-                f"{readers.held(rank)}",
+                f"rank {rank} holds {held} heads {read.units_of(rank)} for {reader} heads "
+                f"{readers.units_of(rank)}",
                 f"also {held} head {first}, which {reader} head {first * group} reads",
                 f"give each rank the {held} heads that its {reader} heads read",
             )
@@ -63,8 +63,8 @@ def local_map(
         return {}
     assert isinstance(readers, Layout)
     group = readers.units // heads
-    held = read.held(rank) if isinstance(read, Layout) else list(range(heads))
-    places = [held.index(head // group) for head in readers.held(rank)]
+    held = read.units_of(rank) if isinstance(read, Layout) else list(range(heads))
+    places = [held.index(head // group) for head in readers.units_of(rank)]
     shared, remainder = divmod(len(places), len(held))
     even = not remainder and places == [place // shared for place in range(len(places))]
     return {} if even else {name: places}

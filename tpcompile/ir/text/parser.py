@@ -116,7 +116,7 @@ class _Parser:
         line.expect(" = ")
         if (line.sees("input :")) != (self._section == INPUTS):
             raise line.refusal(f"The section {self._section!r} has only other lines")
-        builder = self._made(line, name)
+        builder = self._expression(line, name)
         line.expect(" : ")
         kind = self._types.any(line)
         origin = replace(_origin(line), layer=self._layer)
@@ -127,7 +127,7 @@ class _Parser:
         self._values[name] = node
         return node, kind
 
-    def _made(self, line: Scanner, name: str) -> Callable[[AnyType, Origin], fx.Node]:
+    def _expression(self, line: Scanner, name: str) -> Callable[[AnyType, Origin], fx.Node]:
         """Read the expression of a value; return a function that adds its node."""
         if line.accept("input"):
             return lambda kind, origin: self._placeholder(name)

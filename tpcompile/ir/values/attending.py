@@ -10,7 +10,7 @@ import torch
 from tpcompile.ir.values.build import called, without_batch
 from tpcompile.ir.values.index import divided, plus, times
 from tpcompile.ir.values.node import Term
-from tpcompile.ir.values.scope import Kept, Rewrite, Scope
+from tpcompile.ir.values.scope import LayerState, Rewrite, Scope
 from tpcompile.ir.values.value import Value, coordinates, extent_of, own_indices, viewed
 
 ATTENTION = "tpc.attention"
@@ -68,7 +68,7 @@ def append(
     operands = [terms.whole(value.shape, value.body) for value in (keys, v, slots)]
     term = terms.call((STORED, layer, block), [*operands, before.term])
     written = (keys, v) if before.initial else ()
-    scope.write(cache, layer, Kept(term, k.interleaved, written))
+    scope.write(cache, layer, LayerState(term, k.interleaved, written))
 
 
 def append_value(

@@ -14,9 +14,9 @@ from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import (
     OpaqueError,
     Value,
-    at,
     broadcast_to,
     coordinates,
+    element_at,
     extent_of,
     last_bound,
     own_indices,
@@ -69,10 +69,10 @@ def linear(terms: Terms, x: Value, weight: Value, bias: Value | None) -> Value:
     shape = (*x.shape[:-1], rows)
     *tokens, row = coordinates(shape)
     bound = _bound(features)
-    operands = [at(terms, x, [*tokens, bound]), at(terms, weight, [row, bound])]
+    operands = [element_at(terms, x, [*tokens, bound]), element_at(terms, weight, [row, bound])]
     body = terms.over("linear", (extent_of(features),), operands, x.dtype)
     if bias is not None:
-        body = terms.element("bias", [body, at(terms, bias, [row])], x.dtype)
+        body = terms.element("bias", [body, element_at(terms, bias, [row])], x.dtype)
     return Value(shape, x.dtype, body)
 
 
@@ -115,16 +115,16 @@ def called(
 def call_of(name: str, bound: Mapping[str, Any]) -> tuple[Any, list[tuple[tuple[Dim, ...], Term]]]:
     """Return the head of a call, with the arguments that are not values, and its operands."""
     args: list[tuple[tuple[Dim, ...], Term]] = []
-    head = (name, *((key, _said(arg, args)) for key, arg in bound.items()))
+    head = (name, *((key, _signature(arg, args)) for key, arg in bound.items()))
     return head, args
 
 
-def _said(arg: Any, args: list[tuple[tuple[Dim, ...], Term]]) -> Any:
+def _signature(arg: Any, args: list[tuple[tuple[Dim, ...], Term]]) -> Any:
     if isinstance(arg, Value):
         args.append((arg.shape, arg.body))
         return "value"
     if isinstance(arg, list | tuple):
-        return tuple(_said(item, args) for item in arg)
+        return tuple(_signature(item, args) for item in arg)
     return type(arg).__name__, arg
 
 

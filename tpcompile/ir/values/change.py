@@ -32,10 +32,10 @@ class Change:
     Other bound variables are renamed by `shift`, where a binder is added or removed.
     """
 
-    __slots__ = ("_deep", "_done", "_keys", "_local", "_moved", "by", "shift")
+    __slots__ = ("_deep", "_done", "_keys", "_local", "_moved", "replacements", "shift")
 
     def __init__(self, indices: dict[Name, Index], shift: int = 0) -> None:
-        self.by, self.shift = indices, shift
+        self.replacements, self.shift = indices, shift
         names = (*indices, *(name for index in indices.values() for name in names_of(index)))
         self._local = bool(shift) or any(kind == BOUND for kind, _ in names)
         self._keys = None if any(kind == BOUND for kind, _ in indices) else frozenset(indices)
@@ -46,11 +46,11 @@ class Change:
     def under(self, depth: int) -> dict[Name, Index]:
         """Return the replacement within this number of further binders."""
         if not self._local:
-            return self.by
+            return self.replacements
         if depth not in self._deep:
             self._deep[depth] = {
                 (kind, name + depth if kind == BOUND else name): deeper(index, depth)
-                for (kind, name), index in self.by.items()
+                for (kind, name), index in self.replacements.items()
             }
         return self._deep[depth]
 

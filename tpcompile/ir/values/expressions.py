@@ -16,7 +16,7 @@ from tpcompile.ir.types import AnyType, ValueType
 from tpcompile.ir.values.build import called
 from tpcompile.ir.values.node import Term
 from tpcompile.ir.values.parameters import parameter_value
-from tpcompile.ir.values.scope import Event, Kept, Rewrite, Scope
+from tpcompile.ir.values.scope import Event, LayerState, Rewrite, Scope
 from tpcompile.ir.values.term import Terms
 from tpcompile.ir.values.value import OpaqueError, Value, own_indices
 
@@ -36,7 +36,7 @@ class GraphValues:
     names: dict[fx.Node, str]
     """The node of the captured graph that each node stands for."""
     outputs: tuple[Value, ...]
-    states: dict[tuple[Term, int], Kept]
+    states: dict[tuple[Term, int], LayerState]
     left_out: frozenset[Term]
 
 
@@ -143,7 +143,7 @@ class Expressions:
     def rewrites_at(self, node: fx.Node) -> tuple[Rewrite, ...]:
         """Return the rewrites that the value of a call uses, as it was read last."""
         events = self._last_calls[node].events if node in self._last_calls else []
-        return tuple(dict.fromkeys(e.what for e in events if e.kind == "allows" and e.answer))
+        return tuple(dict.fromkeys(e.subject for e in events if e.kind == "allows" and e.answer))
 
     def _value(self, scope: Scope, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         if node.op == "placeholder":

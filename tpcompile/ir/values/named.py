@@ -27,16 +27,16 @@ class Names:
     def __init__(self, terms: Terms, values: Mapping[str, Value]) -> None:
         self._terms, self._forms = terms, _Forms()
         self._values: dict[int, list[tuple[str, Value]]] = {}
-        self._found: dict[Term, tuple[str, tuple[Index, ...]] | None] = {}
+        self._names: dict[Term, tuple[str, tuple[Index, ...]] | None] = {}
         for name, value in values.items():
             self._values.setdefault(self._forms.of(value.body), []).append((name, value))
 
     def __call__(self, term: Term) -> tuple[str, tuple[Index, ...]] | None:
-        if term not in self._found:
-            self._found[term] = self._of(term)
-        return self._found[term]
+        if term not in self._names:
+            self._names[term] = self._find(term)
+        return self._names[term]
 
-    def _of(self, term: Term) -> tuple[str, tuple[Index, ...]] | None:
+    def _find(self, term: Term) -> tuple[str, tuple[Index, ...]] | None:
         for name, value in self._values.get(self._forms.of(term), ()):
             places = self._places(value, term)
             if places is not None:
@@ -65,23 +65,23 @@ class _Forms:
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
-        self._of: dict[Term, int] = {}
+        self._by_term: dict[Term, int] = {}
 
     def of(self, term: Term) -> int:
         stack = [term]  # terms are as deep as a model
         while stack:
             current = stack[-1]
-            left = [arg for arg in current.args if arg not in self._of]
-            if current in self._of or not left:
+            left = [arg for arg in current.args if arg not in self._by_term]
+            if current in self._by_term or not left:
                 stack.pop()
-                if current not in self._of:
-                    self._of[current] = self._number(current)
+                if current not in self._by_term:
+                    self._by_term[current] = self._number(current)
             else:
                 stack += left
-        return self._of[term]
+        return self._by_term[term]
 
     def _number(self, term: Term) -> int:
-        parts = [self._of[arg] for arg in term.args]
+        parts = [self._by_term[arg] for arg in term.args]
         if term.head in COMMUTATIVE:
             parts.sort()
         key = (term.kind, _head(term), term.dtype, *parts)

@@ -6,7 +6,7 @@ from tpcompile.ir.values.change import deeper
 from tpcompile.ir.values.index import BOUND, Digit, Index, Name, sum_of
 from tpcompile.ir.values.node import Term, binders_of
 
-OWN: Name = (BOUND, 0)
+INNERMOST: Name = (BOUND, 0)
 """The variable that an operand binds, or the innermost of them."""
 
 
@@ -18,7 +18,7 @@ class Orders:
 
     def of(self, term: Term) -> Index | None:
         """Return the inverse of the first reordering of a term's bound variable, or None."""
-        if OWN in term.free and (term, 0) not in self._known:
+        if INNERMOST in term.free and (term, 0) not in self._known:
             self._find(term)
         return self._known.get((term, 0))
 

@@ -20,7 +20,7 @@ from tpcompile.ir.values.index import (
     variable,
 )
 from tpcompile.ir.values.node import Term
-from tpcompile.ir.values.orders import OWN
+from tpcompile.ir.values.orders import INNERMOST
 
 if TYPE_CHECKING:
     from tpcompile.ir.values.term import Terms
@@ -74,7 +74,7 @@ def _picked(terms: Terms, place: Index, extents: tuple[int, ...], pieces: Sequen
     offset = 0
     for extent, piece in zip(extents, pieces, strict=True):
         if end is not None and offset <= low and end <= offset + extent:
-            return terms.replace(piece, terms.change({OWN: shifted(place, -offset)}, -1))
+            return terms.replace(piece, terms.change({INNERMOST: shifted(place, -offset)}, -1))
         offset += extent
     split = threshold_split(place, extents)
     if split is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tpcompile.ir.values.build import called, shared_heads, without_batch
 from tpcompile.ir.values.node import Term
-from tpcompile.ir.values.scope import Kept, Rewrite, Scope
+from tpcompile.ir.values.scope import LayerState, Rewrite, Scope
 from tpcompile.ir.values.value import OpaqueError, Value
 
 CONV, RULE = "tpc.causal_conv", "tpc.gated_delta_rule"
@@ -107,7 +107,7 @@ def _resumed(
     operands = {**bound, **sequences}
     result = _called(scope, RESUMED + name, operands, like, before.term)
     after = _called(scope, f"state after {name}", operands, like, before.term)
-    scope.write(states, layer, Kept(after.body.args[0]))
+    scope.write(states, layer, LayerState(after.body.args[0]))
     if not before.initial or not scope.allows(FROM_THE_START):
         return result
     scope.leave_out(result)

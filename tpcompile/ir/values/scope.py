@@ -28,7 +28,7 @@ class Rewrite:
     """Whether its states may be in another order within heads."""
 
 
-class Kept(NamedTuple):
+class LayerState(NamedTuple):
     """The state of one layer of an input that ops overwrite, such as the KV cache."""
 
     term: Term
@@ -43,7 +43,7 @@ class Event(NamedTuple):
     """A question of a rule with its answer, or a change of a state."""
 
     kind: str
-    what: Any
+    subject: Any
     answer: Any
 
 
@@ -56,7 +56,7 @@ class Scope:
     """Function that returns the value of a call, given its target and its arguments."""
     rewrites: frozenset[Rewrite] = frozenset()
     inputs: dict[str, Value] = field(default_factory=dict)
-    states: dict[tuple[Term, int], Kept] = field(default_factory=dict)
+    states: dict[tuple[Term, int], LayerState] = field(default_factory=dict)
     """The states of written inputs, by input and layer."""
     left_out: dict[Term, None] = field(default_factory=dict)
     """The calls that rewrites have replaced; these must not change either."""
@@ -72,15 +72,15 @@ class Scope:
         value: Value | None = self._ask("input", name)
         return value
 
-    def state(self, states: Value, layer: int) -> Kept:
+    def state(self, states: Value, layer: int) -> LayerState:
         """Return the state of a layer, which is that before the step until it is written."""
-        known: Kept | None = self._ask("state", (states.body, layer))
+        known: LayerState | None = self._ask("state", (states.body, layer))
         if known is not None:
             return known
         whole = self.terms.whole(states.shape, states.body)
-        return Kept(self.terms.call(("state", layer), [whole]), initial=True)
+        return LayerState(self.terms.call(("state", layer), [whole]), initial=True)
 
-    def write(self, states: Value, layer: int, state: Kept) -> None:
+    def write(self, states: Value, layer: int, state: LayerState) -> None:
         """Replace the state of a layer."""
         self._do("write", (states.body, layer), state)
 
@@ -90,7 +90,7 @@ class Scope:
 
     def replay(self, events: Sequence[Event]) -> bool:
         """Repeat the actions of a call, if all of its questions have the same answers."""
-        written: dict[Any, Kept] = {}
+        written: dict[Any, LayerState] = {}
         for kind, subject, answer in events:
             if kind == "write":
                 written[subject] = answer

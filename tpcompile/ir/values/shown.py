@@ -18,14 +18,14 @@ _LONG = 320
 """The number of characters above which an expression is abbreviated."""
 
 
-class _How(NamedTuple):
+class _Style(NamedTuple):
     """How deep to show a term, the names of values in it, and the terms that it always shows."""
 
     depth: int
     naming: Naming
     path: frozenset[Term]
 
-    def deeper(self) -> _How:
+    def deeper(self) -> _Style:
         return self._replace(depth=self.depth - 1)
 
 
@@ -39,7 +39,7 @@ def shown(
 
     The terms of a path, such as that to a difference, are shown at any depth.
     """
-    return _bare(term, _shown(term, _How(depth, naming, path)))
+    return _bare(term, _shown(term, _Style(depth, naming, path)))
 
 
 def shown_short(
@@ -75,7 +75,7 @@ def shown_difference(before: Term, after: Term, naming: Naming) -> tuple[str, st
     return old, new
 
 
-def _shown(term: Term, how: _How) -> str:
+def _shown(term: Term, style: _Style) -> str:
     match term.kind:
         case "const":
             return f"{term.head:g}"
@@ -83,18 +83,18 @@ def _shown(term: Term, how: _How) -> str:
             return str(term.head[0])
         case "input":
             return f"%{term.head[0]}"
-    named = None if term in how.path else how.naming(term)
+    named = None if term in style.path else style.naming(term)
     if named is not None:
-        return f"%{named[0]}{_places(named[1], how)}"
+        return f"%{named[0]}{_places(named[1], style)}"
     if term.kind == "read":
         item = f".{term.head}" if term.head else ""
-        return f"{_shown(term.args[0], how)}{item}{_places(term.indices, how)}"
-    if how.depth <= 0 and term not in how.path:
+        return f"{_shown(term.args[0], style)}{item}{_places(term.indices, style)}"
+    if style.depth <= 0 and term not in style.path:
         return f"{_name(term.head)}(…)" if term.kind == "call" else "…"
-    inner = [_shown(arg, how.deeper()) for arg in term.args]
+    inner = [_shown(arg, style.deeper()) for arg in term.args]
     if term.head not in _SIGNS:
         inner = list(map(_bare, term.args, inner))
-    return _FORMS[term.kind](term, inner, how)
+    return _FORMS[term.kind](term, inner, style)
 
 
 def _bare(term: Term, text: str) -> str:
@@ -102,7 +102,7 @@ def _bare(term: Term, text: str) -> str:
     return text[1:-1] if term.kind == "element" and text.startswith("(") else text
 
 
-def _element(term: Term, inner: list[str], how: _How) -> str:
+def _element(term: Term, inner: list[str], style: _Style) -> str:
     if term.head == CAST and term.dtype is not None:
         return f"to({inner[0]}, {dtype_name(term.dtype)})"
     if term.head == "bias":
@@ -114,38 +114,38 @@ def _element(term: Term, inner: list[str], how: _How) -> str:
     return f"{_name(term.head)}({', '.join(inner)})"
 
 
-def _cases(term: Term, inner: list[str], how: _How) -> str:
+def _cases(term: Term, inner: list[str], style: _Style) -> str:
     (kind, place), extents = term.head
     sizes = ", ".join(map(str, extents))
     return f"cat({', '.join(inner)}; {_variable(kind, place)} in {sizes})"
 
 
-def _call(term: Term, inner: list[str], how: _How) -> str:
+def _call(term: Term, inner: list[str], style: _Style) -> str:
     numbers = [f"{key}={value}" for key, value in _numbers(term.head)]
     return f"{_name(term.head)}({', '.join([*inner, *numbers])})"
 
 
-def _over(term: Term, inner: list[str], how: _How) -> str:
-    return f"{_name(term.head[0])}({', '.join(inner)}){_places(term.indices, how)}"
+def _over(term: Term, inner: list[str], style: _Style) -> str:
+    return f"{_name(term.head[0])}({', '.join(inner)}){_places(term.indices, style)}"
 
 
-def _picked(term: Term, inner: list[str], how: _How) -> str:
-    return f"pick({_index(term.indices[0], how)} of {', '.join(inner)})"
+def _picked(term: Term, inner: list[str], style: _Style) -> str:
+    return f"pick({_index(term.indices[0], style)} of {', '.join(inner)})"
 
 
-_FORMS: dict[str, Callable[[Term, list[str], _How], str]] = {
+_FORMS: dict[str, Callable[[Term, list[str], _Style], str]] = {
     "element": _element,
     "over": _over,
     "cases": _cases,
     "picked": _picked,
     "call": _call,
-    "whole": lambda term, inner, how: inner[0],
+    "whole": lambda term, inner, style: inner[0],
 }
 
 
-def _places(indices: Sequence[Index], how: _How) -> str:
+def _places(indices: Sequence[Index], style: _Style) -> str:
     """Return indices in brackets, if there are any."""
-    places = ", ".join(_index(index, how) for index in indices)
+    places = ", ".join(_index(index, style) for index in indices)
     return f"[{places}]" if places else ""
 
 
@@ -233,21 +233,21 @@ def _named(variable: Any) -> Any:
     return (kind, None if kind == COMPUTED else name, extent)
 
 
-def _index(index: Index, how: _How) -> str:
-    words = [_digit(digit, how) for digit in index.digits]
+def _index(index: Index, style: _Style) -> str:
+    words = [_digit(digit, style) for digit in index.digits]
     if index.constant or not words:
         words.append(str(index.constant))
     return " + ".join(words)
 
 
-def _digit(digit: Digit, how: _How) -> str:
+def _digit(digit: Digit, style: _Style) -> str:
     factor, (kind, name, extent), divisor, modulus = digit
     if kind != COMPUTED:
         word = _variable(kind, name)
     elif isinstance(name, Inexact):
-        word = f"({_index(name.dividend, how)}){'%' if name.remainder else '/'}{name.divisor}"
+        word = f"({_index(name.dividend, style)}){'%' if name.remainder else '/'}{name.divisor}"
     else:
-        word = _shown(name, how.deeper())
+        word = _shown(name, style.deeper())
     if divisor != 1:
         word += f"/{divisor}"
     if modulus and modulus != -(-extent // divisor):

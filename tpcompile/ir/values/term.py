@@ -44,7 +44,7 @@ from tpcompile.ir.values.node import (
     parts_of,
     unwidened,
 )
-from tpcompile.ir.values.orders import OWN, Orders
+from tpcompile.ir.values.orders import INNERMOST, Orders
 from tpcompile.ir.values.rebuild import rebuilt
 
 
@@ -173,7 +173,7 @@ class Terms:
         inverse = next(filter(None, map(self._orders.of, args)), None)
         if inverse is None:
             return args
-        change = self.change({OWN: inverse})
+        change = self.change({INNERMOST: inverse})
         return [self.replace(arg, change) for arg in args]
 
     def _in_cases(

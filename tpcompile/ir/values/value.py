@@ -71,7 +71,7 @@ def own_indices(shape: Sequence[Dim]) -> tuple[Index, ...]:
     return tuple(index for index, extent in zip(indices, shape, strict=True) if extent != 1)
 
 
-def at(terms: Terms, value: Value, indices: Sequence[Index]) -> Term:
+def element_at(terms: Terms, value: Value, indices: Sequence[Index]) -> Term:
     """Return the element of a value at an index per axis."""
     if not value.body.free:
         return value.body
@@ -86,20 +86,20 @@ def at(terms: Terms, value: Value, indices: Sequence[Index]) -> Term:
 
 def viewed(terms: Terms, value: Value, shape: Sequence[Dim], indices: Sequence[Index]) -> Value:
     """Return the value of this shape whose elements are those at an index per axis."""
-    return Value(tuple(shape), value.dtype, at(terms, value, indices), value.interleaved)
+    return Value(tuple(shape), value.dtype, element_at(terms, value, indices), value.interleaved)
 
 
 def last_bound(terms: Terms, value: Value) -> Term:
     """Return an element of a value whose last axis is bound by an op."""
     leading = coordinates(value.shape)[:-1]
-    return at(terms, value, [*leading, variable(BOUND, 0, extent_of(value.shape[-1]))])
+    return element_at(terms, value, [*leading, variable(BOUND, 0, extent_of(value.shape[-1]))])
 
 
 def broadcast_to(terms: Terms, value: Value, shape: Sequence[Dim]) -> Term:
     """Return an element of a value that is broadcast to a shape."""
     missing = len(shape) - value.dims
     indices = coordinates(shape)[missing:]
-    return at(
+    return element_at(
         terms,
         value,
         [ZERO if size == 1 else index for size, index in zip(value.shape, indices, strict=True)],
@@ -197,7 +197,7 @@ def selected(terms: Terms, value: Value, dim: int, rows: Value) -> Value:
     dim %= value.dims
     shape = (*value.shape[:dim], *rows.shape, *value.shape[dim + 1 :])
     indices = coordinates(shape)
-    chosen = at(terms, rows, indices[dim : dim + rows.dims])
+    chosen = element_at(terms, rows, indices[dim : dim + rows.dims])
     indices[dim : dim + rows.dims] = [computed(chosen, value.shape[dim])]
     return viewed(terms, value, shape, indices)
 
@@ -231,7 +231,7 @@ def joined(terms: Terms, values: Sequence[Value], dim: int) -> Value:
     for value, extent in zip(values, extents, strict=True):
         indices = coordinates(shape)
         indices[dim] = variable(COORDINATE, place, extent)
-        pieces.append(at(terms, value, indices))
+        pieces.append(element_at(terms, value, indices))
     body = terms.cases((COORDINATE, place), extents, pieces)
     return Value(tuple(shape), values[0].dtype, body)
 

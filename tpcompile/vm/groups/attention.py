@@ -37,7 +37,7 @@ from tpcompile.vm.program.instruction import (
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import HeadRead, Made, Values
+from tpcompile.vm.program.meaning import HeadRead, Result, Values
 
 _VALUES = rules.scratch("batch", "heads", "spans", "width", dtype=rules.F32)
 _LSE = rules.scratch("batch", "heads", "spans", dtype=rules.F32)
@@ -133,7 +133,7 @@ class PartialAttention(StepInstruction):
         for row, span in product(range(*self.sequences), range(*self.span)):
             self._attend(memory, row, span)
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         operands = self.at
         window = None if operands.window == NONE else operands.window
         places = values["tables"], values["lengths"]
@@ -149,7 +149,7 @@ class PartialAttention(StepInstruction):
             values.heads,
         )
         for name, value in zip(("values", "lse"), partials, strict=True):
-            yield Made(name, value)
+            yield Result(name, value)
 
     def _attend(self, memory: Memory, row: int, span: int) -> None:
         operands = self.at
@@ -244,11 +244,11 @@ class AttentionReduce(StepInstruction):
             attended = attended * sigmoid(gate.float()).to(out.dtype)
         out[self.sequence, self.columns.slice] = attended
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         partials = values["values"]
         mixed = ATTENTION_REDUCE(partials, values["lse"], partials.dtype)  # rounded when stored
         attended, gate = FLATTEN(mixed, 1, 2), values["gate"]
-        yield Made("out", attended if gate is None else SIGMOID_GATE(attended, gate))
+        yield Result("out", attended if gate is None else SIGMOID_GATE(attended, gate))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         row = Range(self.sequence, self.sequence + 1)
@@ -296,7 +296,7 @@ def _attention_operands(
     return AttentionOperands(
         rank=rank,
         layer=bound["layer"],
-        q=builder.where(bound["q"], rank),
+        q=builder.buffer(bound["q"], rank),
         cache=cache_of(builder, bound["cache"], block) + rank,
         values=values,
         lse=lse,
@@ -331,9 +331,9 @@ def attention_reduce(builder: Building, node: fx.Node) -> None:
     out = builder.declare("attention", [(builder.plan.batch, extent) for extent in columns], dtype)
     builder.put(node, out)
     for rank in range(builder.ranks):
-        values, lse = builder.where(bound["values"], rank), builder.where(bound["lse"], rank)
+        values, lse = builder.buffer(bound["values"], rank), builder.buffer(bound["lse"], rank)
         spans = builder.buffers[values].shape[2]
-        gates = builder.where_if(gate, rank)
+        gates = builder.buffer_if(gate, rank)
         operands = ReduceOperands(
             rank, _layer(builder, bound), values, lse, out + rank, spans, width, gates
         )

@@ -38,7 +38,7 @@ from tpcompile.vm.program.instruction import (
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import HeadRead, Made, Values
+from tpcompile.vm.program.meaning import HeadRead, Result, Values
 
 _EPSILON = 1e-6
 _CHANNELS = ("q_columns", "k_columns", "v_columns")
@@ -50,22 +50,24 @@ _COLUMNS_OF = {
 """The columns of each value that is not stored, among those of its kind."""
 
 
-def _each(rule: rules.Held, *ways: str, ahead: tuple[str, ...] = ()) -> rules.Held:
-    """Return the rule of a buffer whose channels of the head are accessed in these ways."""
-    for how in ways:
+def _by_channels(
+    rule: rules.BufferRule, *modes: str, ahead: tuple[str, ...] = ()
+) -> rules.BufferRule:
+    """Return the rule of a buffer whose channels of the head are accessed in these modes."""
+    for mode in modes:
         for columns in _CHANNELS:
-            rule = rule.accessed(rules.Access(how, (*ahead, columns)))
+            rule = rule.accessed(rules.Access(mode, (*ahead, columns)))
     return rule
 
 
-_PROJECTED = _each(rules.scratch("batch", "inputs", dtype="T"), "reads", ahead=("sequence",))
+_PROJECTED = _by_channels(rules.scratch("batch", "inputs", dtype="T"), "reads", ahead=("sequence",))
 _GATES = rules.scratch("batch", "2*v_heads", dtype="T")
-_TAILS = rules.Held(
+_TAILS = rules.BufferRule(
     Role.TAILS, ("layers", "batch", "channels"), "T", ("layers", "held", "kept", "channels")
 )
-_TAILS = _each(_TAILS, "reads", ahead=("layer", "before"))
-_TAILS = _each(_TAILS, "writes", ahead=("layer", "sequence"))
-_STATES = rules.Held(
+_TAILS = _by_channels(_TAILS, "reads", ahead=("layer", "before"))
+_TAILS = _by_channels(_TAILS, "writes", ahead=("layer", "sequence"))
+_STATES = rules.BufferRule(
     Role.STATES,
     ("layers", "batch", "v_heads"),
     rules.F32,
@@ -84,8 +86,8 @@ class DeltaOperands:
     z: Annotated[int, rules.scratch("batch", "gated", dtype="T").reads("sequence", "z_columns")]
     """The buffer of the gates of the results, which may be `projected`."""
     gates: Annotated[int, _GATES.reads("sequence", "heads").reads("sequence", "decay_columns")]
-    weight: Annotated[int, _each(rules.weight("channels", "1", "taps"), "reads")]
-    bias: Annotated[int, rules.maybe(_each(rules.weight("channels"), "reads"))]
+    weight: Annotated[int, _by_channels(rules.weight("channels", "1", "taps"), "reads")]
+    bias: Annotated[int, rules.maybe(_by_channels(rules.weight("channels"), "reads"))]
     tails: Annotated[int, _TAILS]
     rate: Annotated[int, rules.weight("v_heads").reads("heads")]
     offset: Annotated[int, rules.weight("v_heads").reads("heads")]
@@ -173,7 +175,7 @@ class DeltaStep(StepInstruction):
         gated = normed * (z * sigmoid(z))
         memory[operands.out][row, self.out_columns.slice] = gated.flatten().to(inputs.dtype)
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         operands = self.at
         inputs, gated = values.shape("projected")[1], values.shape("z")[1]
         channels = operands.channels
@@ -198,9 +200,9 @@ class DeltaStep(StepInstruction):
             operands.layer,
             values.heads,
         )
-        yield Made("out", out)
+        yield Result("out", out)
         for name in previous:
-            yield Made(name, values.new(name), (operands.layer,))
+            yield Result(name, values.new(name), (operands.layer,))
 
     def _show(self, probe: Probe, **values: torch.Tensor) -> None:
         """Send values of the sequence that are not stored to a probe."""
@@ -260,7 +262,8 @@ def delta_step(builder: Building, node: fx.Node) -> None:
     out = builder.declare("mixed", shapes, value_type(node).dtype)
     builder.put(node, out)
     bound = builder.bound(node)
-    tails, states = _kept(builder, bound["tails"], 3), _kept(builder, bound["states"], 2)
+    tails = _declare_states(builder, bound["tails"], 3)
+    states = _declare_states(builder, bound["states"], 2)
     for rank in range(builder.ranks):
         operands = _operands(builder, node, rank, tails + rank, states + rank, out + rank)
         read = heads_read(operands.v_heads, operands.k_heads, builder.bound(node, rank)["k_heads"])
@@ -270,7 +273,7 @@ def delta_step(builder: Building, node: fx.Node) -> None:
                 builder.instructions.append(DeltaStep(operands, sequence, k_head, heads))
 
 
-def _kept(builder: Building, node: fx.Node, dim: int) -> int:
+def _declare_states(builder: Building, node: fx.Node, dim: int) -> int:
     """Declare tails or states. Regions index sequences, and memory indexes what is kept for them.
 
     `dim` is the dimension of the channels or of the value heads.
@@ -296,15 +299,15 @@ def _operands(
     k_heads = (channels - v_heads * value) // (2 * key)
     fused = node.target is DELTA_STEP
     weights = {
-        name: builder.where(bound[name], rank) for name in ("weight", "rate", "offset", "norm")
+        name: builder.buffer(bound[name], rank) for name in ("weight", "rate", "offset", "norm")
     }
     return DeltaOperands(
         rank=rank,
         layer=bound["layer"],
-        projected=builder.where(bound["projected"], rank),
-        z=builder.where(bound["projected" if fused else "z"], rank),
-        gates=builder.where(bound["gates"], rank),
-        bias=builder.where_if(bound["bias"], rank),
+        projected=builder.buffer(bound["projected"], rank),
+        z=builder.buffer(bound["projected" if fused else "z"], rank),
+        gates=builder.buffer(bound["gates"], rank),
+        bias=builder.buffer_if(bound["bias"], rank),
         tails=tails,
         states=states,
         eps=to_fp32(bound["eps"]),

@@ -18,7 +18,7 @@ from tpcompile.vm.program import Format, Role, rules
 from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 
 _COLUMNS = (":batch", "columns")
 
@@ -75,10 +75,10 @@ class Embed(StepInstruction):
         embedded = torch.where(held[:, None], embedded, 0) + 0.0
         memory[self.at.out][: self.at.batch, self.columns.slice] = embedded
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         operands = self.at
         embedded = VOCAB_EMBEDDING(values["table"], values["tokens"], operands.first)
-        yield Made("out", embedded, (Range(0, operands.batch),))
+        yield Result("out", embedded, (Range(0, operands.batch),))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         """Send the rows to the probe, unless they are a term of a sum."""
@@ -108,8 +108,8 @@ def embedding(
         operands = operands_of(kind)(
             rank=rank,
             layer=NONE,
-            tokens=builder.where(ids, rank),
-            table=builder.where(weight, rank),
+            tokens=builder.buffer(ids, rank),
+            table=builder.buffer(weight, rank),
             out=out + rank,
             batch=builder.plan.batch,
             first=builder.bound(node, rank).get("first_row", 0),

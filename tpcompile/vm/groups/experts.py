@@ -44,7 +44,7 @@ from tpcompile.vm.program.instruction import (
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 
 
 def _rows_after(rows: Range, first: int) -> Range:
@@ -123,11 +123,11 @@ class NormExperts(MixtureInstruction):
             )
             memory[operands.out][sequences, places, rows.slice] = swiglu(*sides)
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         operands = self.at
         x = RMS_NORM(*operands.normed.operands(values), operands.normed.zero_centered)
         hidden = values.call("gated experts", x, values["ids"], values["weight"], operands.first)
-        yield Made("out", hidden)
+        yield Result("out", hidden)
 
 
 _TERMS = rules.scratch("slots*batch", "extent", dtype=rules.F32)
@@ -180,10 +180,10 @@ class ExpertTerms(MixtureInstruction):
                 terms[sequences] += leaf * scores
         memory[operands.out][: operands.batch, rows.slice] = fold_tree(list(sums), torch.add)
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         operands = (values[name] for name in ("x", "scores", "ids", "weight"))
         terms = values.call("sum of experts", *operands, self.at.first)
-        yield Made("out", terms, (Range(0, self.at.batch),))
+        yield Result("out", terms, (Range(0, self.at.batch),))
 
 
 @dataclass(frozen=True)
@@ -224,10 +224,10 @@ class SharedTerms(WeightInstruction):
         sums = fold_tree([leaf * share for leaf in leaves], torch.add)
         memory[operands.out][self.terms.slice, self.rows.slice] = sums
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         share = torch.ops.aten.sigmoid.default(values["gate"])
         gated = share * LINEAR(values["x"], values["weight"], None)
-        yield Made("out", gated, (self.terms,))
+        yield Result("out", gated, (self.terms,))
 
 
 def _leaves(ranks: int, width: int, stored: Format) -> int:
@@ -257,10 +257,10 @@ def norm_experts(builder: Building, node: fx.Node) -> None:
     experts = down.shape[0]
     for rank in range(builder.ranks):
         held, rows, width = map(int, shapes[rank])
-        alike: dict[str, Any] = {
+        common: dict[str, Any] = {
             "rank": rank,
             "layer": layer_of(node),
-            "ids": builder.where(bound["ids"], rank),
+            "ids": builder.buffer(bound["ids"], rank),
             "chosen": choices,
             "held": held,
             "first": builder.bound(node, rank)["first"],
@@ -268,24 +268,24 @@ def norm_experts(builder: Building, node: fx.Node) -> None:
         }
         up = ExpertsOperands(
             normed=normed(builder, node, rank),
-            weight=builder.where(bound["gate_up"], rank),
+            weight=builder.buffer(bound["gate_up"], rank),
             out=hidden + rank,
             extent=width,
             format=gate_up.stored,
-            **alike,
+            **common,
         )
         builder.deal(NormExperts(at=up, rows=block) for block in builder.plan.blocks(width))
         terms_operands = TermsOperands(
             x=hidden + rank,
-            scores=builder.where(bound["scores"], rank),
-            weight=builder.where(bound["down"], rank),
+            scores=builder.buffer(bound["scores"], rank),
+            weight=builder.buffer(bound["down"], rank),
             out=terms + rank,
             batch=batch,
             width=width,
             leaves=_leaves(builder.ranks, width, down.stored),
             extent=rows,
             format=down.stored,
-            **alike,
+            **common,
         )
         builder.deal(
             ExpertTerms(at=terms_operands, rows=block) for block in builder.plan.blocks(rows)
@@ -296,7 +296,7 @@ def norm_experts(builder: Building, node: fx.Node) -> None:
 def shared_expert(builder: Building, node: fx.Node) -> None:
     """Lower the shared expert's result to blocks of rows, in a slot of its own."""
     bound = builder.bound(node)
-    terms = builder.where(bound["routed"], 0)
+    terms = builder.buffer(bound["routed"], 0)
     builder.put(node, terms)
     weight = value_type(bound["weight"])
     for rank in range(builder.ranks):
@@ -304,9 +304,9 @@ def shared_expert(builder: Building, node: fx.Node) -> None:
         operands = SharedOperands(
             rank=rank,
             layer=layer_of(node),
-            x=builder.where(bound["x"], rank),
-            gate=builder.where(bound["gate"], rank),
-            weight=builder.where(bound["weight"], rank),
+            x=builder.buffer(bound["x"], rank),
+            gate=builder.buffer(bound["gate"], rank),
+            weight=builder.buffer(bound["weight"], rank),
             out=terms + rank,
             batch=builder.plan.batch,
             width=width,
@@ -322,4 +322,4 @@ def shared_expert(builder: Building, node: fx.Node) -> None:
 def add_residual(builder: Building, node: fx.Node) -> None:
     """Lower the sum of a single rank's terms, added to the residual."""
     bound = builder.bound(node)
-    sum_terms(builder, node, builder.where(bound["terms"], 0), bound["residual"], None)
+    sum_terms(builder, node, builder.buffer(bound["terms"], 0), bound["residual"], None)

@@ -27,7 +27,7 @@ from tpcompile.vm.program.instruction import (
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class NormLmHead(WeightInstruction):
         memory[operands.best][:, self.slot] = logits.gather(-1, best[:, None])[:, 0].float()
         memory[operands.ids][:, self.slot] = (best + operands.first + self.rows.start).int()
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         logits, slot = self.at.normed.projected(values), (None, self.slot)
-        yield Made("logits", logits)
-        yield Made("best", values.call("best of rows", logits, *self.rows), slot)
-        yield Made("ids", values.call("its row", logits, *self.rows, self.at.first), slot)
+        yield Result("logits", logits)
+        yield Result("best", values.call("best of rows", logits, *self.rows), slot)
+        yield Result("ids", values.call("its row", logits, *self.rows, self.at.first), slot)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         logits = memory[self.at.logits][:, self.rows.slice]
@@ -143,7 +143,7 @@ class Argmax(StepInstruction):
         memory[operands.positions][goes_on] += 1
         memory[operands.lengths][goes_on] += 1
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         slots = [(rank, slot) for rank in range(self.at.ranks) for slot in range(self.at.slots)]
         best, ids = (
             [values.part(name, None, slot, rank=rank) for rank, slot in slots]
@@ -152,7 +152,7 @@ class Argmax(StepInstruction):
         chosen = values.call("greatest", *best, *ids)
         read = [values[name] for name in (*_ADVANCED, "stops")]
         for name in (*_ADVANCED, "tokens", "history"):
-            yield Made(name, values.call(f"next {name}", chosen, *read))
+            yield Result(name, values.call(f"next {name}", chosen, *read))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         operands = self.at
@@ -188,8 +188,8 @@ def _norm_head(builder: Building, node: fx.Node) -> None:
             rank=rank,
             layer=NONE,
             normed=normed(builder, node, rank),
-            weight=builder.where(bound["weight"], rank),
-            bias=builder.where_if(bound["bias"], rank),
+            weight=builder.buffer(bound["weight"], rank),
+            bias=builder.buffer_if(bound["bias"], rank),
             logits=logits + rank,
             best=best + rank,
             ids=ids + rank,
@@ -209,7 +209,7 @@ def _first_row(node: fx.Node, rank: int) -> int:
 def argmax(builder: Building, node: fx.Node) -> None:
     """Lower argmax to one instruction per rank, which reads the best logits of all ranks."""
     (logits,) = node.all_input_nodes
-    builder.where(logits, 0)  # raises if the logits are not from a head
+    builder.buffer(logits, 0)  # raises if the logits are not from a head
     plan, batch = builder.plan, builder.plan.batch
     best, ids = builder.number("best_logits"), builder.number("best_ids")
     numbers = {

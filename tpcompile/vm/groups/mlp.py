@@ -25,7 +25,7 @@ from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class NormGateUpSwiglu(MlpRows):
         sides = self.projected(memory, probe, self.rows, self.up)
         memory[self.at.out][:, self.rows.slice] = swiglu(*sides)
 
-    def meaning(self, values: Values) -> Iterator[Made]:
-        yield Made("out", self.at.normed.projected(values, NORM_GATE_UP_SWIGLU))
+    def meaning(self, values: Values) -> Iterator[Result]:
+        yield Result("out", self.at.normed.projected(values, NORM_GATE_UP_SWIGLU))
 
 
 @instruction
@@ -129,9 +129,9 @@ class NormUpActivation(MlpRows):
         sides = self.projected(memory, probe, *(self.rows, self.up)[: self.at.sides])
         memory[self.at.out][:, self.rows.slice] = activated(self.at.activation, *sides)
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         form = self.at.activation, self.at.sides > 1
-        yield Made("out", self.at.normed.projected(values, NORM_MLPS[form]))
+        yield Result("out", self.at.normed.projected(values, NORM_MLPS[form]))
 
 
 @instruction
@@ -148,8 +148,8 @@ class NormGate(MlpRows):
         (gate,) = self.projected(memory, probe, self.rows)
         memory[self.at.out][:, self.rows.slice] = gate
 
-    def meaning(self, values: Values) -> Iterator[Made]:
-        yield Made("out", self.at.normed.projected(values))
+    def meaning(self, values: Values) -> Iterator[Result]:
+        yield Result("out", self.at.normed.projected(values))
 
 
 @instruction
@@ -169,10 +169,10 @@ class NormGatedUp(MlpRows):
             operands.activation, memory[operands.gate][:, columns], up
         )
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         activation = self.at.activation
         function = SWIGLU if activation is Activation.SILU else activation.of
-        yield Made("out", function(values["gate"], self.at.normed.projected(values)))
+        yield Result("out", function(values["gate"], self.at.normed.projected(values)))
 
 
 _FORMS = {target: form for form, target in NORM_MLPS.items()}
@@ -223,8 +223,8 @@ def _deal(
             rank=rank,
             layer=layer_of(node),
             normed=normed(builder, node, rank),
-            weight=builder.where(weight, rank),
-            bias=builder.where_if(bias, rank),
+            weight=builder.buffer(weight, rank),
+            bias=builder.buffer_if(bias, rank),
             out=out + rank,
             ffn=columns[rank],
             format=value_type(weight).stored,

@@ -64,6 +64,6 @@ def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range)
 def normed(builder: Building, node: fx.Node, rank: int) -> Normed:
     """Return the operands of a fused op's norm."""
     bound = builder.bound(node)
-    x, weight = builder.where(bound["x"], rank), builder.where(bound["norm"], rank)
+    x, weight = builder.buffer(bound["x"], rank), builder.buffer(bound["norm"], rank)
     width, eps = width_of(bound["x"]), to_fp32(bound["eps"])
     return Normed(x, weight, builder.plan.batch, width, eps, bound["zero_centered"])

@@ -34,7 +34,7 @@ from tpcompile.vm.program.instruction import (
     with_bias,
 )
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class LinearResidual(WeightInstruction):
         sums = memory[operands.residual][:, self.rows.slice].float() + sums
         memory[operands.out][:, self.rows.slice] = sums.to(memory[operands.out].dtype)
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         operands = (values[name] for name in ("x", "weight", "bias", "residual"))
-        yield Made("out", LINEAR_RESIDUAL(*operands))
+        yield Result("out", LINEAR_RESIDUAL(*operands))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         values = memory[self.at.out][:, self.rows.slice]
@@ -128,9 +128,9 @@ class LinearTerms(WeightInstruction):
         sums = products(x, memory[self.at.weight], self.rows, self.columns, self.leaves)
         memory[self.at.out][self.terms.slice, self.rows.slice] = sums
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         sums = values.call("linear of columns", values["x"], values["weight"], *self.columns)
-        yield Made("out", sums, (self.terms,))
+        yield Result("out", sums, (self.terms,))
 
 
 @lowers(LINEAR_RESIDUAL)
@@ -193,8 +193,8 @@ def _terms_operands(
         rank=rank,
         layer=layer_of(node),
         site=site_of(x),
-        x=builder.where(x, rank),
-        weight=builder.where(weight, rank),
+        x=builder.buffer(x, rank),
+        weight=builder.buffer(weight, rank),
         bias=NONE,
         residual=NONE,
         out=out,
@@ -209,7 +209,7 @@ def _project_operands(builder: Building, node: fx.Node, rank: int, out: int) -> 
     bound = builder.bound(node)
     operands = _terms_operands(builder, node, rank, bound["x"], bound["weight"], out)
     fields = vars(operands) | {
-        "bias": builder.where_if(bound["bias"], rank),
-        "residual": builder.where(bound["residual"], rank),
+        "bias": builder.buffer_if(bound["bias"], rank),
+        "residual": builder.buffer(bound["residual"], rank),
     }
     return ProjectOperands(**fields)

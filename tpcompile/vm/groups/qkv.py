@@ -36,7 +36,7 @@ from tpcompile.vm.program.instruction import (
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 
 
 @instruction
@@ -53,7 +53,7 @@ class NormQkvRopeAppend(WeightInstruction):
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         self.at.finish(memory, self.heads, self.at.project(memory, self.weight_rows, probe), probe)
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         yield self.at.meaning(values)
 
     def report(self, memory: Memory, probe: Probe) -> None:
@@ -69,7 +69,9 @@ class NormQkvRows(WeightInstruction):
     raw: Annotated[
         int, rules.scratch("normed.batch", "all_heads*width").joins(":", "raw_head", turn=1)
     ]
-    arrivals: Annotated[int, rules.Held(Role.ARRIVALS, ("all_heads",), rules.I32).joins("place")]
+    arrivals: Annotated[
+        int, rules.BufferRule(Role.ARRIVALS, ("all_heads",), rules.I32).joins("place")
+    ]
     head: Annotated[int, rules.Number(0, "heads - 1")]
     rows: Annotated[Range, rules.Within("width")]
     blocks: Annotated[int, rules.Number(1, "width")]
@@ -90,7 +92,7 @@ class NormQkvRows(WeightInstruction):
             whole = memory[self.raw][:, self.raw_head.slice]
             self.at.finish(memory, Range(self.head, self.head + 1), whole, probe)
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         yield self.at.meaning(values)
 
     def report(self, memory: Memory, probe: Probe) -> None:
@@ -160,10 +162,10 @@ def _qkv_operands(
         layer=bound["layer"],
         part=part,
         normed=normed(builder, node, rank),
-        weight=builder.where(source.weight, rank),
-        bias=builder.where_if(source.bias, rank),
+        weight=builder.buffer(source.weight, rank),
+        bias=builder.buffer_if(source.bias, rank),
         first_row=source.first_row,
-        head_norm=builder.where_if(head_norm, rank),
+        head_norm=builder.buffer_if(head_norm, rank),
         head_eps=to_fp32(bound["head_eps"]),
         cos=builder.sole(Role.COS, (longest, rotated), dtype) + rank,
         sin=builder.sole(Role.SIN, (longest, rotated), dtype) + rank,

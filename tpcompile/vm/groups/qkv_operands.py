@@ -20,7 +20,7 @@ from tpcompile.vm.groups.arithmetic import rms_norm
 from tpcompile.vm.groups.normed import Normed, linear
 from tpcompile.vm.program import Format, Role, rules
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 
 
 class Part(IntEnum):
@@ -31,12 +31,12 @@ class Part(IntEnum):
     Q = 2
 
 
-def stored(how: str, heads: str) -> rules.Chosen:
+def stored(mode: str, heads: str) -> rules.Chosen:
     """Return the rule of the buffer that stores heads; in the cache, each sequence's new token."""
     queries = rules.scratch("normed.batch", "heads*width")
-    queries = queries.accessed(rules.Access(how, (":", f"{heads}*width"), 2))
+    queries = queries.accessed(rules.Access(mode, (":", f"{heads}*width"), 2))
     side = rules.cache("heads", "normed.batch")
-    side = side.accessed(rules.Access(how, ("layer", "part", ":", heads, "1"), 2))
+    side = side.accessed(rules.Access(mode, ("layer", "part", ":", heads, "1"), 2))
     return rules.Chosen("part", {Part.Q: queries, Part.K: side, Part.V: side})
 
 
@@ -138,7 +138,7 @@ class QkvOperands:
         for row, slot in self._slots(memory):
             side[slot, heads.slice] = stored_rows(values[row], side)
 
-    def meaning(self, values: Values) -> Made:
+    def meaning(self, values: Values) -> Result:
         """Return the heads of the part: in the buffer of queries, or stored in the cache."""
         normed, is_query = self.normed, self.part == Part.Q
         rows, shape = normed.projected(values), values.shape("out")
@@ -153,8 +153,8 @@ class QkvOperands:
             cos, sin = (values.call("rows", values[n], values["positions"]) for n in ("cos", "sin"))
             heads = ROPE(heads, cos, sin, self.interleaved)
         if is_query:
-            return Made("out", FLATTEN(heads, 1, 2))
-        return Made("out", kv.stored(values, heads, self.block), kv.side(self.layer, self.part))
+            return Result("out", FLATTEN(heads, 1, 2))
+        return Result("out", kv.stored(values, heads, self.block), kv.side(self.layer, self.part))
 
     def report(self, memory: Memory, heads: Range, probe: Probe) -> None:
         """Send the stored queries of some heads to a probe. The others are in the cache."""

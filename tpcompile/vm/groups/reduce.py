@@ -26,7 +26,7 @@ from tpcompile.vm.program.instruction import (
     with_bias,
 )
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 from tpcompile.vm.targets import Target
 
 
@@ -105,7 +105,7 @@ class AllReduce(StepInstruction):
             sums = memory[operands.residual][:, columns].float() + sums
         memory[operands.out][:, columns] = sums.to(memory[operands.out].dtype)
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         operands = self.at
         slots = [
             Range(slot * operands.batch, (slot + 1) * operands.batch)
@@ -118,7 +118,7 @@ class AllReduce(StepInstruction):
         ]
         bias, residual = values["bias"], values["residual"]
         total = values.call("sum", *terms, *([] if bias is None else [bias]))
-        yield Made("out", total if residual is None else ADD_RESIDUAL(total, residual))
+        yield Result("out", total if residual is None else ADD_RESIDUAL(total, residual))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         values = memory[self.at.out][:, self.columns.slice]
@@ -129,14 +129,14 @@ class AllReduce(StepInstruction):
 def all_reduce(builder: Building, node: fx.Node) -> None:
     """Lower the sum of all ranks' embedding rows."""
     (terms,) = node.all_input_nodes
-    sum_terms(builder, node, builder.where(terms, 0), None, None)
+    sum_terms(builder, node, builder.buffer(terms, 0), None, None)
 
 
 @lowers(ALL_REDUCE_RESIDUAL)
 def all_reduce_residual(builder: Building, node: fx.Node) -> None:
     """Lower the sum of all ranks' terms, added to the residual."""
     bound = builder.bound(node)
-    sum_terms(builder, node, builder.where(bound["partial"], 0), bound["residual"], bound["bias"])
+    sum_terms(builder, node, builder.buffer(bound["partial"], 0), bound["residual"], bound["bias"])
 
 
 def sum_terms(
@@ -154,8 +154,8 @@ def sum_terms(
             terms=terms,
             ranks=builder.ranks,
             slots=slots,
-            bias=builder.where_if(bias, rank),
-            residual=builder.where_if(residual, rank),
+            bias=builder.buffer_if(bias, rank),
+            residual=builder.buffer_if(residual, rank),
             out=out + rank,
             batch=builder.plan.batch,
         )

@@ -69,6 +69,6 @@ def terms_buffer(builder: Building, site: Site, node: fx.Node, slots: int) -> in
 def residual_buffer(builder: Building, node: fx.Node, old: fx.Node | None) -> int:
     """Declare the residual buffer that does not hold the old values."""
     name = "x0"
-    if old is not None and builder.buffers[builder.where(old, 0)].name == "x0":
+    if old is not None and builder.buffers[builder.buffer(old, 0)].name == "x0":
         name = "x1"
     return builder.alike(name, (builder.plan.batch, width_of(node)), value_type(node).dtype)

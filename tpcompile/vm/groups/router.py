@@ -17,7 +17,7 @@ from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import Role, rules
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 
 IDS = rules.scratch("batch", "chosen", dtype=rules.I32)
 """The rule of the buffer of chosen experts."""
@@ -70,11 +70,11 @@ class TopExperts(StepInstruction):
         memory[operands.scores][row] = scores.to(logits.dtype)
         memory[operands.ids][row] = torch.full_like(order, NONE) if empty else order
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         operands = self.at
         choice = TOP_EXPERTS(values["logits"], operands.chosen, operands.normalized)
         for name, value in zip(("scores", "ids"), choice, strict=True):
-            yield Made(name, value)
+            yield Result(name, value)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         row, columns = Range(self.sequence, self.sequence + 1), Range(0, self.at.chosen)
@@ -95,7 +95,7 @@ def top_experts(builder: Building, node: fx.Node) -> None:
         operands = ChoiceOperands(
             rank=rank,
             layer=layer_of(node),
-            logits=builder.where(bound["logits"], rank),
+            logits=builder.buffer(bound["logits"], rank),
             lengths=builder.sole(Role.LENGTHS, (batch,)) + rank,
             scores=scores + rank,
             ids=ids + rank,

@@ -22,7 +22,7 @@ from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.program import Format, rules
 from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.program.meaning import Made, Values
+from tpcompile.vm.program.meaning import Result, Values
 
 
 class Wanted(IntEnum):
@@ -80,8 +80,8 @@ class NormRows(WeightInstruction):
             memory, x, operands.weight, operands.bias, self.rows
         )
 
-    def meaning(self, values: Values) -> Iterator[Made]:
-        yield Made("out", self.at.normed.projected(values))
+    def meaning(self, values: Values) -> Iterator[Result]:
+        yield Result("out", self.at.normed.projected(values))
 
     def report(self, memory: Memory, probe: Probe) -> None:
         values = memory[self.at.out][:, self.rows.slice]
@@ -100,8 +100,8 @@ def norm_rows(builder: Building, node: fx.Node) -> None:
             rank=rank,
             layer=layer_of(node),
             normed=normed(builder, node, rank),
-            weight=builder.where(bound["weight"], rank),
-            bias=builder.where_if(bound["bias"], rank),
+            weight=builder.buffer(bound["weight"], rank),
+            bias=builder.buffer_if(bound["bias"], rank),
             out=out + rank,
             width=columns[rank],
             format=value_type(bound["weight"]).stored,

@@ -99,7 +99,7 @@ class Building:
         """Record rank 0's buffer of a value. The next numbers are its buffers on other ranks."""
         self._places[node] = number
 
-    def where(self, node: fx.Node, rank: int) -> int:
+    def buffer(self, node: fx.Node, rank: int) -> int:
         """Return the buffer of a value or a parameter on a rank."""
         if node.op == "get_attr":
             return self._parameter(node) + rank
@@ -107,9 +107,9 @@ class Building:
             raise self.refusal(node, "its value has no buffer")
         return self._places[node] + rank
 
-    def where_if(self, node: fx.Node | None, rank: int) -> int:
+    def buffer_if(self, node: fx.Node | None, rank: int) -> int:
         """Return the buffer of an optional value or parameter, or NONE if it is absent."""
-        return NONE if node is None else self.where(node, rank)
+        return NONE if node is None else self.buffer(node, rank)
 
     def bound(self, node: fx.Node, rank: int = 0) -> dict[str, Any]:
         """Return the arguments of a node by name, with this rank's value if they differ by rank."""

@@ -58,9 +58,9 @@ def _tables(builder: Building, node: fx.Node) -> None:
 
 
 @lowers(ops.ALL_GATHER, where=read_by())
-def _same(builder: Building, node: fx.Node) -> None:
+def _alias(builder: Building, node: fx.Node) -> None:
     """Alias the operand's buffers. A gather for the output leaves its parts on their ranks."""
-    builder.put(node, builder.where(node.all_input_nodes[0], 0))
+    builder.put(node, builder.buffer(node.all_input_nodes[0], 0))
 
 
 @lowers(aten.flatten.using_ints, where=reads(ops.ATTENTION_REDUCE))
@@ -70,7 +70,7 @@ def _side_by_side(builder: Building, node: fx.Node) -> None:
     assert isinstance(source, fx.Node)
     if (first, last, value_type(source).dims) != (1, 2, 3):
         raise builder.refusal(node, "the view does not put heads side by side")
-    _same(builder, node)
+    _alias(builder, node)
 
 
 @lowers(operator.getitem, where=reads(ops.ROTARY, ops.PARTIAL_ATTENTION, ops.TOP_EXPERTS))
@@ -80,7 +80,7 @@ def _item(builder: Building, node: fx.Node) -> None:
     assert isinstance(source, fx.Node) and isinstance(index, int)
     if source.op == "call_module":
         return  # instructions read the rotation tables by position
-    first = builder.where(source, 0)
+    first = builder.buffer(source, 0)
     builder.put(node, first + index * builder.ranks)
 
 
@@ -91,4 +91,4 @@ def _rows(builder: Building, node: fx.Node) -> None:
     wanted = isinstance(rows, fx.Node) and rows.name == "logit_rows"
     if dim != 0 or not wanted:
         raise builder.refusal(node, "it does not select the rows requested as logits")
-    _same(builder, node)
+    _alias(builder, node)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, overload
 from tpcompile.errors import UnsupportedError
 from tpcompile.vm.program.fields import flat_fields, operands_of, rules_of
 from tpcompile.vm.program.region import NONE, Join, Range, Region
-from tpcompile.vm.program.rules import WHOLE, Chosen, Held, Rule
+from tpcompile.vm.program.rules import WHOLE, BufferRule, Chosen, Rule
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 _OWN = re.compile(r"\binstruction\.(?!at\.)")
@@ -92,10 +92,10 @@ class _Source:
         )
 
 
-def regions_of(instruction: Any, how: str) -> tuple[Region, ...]:
+def regions_of(instruction: Any, mode: str) -> tuple[Region, ...]:
     """Return the regions that an instruction reads, writes or joins."""
     kind: Any = type(instruction)
-    return _regions(kind, how).of(instruction)
+    return _regions(kind, mode).of(instruction)
 
 
 def joins_of(instruction: Any) -> tuple[Join, ...]:
@@ -108,8 +108,8 @@ def joins_of(instruction: Any) -> tuple[Join, ...]:
 class _Regions:
     """The regions that the instructions of one class read, write or join."""
 
-    def __init__(self, kind: Any, how: str) -> None:
-        sources = [access.source for access in _accesses(kind) if access.how == how]
+    def __init__(self, kind: Any, mode: str) -> None:
+        sources = [access.source for access in _accesses(kind) if access.mode == mode]
         self._shared, self._own = (
             _function(source for source in sources if bool(_OWN.search(source)) == is_own)
             for is_own in (False, True)
@@ -130,7 +130,7 @@ _regions = cache(_Regions)
 
 
 class _Compiled(NamedTuple):
-    how: str
+    mode: str
     turn: int
     source: str
     """An element of a tuple of regions, in Python."""
@@ -147,8 +147,8 @@ def _accesses(kind: Any) -> list[_Compiled]:
                 accesses += _compiled(_Source(kind, prefix), path, chosen, [where])
         else:
             accesses += _compiled(_Source(kind, prefix), path, rule, [])
-    hows = {access.how for access in accesses}
-    if not hows or ("joins" in hows and kind.arrival is None):
+    modes = {access.mode for access in accesses}
+    if not modes or ("joins" in modes and kind.arrival is None):
         raise UnsupportedError(
             f"The rules of {kind.name} do not say which buffers it accesses",
             expected="rules with reads and writes, or with joins and an `arrival`",
@@ -158,11 +158,11 @@ def _accesses(kind: Any) -> list[_Compiled]:
 
 def _compiled(source: _Source, path: str, rule: Rule, conditions: list[str]) -> Iterator[_Compiled]:
     """Yield the accesses of a rule, which apply if the conditions are met."""
-    if not isinstance(rule, Held):
+    if not isinstance(rule, BufferRule):
         return
     if rule.optional:
         conditions = [*conditions, f"instruction.{path} != {NONE}"]
-    for how, part, turn, unless in rule.accesses:
+    for mode, part, turn, unless in rule.accesses:
         other = [] if unless is None else [f"{source.number(unless[0])} != {int(unless[1])}"]
         whole = (WHOLE,) * (len(rule.shape) - len(part))
         intervals = zip(part + whole, rule.shape, strict=True)
@@ -173,7 +173,7 @@ def _compiled(source: _Source, path: str, rule: Rule, conditions: list[str]) -> 
             text = f"*[{region} for rank in range(instruction.at.ranks)]"
         if conditions or other:
             text = f"*(({text},) if {' and '.join(conditions + other)} else ())"
-        yield _Compiled(how, turn, text)
+        yield _Compiled(mode, turn, text)
 
 
 @cache

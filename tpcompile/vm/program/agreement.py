@@ -15,10 +15,10 @@ from tpcompile.vm.program.buffer import Buffer, Role
 from tpcompile.vm.program.fields import Named, shared_rules
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.names import Names
-from tpcompile.vm.program.rules import Chosen, FormatOf, Held, Missing, Number, Real, Rule
+from tpcompile.vm.program.rules import BufferRule, Chosen, FormatOf, Missing, Number, Real, Rule
 
 
-class Wrong(NamedTuple):
+class OperandProblem(NamedTuple):
     """A problem with one operand: the value found and the value expected."""
 
     operand: str
@@ -63,12 +63,12 @@ class Agreement:
         self._buffers = buffers
         self.names = Names(operands, buffers.ranks)
         self._dtypes: dict[str, torch.dtype] = {}
-        self.wrong: list[Wrong] = []
+        self.problems: list[OperandProblem] = []
         chosen = map(self._chosen, shared_rules(kind))
         rules = [named for named in chosen if not self._absent(named)]
         for check, kinds in (
             (self._check_least, (Number, Missing, Real)),
-            (self._check_held, (Number, Held)),
+            (self._check_buffers, (Number, BufferRule)),
             (self._check_limits, (Number, FormatOf)),
         ):
             for named in rules:
@@ -80,14 +80,14 @@ class Agreement:
     @property
     def broken(self) -> bool:
         """Whether the regions may be wrong. A buffer on another rank does not make them wrong."""
-        return any(wrong.rule != "rank" for wrong in self.wrong)
+        return any(problem.rule != "rank" for problem in self.problems)
 
-    def check_own(self, path: str, number: int, rule: Held) -> None:
+    def check_own(self, path: str, number: int, rule: BufferRule) -> None:
         """Check a buffer that is one of an instruction's own operands."""
         self._check_buffer(path, "", number, rule, self.names["rank"])
 
     def _refuse(self, path: str, got: object, expected: str, rule: str = "operands") -> None:
-        self.wrong.append(Wrong(path, str(got), expected, rule))
+        self.problems.append(OperandProblem(path, str(got), expected, rule))
 
     def _chosen(self, named: Named) -> Named:
         path, prefix, rule = named
@@ -128,7 +128,7 @@ class Agreement:
         elif rule.most and value > self.names.number(rule.most, prefix):
             self._refuse(path, value, f"at most {self.names.number(rule.most, prefix)}")
 
-    def _check_held(self, path: str, prefix: str, rule: Rule) -> None:
+    def _check_buffers(self, path: str, prefix: str, rule: Rule) -> None:
         if isinstance(rule, Number) and rule.fits is not None:
             rank = self.names["rank"]
             held = self._buffers.roles.get((rule.fits.role, rank), [])
@@ -138,16 +138,18 @@ class Agreement:
                 self._refuse(path, got, f"a value for exactly one buffer {role}")
             else:
                 self._check_buffer(path, prefix, held[0], rule.fits, rank)
-        if not isinstance(rule, Held):
+        if not isinstance(rule, BufferRule):
             return
-        first, good = self.names[path], len(self.wrong)
+        first, good = self.names[path], len(self.problems)
         ranks = range(self._buffers.ranks) if rule.each_rank else (self.names["rank"],)
         for place, rank in enumerate(ranks):
             self._check_buffer(path, prefix, first + place, rule, rank)
-            if len(self.wrong) > good:
+            if len(self.problems) > good:
                 return
 
-    def _check_buffer(self, path: str, prefix: str, number: int, rule: Held, rank: int) -> None:
+    def _check_buffer(
+        self, path: str, prefix: str, number: int, rule: BufferRule, rank: int
+    ) -> None:
         if not 0 <= number < len(self._buffers.all):
             self._refuse(path, f"buffer {number}", self._wanted(rule, prefix), "bounds")
             return
@@ -160,7 +162,7 @@ class Agreement:
         elif buffer.rank != rank:
             self._refuse(path, _described(number, buffer), f"a buffer of rank {rank}", "rank")
 
-    def _fits(self, buffer: Buffer, rule: Held, prefix: str) -> bool:
+    def _fits(self, buffer: Buffer, rule: BufferRule, prefix: str) -> bool:
         """Return whether role, dtype and shape agree. Bind the free names if they do."""
         if buffer.role != rule.role:
             return False
@@ -188,7 +190,7 @@ class Agreement:
             return dtype == wanted
         return dtype in FLOAT_DTYPES and self._dtypes.get(wanted, dtype) == dtype
 
-    def _wanted(self, rule: Held, prefix: str) -> str:
+    def _wanted(self, rule: BufferRule, prefix: str) -> str:
         """Describe the buffer that a rule requires, with the values of bound names."""
 
         def shown(shape: Sequence[str]) -> str:

@@ -154,7 +154,7 @@ class WrongBuffer(NamedTuple):
     """A problem with a buffer itself, regardless of instructions."""
 
     number: int
-    what: str
+    subject: str
     """The buffer and its wrong field."""
     got: str
     expected: str

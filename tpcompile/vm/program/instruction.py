@@ -22,7 +22,7 @@ from tpcompile.lazy import cached_property
 from tpcompile.vm.program.accesses import joins_of, regions_of
 from tpcompile.vm.program.buffer import Box
 from tpcompile.vm.program.fields import field_types, has_fields
-from tpcompile.vm.program.meaning import HeadRead, Made, Values
+from tpcompile.vm.program.meaning import HeadRead, Result, Values
 from tpcompile.vm.program.region import NONE as NONE
 from tpcompile.vm.program.region import Join, Region
 from tpcompile.vm.program.region import Range as Range
@@ -160,7 +160,7 @@ class StepInstruction:
         """
         raise NotImplementedError
 
-    def meaning(self, values: Values) -> Iterator[Made]:
+    def meaning(self, values: Values) -> Iterator[Result]:
         """Yield the whole values of which the instruction makes a part, from those that it reads.
 
         Instructions with the same shared operands and the same operands in `apart` make parts of

@@ -36,7 +36,7 @@ class InstructionSet(Registry[type[StepInstruction]]):
     def __iter__(self) -> Iterator[str]:
         return (self.by_opcode[opcode].name for opcode in sorted(self.by_opcode))
 
-    def own(self) -> list[type[StepInstruction]]:
+    def built_in(self) -> list[type[StepInstruction]]:
         """Return the instructions of this package, which alone may have kernels in C++."""
         return [kind for kind in self.values() if kind.opcode <= _LAST_OWN_OPCODE]
 

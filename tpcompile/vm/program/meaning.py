@@ -16,7 +16,7 @@ Part = Range | int | None
 """An interval of a dimension, an index, or None for the whole dimension."""
 
 
-class Made(NamedTuple):
+class Result(NamedTuple):
     """A value that instructions make together, and the part of the buffer that stores it."""
 
     operand: str

@@ -14,12 +14,12 @@ from operator import attrgetter
 from typing import Any
 
 from tpcompile.errors import CompileError, UnsupportedError, VerifyError
-from tpcompile.vm.program.agreement import Agreement, Buffers, Wrong
+from tpcompile.vm.program.agreement import Agreement, Buffers, OperandProblem
 from tpcompile.vm.program.buffer import wrong_buffers
 from tpcompile.vm.program.fields import field_rules
 from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.program.program import Program
-from tpcompile.vm.program.rules import Held, Number, Within
+from tpcompile.vm.program.rules import BufferRule, Number, Within
 from tpcompile.vm.targets import INT32_MAX
 
 NOT_IN_AGREEMENT = "An operand does not agree with the program's buffers"
@@ -31,7 +31,7 @@ class Disagreement:
     """A problem with an operand of an instruction."""
 
     number: int
-    wrong: Wrong
+    problem: OperandProblem
     shared: bool
     """Whether it is in the shared operands. Only the first instruction that has them is named."""
 
@@ -39,11 +39,11 @@ class Disagreement:
 def disagreements(program: Program) -> Iterator[Disagreement]:
     """Yield every problem with operands. Abstract instructions have no operands to check."""
     buffers = Buffers.of(program.buffers, program.ranks)
-    known: dict[tuple[int, type], _Own | None] = {}
+    known: dict[tuple[int, type], _OwnOperands | None] = {}
     good: dict[object, set[object]] = {}
     """The own operands known to be valid, by the kind of instruction and their limits."""
     last: tuple[object, object] = None, None
-    own_operands: _Own | None = None
+    own_operands: _OwnOperands | None = None
     for number, instruction in enumerate(program.instructions):
         if not isinstance(instruction, StepInstruction):
             continue
@@ -52,21 +52,22 @@ def disagreements(program: Program) -> Iterator[Disagreement]:
             last, key = (operands, kind), (id(operands), kind)
             if key not in known:
                 shared = Agreement(buffers, kind, operands)
-                yield from (Disagreement(number, wrong, True) for wrong in shared.wrong)
-                known[key] = None if shared.broken else _Own(kind, shared, good)
+                yield from (Disagreement(number, problem, True) for problem in shared.problems)
+                known[key] = None if shared.broken else _OwnOperands(kind, shared, good)
             own_operands = known[key]
         if own_operands is not None and not own_operands.within(instruction):
             yield from (
-                Disagreement(number, wrong, False) for wrong in own_operands.wrong(instruction)
+                Disagreement(number, problem, False)
+                for problem in own_operands.problems(instruction)
             )
 
 
 def verify_operands(program: Program, error: type[CompileError] = VerifyError) -> None:
     """Raise an error for the first wrong buffer, or operand that does not agree with buffers."""
     for wrong in wrong_buffers(program.buffers, program.ranks):
-        raise error(WRONG_BUFFER, where=wrong.what, got=wrong.got, expected=wrong.expected)
+        raise error(WRONG_BUFFER, where=wrong.subject, got=wrong.got, expected=wrong.expected)
     for disagreement in disagreements(program):
-        number, problem = disagreement.number, disagreement.wrong
+        number, problem = disagreement.number, disagreement.problem
         raise error(
             NOT_IN_AGREEMENT,
             where=f"{program.instructions[number].label} (instruction {number})",
@@ -79,7 +80,7 @@ def _is_range(rule: Any) -> bool:
     return isinstance(rule, Number) and rule == Number(rule.least, rule.most)
 
 
-class _Own:
+class _OwnOperands:
     """The limits of each instruction's own operands, given its shared operands."""
 
     def __init__(self, kind: Any, shared: Agreement, good: dict[object, set[object]]) -> None:
@@ -95,14 +96,14 @@ class _Own:
             for name, rule in rules.items()
             if _is_range(rule)
         ]
-        self._buffers = [(name, rule) for name, rule in rules.items() if type(rule) is Held]
+        self._buffers = [(name, rule) for name, rule in rules.items() if type(rule) is BufferRule]
         checked = {name for name, *_ in (*self._ranges, *self._numbers, *self._buffers)}
         for name in rules.keys() - checked:
             raise UnsupportedError(
                 f"The rule of {name} is not supported for an operand that each instruction "
                 f"{kind.name} has for itself",
                 got=str(rules[name]),
-                expected="Within, Held, or Number with only least and most",
+                expected="Within, BufferRule, or Number with only least and most",
                 hint="Use another rule, or move the operand to the shared operands `at`",
             )
         self._good: set[tuple[str, int]] = set()
@@ -131,7 +132,7 @@ class _Own:
                 return False
         return all(least <= values[name] <= most for name, least, most in self._numbers)
 
-    def wrong(self, instruction: StepInstruction) -> Iterator[Wrong]:
+    def problems(self, instruction: StepInstruction) -> Iterator[OperandProblem]:
         """Yield the problems of own operands, and remember the buffers that are valid."""
         values: dict[str, Any] = vars(instruction)
         for name, extent, longer in self._ranges:
@@ -139,14 +140,14 @@ class _Own:
             shortest = values[longer] if longer else 1
             if not 0 <= start < stop <= extent or stop - start < shortest:
                 expected = f"a range of length {shortest} or more within 0:{extent}"
-                yield Wrong(name, f"{start}:{stop}", expected)
+                yield OperandProblem(name, f"{start}:{stop}", expected)
         for name, least, most in self._numbers:
             if not least <= values[name] <= most:
-                yield Wrong(name, str(values[name]), f"a number from {least} to {most}")
+                yield OperandProblem(name, str(values[name]), f"a number from {least} to {most}")
         for name, rule in self._buffers:
-            before = len(self._shared.wrong)
+            before = len(self._shared.problems)
             self._shared.check_own(name, values[name], rule)
-            new = self._shared.wrong[before:]
+            new = self._shared.problems[before:]
             yield from new
             if not new:
                 self._good.add((name, values[name]))

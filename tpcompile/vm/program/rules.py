@@ -39,7 +39,7 @@ class Access(NamedTuple):
     Names are operands, or attributes of the instruction or of its shared operands.
     """
 
-    how: str
+    mode: str
     """`reads`, `writes` or `joins`."""
     part: tuple[str, ...]
     turn: int = 0
@@ -58,7 +58,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Held:
+class BufferRule:
     """A buffer of this role and shape."""
 
     role: Role
@@ -73,19 +73,19 @@ class Held:
     instruction accesses all of them."""
     accesses: tuple[Access, ...] = ()
 
-    def reads(self, *part: str, turn: int = 0, unless: tuple[str, int] | None = None) -> Held:
+    def reads(self, *part: str, turn: int = 0, unless: tuple[str, int] | None = None) -> BufferRule:
         """Return the rule of a buffer of which the instruction reads this part."""
         return self.accessed(Access("reads", part, turn, unless))
 
-    def writes(self, *part: str, turn: int = 0) -> Held:
+    def writes(self, *part: str, turn: int = 0) -> BufferRule:
         """Return the rule of a buffer of which the instruction writes this part."""
         return self.accessed(Access("writes", part, turn))
 
-    def joins(self, *part: str, turn: int = 0) -> Held:
+    def joins(self, *part: str, turn: int = 0) -> BufferRule:
         """Return the rule of a buffer of which this part is complete after the last arrival."""
         return self.accessed(Access("joins", part, turn))
 
-    def accessed(self, access: Access) -> Held:
+    def accessed(self, access: Access) -> BufferRule:
         """Return the rule with another access."""
         if len(access.part) > len(self.shape):
             raise UnsupportedError(
@@ -96,25 +96,25 @@ class Held:
         return replace(self, accesses=(*self.accesses, access))
 
 
-def weight(*shape: str, dtype: str = "float") -> Held:
-    return Held(Role.WEIGHT, shape, dtype)
+def weight(*shape: str, dtype: str = "float") -> BufferRule:
+    return BufferRule(Role.WEIGHT, shape, dtype)
 
 
-def scratch(*shape: str, dtype: torch.dtype | str = "float", each_rank: bool = False) -> Held:
-    return Held(Role.SCRATCH, shape, dtype, each_rank=each_rank)
+def scratch(*shape: str, dtype: torch.dtype | str = "float", each_rank: bool = False) -> BufferRule:
+    return BufferRule(Role.SCRATCH, shape, dtype, each_rank=each_rank)
 
 
-def sole(role: Role, *shape: str, dtype: torch.dtype | str = I32) -> Held:
+def sole(role: Role, *shape: str, dtype: torch.dtype | str = I32) -> BufferRule:
     """Return the rule of the rank's only buffer of a role."""
-    return Held(role, shape, dtype)
+    return BufferRule(role, shape, dtype)
 
 
-def cache(heads: str, batch: str = "batch", dtype: str = "float") -> Held:
+def cache(heads: str, batch: str = "batch", dtype: str = "float") -> BufferRule:
     """Return the rule of the KV cache, whose storage determines the tokens per block.
 
     Its rows may be in a format. If they are not, they have this dtype.
     """
-    return Held(
+    return BufferRule(
         Role.CACHE,
         ("layers", "2", batch, heads, "2"),
         dtype,
@@ -122,7 +122,7 @@ def cache(heads: str, batch: str = "batch", dtype: str = "float") -> Held:
     )
 
 
-def maybe(rule: Held) -> Held:
+def maybe(rule: BufferRule) -> BufferRule:
     """Return the same rule for an operand that may be absent."""
     return replace(rule, optional=True)
 
@@ -143,7 +143,7 @@ class Number:
     """Expressions, one of which is the number."""
     alike: bool = False
     """Whether all instructions of a program that have the operand have the same number."""
-    fits: Held | None = None
+    fits: BufferRule | None = None
     """A rule for the rank's buffer of this role. The buffer is not an operand of this instruction,
     but other instructions use it with the same number."""
 
@@ -179,7 +179,7 @@ class Chosen:
     rules: Mapping[Any, Rule]
 
 
-Rule = Held | Missing | Number | Real | FormatOf | Within | Chosen
+Rule = BufferRule | Missing | Number | Real | FormatOf | Within | Chosen
 
 COUNT = Number(1)
 ALIKE = Number(1, alike=True)

@@ -88,12 +88,12 @@ class Parts:
         for region, number in self._numbers.items():
             self.boxes[region.buffer].append(region.box)
             numbers.setdefault(region.buffer, []).append(number)
-        alike: dict[tuple[Box, ...], list[tuple[int, list[int]]]] = {}
+        cuts: dict[tuple[Box, ...], list[tuple[int, list[int]]]] = {}
         for buffer, parts in numbers.items():
             kind = tuple(self.boxes[buffer])
-            if kind not in alike:  # most buffers have the same parts on every rank
-                alike[kind] = cut(kind)
-            for number, (cells, near) in zip(parts, alike[kind], strict=True):
+            if kind not in cuts:  # most buffers have the same parts on every rank
+                cuts[kind] = cut(kind)
+            for number, (cells, near) in zip(parts, cuts[kind], strict=True):
                 self.cells[number] = cells
                 self.near[number] = tuple(parts[other] for other in near)
 

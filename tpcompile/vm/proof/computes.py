@@ -25,7 +25,7 @@ from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.proof.expected import Expected
 from tpcompile.vm.proof.fault import Fault, cited
 from tpcompile.vm.proof.running import (
-    MadeValue,
+    ComputedValue,
     Run,
     Running,
     UnfinishedError,
@@ -144,7 +144,7 @@ class _Check:
 
     def _first_strange(self) -> str:
         """Describe the first value that the graph does not have; "" if there is none."""
-        strange = [entry for entry in self._running.made if not self._is_known(entry.value)]
+        strange = [entry for entry in self._running.values if not self._is_known(entry.value)]
         if not strange:
             return ""
         first, names = strange[0], self._expected.names
@@ -157,7 +157,7 @@ class _Check:
         difference = Difference(near, value, names)
         return f"{message}; in the graph, {name} {difference}{self._layers(strange)}"
 
-    def _layers(self, strange: Sequence[MadeValue]) -> str:
+    def _layers(self, strange: Sequence[ComputedValue]) -> str:
         """Name the layers in which instructions of the first kind have a mistake of their own."""
         layers: set[int] = set()
         inherited: set[Term] = set()

@@ -22,7 +22,7 @@ class Heads:
     """The heads that a program computes in blocks."""
 
     all: tuple[Head, ...]
-    of: tuple[tuple[int, ...], ...]
+    by_instruction: tuple[tuple[int, ...], ...]
     """For each instruction, the numbers of the heads that its joins belong to."""
 
 
@@ -32,7 +32,7 @@ def heads_of(instructions: Sequence[Instruction]) -> Heads:
     Blocks of the same region belong to one head, until it is complete or anything else accesses it.
     """
     heads: list[Head] = []
-    of: list[tuple[int, ...]] = []
+    by_instruction: list[tuple[int, ...]] = []
     unfinished: dict[int, dict[Region, int]] = {}
     """By buffer, the heads that still lack blocks."""
     for number, instruction in enumerate(instructions):
@@ -50,8 +50,8 @@ def heads_of(instructions: Sequence[Instruction]) -> Heads:
             if len(heads[head].blocks) == heads[head].blocks[0][1].arrivals:
                 _close(unfinished, join.region)
             head_numbers.append(head)
-        of.append(tuple(head_numbers))
-    return Heads(tuple(heads), tuple(of))
+        by_instruction.append(tuple(head_numbers))
+    return Heads(tuple(heads), tuple(by_instruction))
 
 
 def _close(unfinished: dict[int, dict[Region, int]], region: Region) -> None:
@@ -73,8 +73,8 @@ def conflict(
     heads of the program.
     """
     first, second = program.instructions[number], program.instructions[other]
-    first_changes = _changed(first, heads.of[number])
-    second_changes = _changed(second, heads.of[other])
+    first_changes = _changed(first, heads.by_instruction[number])
+    second_changes = _changed(second, heads.by_instruction[other])
     pairs = [
         *product([region for region, _ in first_changes], second.reads),
         *product(first.reads, [region for region, _ in second_changes]),

@@ -142,11 +142,11 @@ def _gathered(waited: Sequence[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
     for number, waited_groups in enumerate(waited):
         for group in waited_groups:
             users.setdefault(group, []).append(number)
-    alike: dict[tuple[int, ...], list[Group]] = {}
+    groups_by_waiters: dict[tuple[int, ...], list[Group]] = {}
     for group, waiters in users.items():
-        alike.setdefault(tuple(waiters), []).append(group)
+        groups_by_waiters.setdefault(tuple(waiters), []).append(group)
     gathered: list[list[Group]] = [[] for _ in waited]
-    for together, groups in alike.items():
+    for together, groups in groups_by_waiters.items():
         merged = groups[0]
         if len(groups) > 1:
             merged = Group(tuple(sorted({n for group in groups for n in group.members})))

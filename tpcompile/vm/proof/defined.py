@@ -30,7 +30,7 @@ def check_defined(program: Program, parts: Parts) -> Iterator[Fault]:
             if region in undefined:
                 pieces = remainder(region.box, written.get(region.buffer, ()))
                 if pieces:
-                    yield Fault("undefined", _said(program, number, region, pieces))
+                    yield Fault("undefined", _description(program, number, region, pieces))
         for buffer, box in (*instruction.writes, *joined(instruction)):
             written.setdefault(buffer, {})[box] = None
 
@@ -57,7 +57,7 @@ def _undefined(program: Program, parts: Parts) -> set[Region]:
     return early_reads
 
 
-def _said(program: Program, number: int, region: Region, pieces: Sequence[Box]) -> str:
+def _description(program: Program, number: int, region: Region, pieces: Sequence[Box]) -> str:
     name = program.buffers[region.buffer].name
     listed = ", ".join(name + box_text(box) for box in pieces[:_MOST_PIECES])
     more = len(pieces) - _MOST_PIECES

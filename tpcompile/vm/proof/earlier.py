@@ -47,7 +47,7 @@ class Earlier:
         """The last writers of each part, until it is written again."""
         self._blocks: dict[int, list[Several]] = {}
         """By head, the instructions that its blocks must run after."""
-        self.of: list[list[Several]] = []
+        self.by_instruction: list[list[Several]] = []
         """By instruction, sets of earlier instructions. They may include the instruction itself, if
         it accesses the same part twice."""
         for number in range(len(program.instructions)):
@@ -56,9 +56,9 @@ class Earlier:
                 sets += self._reads(part, number)
             for part in parts.writes[number]:
                 sets += self._put(part, _Use([number], parts.cells[part]))
-            for part, head in zip(parts.joins[number], heads.of[number], strict=True):
+            for part, head in zip(parts.joins[number], heads.by_instruction[number], strict=True):
                 sets += self._joins(part, head, number)
-            self.of.append(sets)
+            self.by_instruction.append(sets)
 
     def _reads(self, part: int, number: int) -> tuple[Several, ...]:
         writers = self._writers[part]

@@ -90,7 +90,7 @@ class Expected:
         self._parameters = {str(n.target): n for n in gm.graph.nodes if n.op == "get_attr"}
         for node in gm.graph.nodes:
             if node.op != "output":
-                self._values[node] = self._of(node)
+                self._values[node] = self._terms_of(node)
                 for value in self._values[node]:
                     if isinstance(value, Term):
                         self.names.setdefault(value, f"%{node.name}")
@@ -123,7 +123,7 @@ class Expected:
             return ""
         if node is None:
             return f"a {buffer.role.word} of the graph"
-        wanted = self._weight(node, buffer) if buffer.role == Role.WEIGHT else _kept(node, buffer)
+        wanted = self._weight(node, buffer) if buffer.role == Role.WEIGHT else _state(node, buffer)
         return "" if buffer == wanted else str(wanted)
 
     def _weight(self, node: fx.Node, buffer: Buffer) -> Buffer:
@@ -144,7 +144,7 @@ class Expected:
         for rank in range(self.ranks):
             outputs.append(Output(rank, Role.LOGITS, (), logits[rank], "the logits"))
             outputs += self._advanced(rank, self._values[chosen][rank])
-            outputs += self._kept(rank)
+            outputs += self._stored(rank)
         return outputs
 
     def _advanced(self, rank: int, chosen: Term) -> list[Output]:
@@ -154,10 +154,10 @@ class Expected:
             for name, role in NEXT.items()
         ]
 
-    def _kept(self, rank: int) -> list[Output]:
+    def _stored(self, rank: int) -> list[Output]:
         """Return the keys, values and states that a step stores."""
         outputs: list[Output] = []
-        for (name, layer), value in self._opened[rank].kept.items():
+        for (name, layer), value in self._opened[rank].stored.items():
             if name == "cache":
                 for part, new in enumerate(value.args[1:]):
                     description = f"the {('keys', 'values')[part]} of cache layer {layer}"
@@ -167,7 +167,7 @@ class Expected:
                 outputs.append(Output(rank, Role[name.upper()], (layer,), value, description))
         return outputs
 
-    def _of(self, node: fx.Node) -> list[Any]:
+    def _terms_of(self, node: fx.Node) -> list[Any]:
         """Return the terms of a node by rank."""
         if node.op == "placeholder":
             return [self._input(node, rank) for rank in range(self.ranks)]
@@ -246,7 +246,7 @@ class Expected:
         return summed
 
 
-def _kept(node: fx.Node, buffer: Buffer) -> Buffer:
+def _state(node: fx.Node, buffer: Buffer) -> Buffer:
     """Return a buffer of the cache or of states with the layers and the shape of a graph's."""
     kind, stored = value_type(node), list(buffer.storage or ())
     local = kind.local_shape(buffer.rank)

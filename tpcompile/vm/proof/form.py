@@ -77,7 +77,7 @@ def check_counters(program: Program) -> Iterator[Fault]:
 
 def check_buffers(program: Program) -> Iterator[Fault]:
     for wrong in wrong_buffers(program.buffers, program.ranks):
-        yield Fault("buffer", f"the {wrong.what} is {wrong.got}; it must be {wrong.expected}")
+        yield Fault("buffer", f"the {wrong.subject} is {wrong.got}; it must be {wrong.expected}")
 
 
 def check_regions(

@@ -35,7 +35,7 @@ class Opened:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self.kept: dict[tuple[str, int], Term] = {}
+        self.stored: dict[tuple[str, int], Term] = {}
         """The contents of states and of the cache that calls have stored, by name and layer."""
 
     def operand(self, term: Term | None) -> Operand | None:
@@ -70,7 +70,7 @@ class Opened:
             places = (self.terms.call("input", name) for name in ("lengths", "tables"))
             slots = self.terms.call("slots", *places, block)
         stored = [self.terms.call("stored", new, slots) for new in (k, v)]
-        self.kept["cache", layer] = self.terms.call("cached tokens", layer, *stored)
+        self.stored["cache", layer] = self.terms.call("cached tokens", layer, *stored)
         return q
 
     def _linear(self, x: Term, weight: Term, bias: Term | None) -> Term:
@@ -142,7 +142,7 @@ class Opened:
         heads, width = q.shape[1:]
         if cache.name != "cached tokens":
             kv_heads = heads_read(heads, cache.shape[-2], kv_heads)
-            cache = self.kept.get(("cache", layer), cache)
+            cache = self.stored.get(("cache", layer), cache)
         read = tuple(kv_heads or ())
         operands = q, cache, tables, lengths, scale, window, block, spans, read
         shape = (TOKENS, heads, spans)
@@ -156,7 +156,7 @@ class Opened:
     def _conv(self, x: Term, weight: Term, bias: Term | None, tails: Term, *places: Any) -> Term:
         *inputs, layer = places
         operands = x, weight, bias, self._before("tails", tails, layer), *inputs
-        self.kept["tails", layer] = self.terms.call("new tails", *operands)
+        self.stored["tails", layer] = self.terms.call("new tails", *operands)
         return self.terms.call("resumed convolution", *operands)
 
     def _delta(
@@ -166,14 +166,14 @@ class Opened:
         read = tuple(heads_read(v.shape[1], q.shape[1], k_heads))
         before = self._before("states", states, layer)
         operands = q, k, v, decay, beta, before, *inputs, read
-        self.kept["states", layer] = self.terms.call("new states", *operands)
+        self.stored["states", layer] = self.terms.call("new states", *operands)
         return self.terms.call("resumed delta rule", *operands, shape=v.shape)
 
     def _before(self, name: str, states: Term, layer: int) -> Term:
         """Return the states of a layer, if the operand is those of all layers."""
         if states.name != "input":
             return states
-        return self.kept.get((name, layer)) or self.terms.call("layer of", states, layer)
+        return self.stored.get((name, layer)) or self.terms.call("layer of", states, layer)
 
 
 _RULES: dict[Any, Callable[..., Any]] = {

@@ -33,7 +33,7 @@ def steps_may_overlap(program: Program) -> bool:
     }
     earlier = Earlier(two_steps, heads_of(two_steps.instructions))
     for number, known in Done(two_steps, order).walk():
-        wanted = list(earlier.of[number])
+        wanted = list(earlier.by_instruction[number])
         if number >= count:
             wanted += [all_of[counter] for counter in program.signals[number - count]]
         known = with_one(known, number)

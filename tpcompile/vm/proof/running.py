@@ -20,7 +20,7 @@ from tpcompile.vm.program import Box, Buffer, Program, Role
 from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import NONE
-from tpcompile.vm.program.meaning import Made, Part
+from tpcompile.vm.program.meaning import Part, Result
 from tpcompile.vm.program.region import box_text
 from tpcompile.vm.proof.contents import Contents, Stored, disjoint
 from tpcompile.vm.proof.expected import Expected
@@ -38,7 +38,7 @@ class UnfinishedError(WrongError):
 
 
 @dataclass(frozen=True)
-class MadeValue:
+class ComputedValue:
     """A value that instructions made, for messages."""
 
     number: int
@@ -53,7 +53,7 @@ class Running:
     terms: Terms
     expected: Expected
     contents: Contents = field(default_factory=Contents)
-    made: list[MadeValue] = field(default_factory=list)
+    values: list[ComputedValue] = field(default_factory=list)
 
 
 def frame_of(shape: Sequence[int], part: Sequence[Part]) -> Box:
@@ -86,7 +86,7 @@ def runs_of(instructions: _Instructions) -> Iterator[tuple[int, list[Any]]]:
         if (
             run
             and type(instruction) is type(run[0])
-            and (instruction.at is last or _same(instruction, run[0]))
+            and (instruction.at is last or _same_operands(instruction, run[0]))
         ):
             run.append(instruction)
         else:
@@ -126,7 +126,7 @@ def heads_of(run: _Instructions) -> tuple[int, ...]:
     return tuple(read[reader] for reader in sorted(read))
 
 
-def _same(instruction: Any, other: Any) -> bool:
+def _same_operands(instruction: Any, other: Any) -> bool:
     kind: Any = type(instruction)
     return bool(_material(kind)(instruction.at) == _material(kind)(other.at))
 
@@ -142,8 +142,8 @@ class Run:
     """Consecutive instructions that make values together, and the values that they read."""
 
     def __init__(self, running: Running, start: int, run: list[Any]) -> None:
-        self._running, self._start, self._own = running, start, run
-        self._one, self._at = run[0], run[0].at
+        self._running, self._start, self._instructions = running, start, run
+        self._instruction, self._operands = run[0], run[0].at
         self._opened = Opened(running.terms)
         self._read: set[tuple[int, str]] = set()
         """The buffers that meanings read, with their operands."""
@@ -152,10 +152,10 @@ class Run:
 
     def evaluate(self) -> None:
         """Evaluate the meaning, and store the tiles of the values that it makes."""
-        outputs: list[tuple[Made, list[Any], int]] = []
-        for number, group in groups_of(self._start, self._own):
-            self._one = group[0]
-            outputs += [(output, group, number) for output in self._one.meaning(self)]
+        outputs: list[tuple[Result, list[Any], int]] = []
+        for number, group in groups_of(self._start, self._instructions):
+            self._instruction = group[0]
+            outputs += [(output, group, number) for output in self._instruction.meaning(self)]
         written = {self._number(output.operand): output.operand for output, *_ in outputs}
         spoilt = self._spoilt(set(written))
         for number, operand in self._read:
@@ -175,14 +175,16 @@ class Run:
         Return the buffers.
         """
         spoilt: set[int] = set()
-        for instruction in self._own if self._own[0].joins else self._own[:1]:
+        for instruction in (
+            self._instructions if self._instructions[0].joins else self._instructions[:1]
+        ):
             for buffer, box in (*instruction.writes, *(join.region for join in instruction.joins)):
                 if buffer not in written:
                     spoilt.add(buffer)
                     self._running.contents.spoil(buffer, box)
         return spoilt
 
-    def _store(self, output: Made, group: list[Any], first: int) -> None:
+    def _store(self, output: Result, group: list[Any], first: int) -> None:
         number, value = self._number(output.operand), output.value.kind
         buffer = self._running.program.buffers[number]
         frame = frame_of(buffer.shape, output.part)
@@ -192,14 +194,14 @@ class Run:
                 f"{self._cited(first)} makes {value} of shape {value.shape}, but stores it in "
                 f"{buffer.name}{box_text(frame)}"
             )
-        self._running.made.append(MadeValue(first, value))
+        self._running.values.append(ComputedValue(first, value))
         self._running.contents.store(number, frame, Stored(value, (*frame, *whole), tiles))
 
     def _verify_in_place(self, number: int) -> None:
         """Check that instructions change each part of a state once, and row by row."""
         done: set[Box] = set()
         tiles: list[Box] = []
-        for place, instruction in enumerate(self._own, self._start):
+        for place, instruction in enumerate(self._instructions, self._start):
             reads = {box for buffer, box in instruction.reads if buffer == number}
             writes = [box for buffer, box in instruction.writes if buffer == number]
             buffer = self._running.program.buffers[number]
@@ -219,8 +221,8 @@ class Run:
         return cited(self._running.program, number)
 
     def _number(self, operand: str) -> int:
-        own_number = vars(self._one).get(operand)
-        number: int = attrgetter(operand)(self._at) if own_number is None else own_number
+        own_number = vars(self._instruction).get(operand)
+        number: int = attrgetter(operand)(self._operands) if own_number is None else own_number
         return number
 
     # Implementation of `Values` for meanings
@@ -229,7 +231,7 @@ class Run:
     def heads(self) -> Sequence[int]:
         """The head that each reader reads."""
         try:
-            return heads_of(self._own)
+            return heads_of(self._instructions)
         except ValueError as wrong:
             raise WrongError(f"{self._cited(self._start)} and those after it {wrong}") from None
 
@@ -240,7 +242,7 @@ class Run:
         return self._opened.operand(self._running.expected.input(name))
 
     def new(self, operand: str) -> Any:
-        return self._opened.operand(self._opened.kept[operand, self._at.layer])
+        return self._opened.operand(self._opened.stored[operand, self._operands.layer])
 
     def call(self, name: str, *operands: Any) -> Any:
         args = [getattr(operand, "kind", operand) for operand in operands]

@@ -85,9 +85,9 @@ def _faults(program: Program, parts: Parts | None) -> list[Fault]:
         return faults
     foreign: list[Fault] = []
     for disagreement in disagreements(program):
-        wrong = disagreement.wrong
-        message = f"in {cited(program, disagreement.number)}, {wrong.message}"
-        (foreign if wrong.rule == "rank" else faults).append(Fault(wrong.rule, message))
+        problem = disagreement.problem
+        message = f"in {cited(program, disagreement.number)}, {problem.message}"
+        (foreign if problem.rule == "rank" else faults).append(Fault(problem.rule, message))
     known = parts is not None and parts.instructions is program.instructions
     boxes = parts.boxes if parts is not None and known else None
     faults = faults or list(check_regions(program, boxes))
@@ -129,7 +129,7 @@ def _check_order(
     """Check that conflicting instructions are ordered, within one step and across steps."""
     done = Done(program, order)
     for number, known in done.walk():
-        early = _missing(earlier.of[number], with_one(known, number))
+        early = _missing(earlier.by_instruction[number], with_one(known, number))
         if early is not None:
             yield Fault("order", _unordered(program, heads, early, number))
     if program.repeats:

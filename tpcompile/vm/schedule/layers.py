@@ -91,7 +91,7 @@ class Layers:
         counters = _Counters(self._zones, few)
         if not counters.repeat:
             return None
-        zones, first, count = self._zones, counters.first, counters.each
+        zones, first, count = self._zones, counters.first, counters.per_period
         pieces = [_renamed(few, slice(0, zones.last), _from(first.tail, self.copies * count))]
         for copy in range(1, self.copies + 1):
             pieces.append(_renamed(few, slice(zones.second, zones.last), _from(0, copy * count)))
@@ -125,13 +125,13 @@ class _Counters:
             first.append(max(first[-1], 1 + max(waited, default=-1)))
         self.first = _Zones(*first[1:])
         """The first counter of each period, and of the instructions after them."""
-        self.each = self.first.tail - self.first.last
+        self.per_period = self.first.tail - self.first.last
         """The number of counters of a period."""
 
     @property
     def repeat(self) -> bool:
         """Whether all periods use counters in the same way."""
-        zones, first, few, count = self._zones, self.first, self._few, self.each
+        zones, first, few, count = self._zones, self.first, self._few, self.per_period
         initial, middle, last = starmap(slice, pairwise(zones))
         moved, moved_again = (
             _renamed(few, period, _from(0, count)) for period in (initial, middle)

@@ -115,13 +115,13 @@ class _Parser:
     def _check_operands(self, program: Program, lines: Sequence[Line]) -> None:
         for bad in wrong_buffers(program.buffers, program.ranks):
             line = self._sections["buffers"][bad.number]
-            raise line.refusal(WRONG_BUFFER, f"{bad.what} = {bad.got}", bad.expected)
+            raise line.refusal(WRONG_BUFFER, f"{bad.subject} = {bad.got}", bad.expected)
         for disagreement in disagreements(program):
-            line, wrong = lines[disagreement.number], disagreement.wrong
+            line, problem = lines[disagreement.number], disagreement.problem
             if disagreement.shared:
                 line = self._sections["operands"][line.reference(line.words[2], "a", "operands")]
-            got = f"{wrong.operand} = {wrong.got}"
-            raise line.refusal(NOT_IN_AGREEMENT, got, wrong.expected)
+            got = f"{problem.operand} = {problem.got}"
+            raise line.refusal(NOT_IN_AGREEMENT, got, problem.expected)
 
     def _header(self) -> tuple[str, dict[str, Any]]:
         line = self._head
