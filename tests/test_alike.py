@@ -7,14 +7,17 @@ from random import Random
 
 import pytest
 
-from tpcompile.alike import Repeat, alike, kinds_of, repeat_of, runs_of
+from tpcompile.alike import Repeat, kinds_of, layers_by_key, repeat_of, runs_of
 
 MOST_LAYERS = 16
 
 
 def test_layers_with_equal_keys_are_of_one_kind() -> None:
     assert kinds_of(["full", "window", "full", "linear"]) == (0, 1, 0, 2)
-    assert alike([(3, "full"), (4, "window"), (5, "full")]) == {"full": [3, 5], "window": [4]}
+    assert layers_by_key([(3, "full"), (4, "window"), (5, "full")]) == {
+        "full": [3, 5],
+        "window": [4],
+    }
     assert kinds_of([]) == ()
 
 

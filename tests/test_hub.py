@@ -32,7 +32,7 @@ def _no_cache_and_no_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def sleep(seconds: float) -> None:
         raise AssertionError(f"waited {seconds} s")
 
-    hub._asked.cache_clear()
+    hub._ask.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(time, "sleep", sleep)
 

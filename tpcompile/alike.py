@@ -14,7 +14,7 @@ from typing import TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-def alike(pairs: Iterable[tuple[int, K]]) -> dict[K, list[int]]:
+def layers_by_key(pairs: Iterable[tuple[int, K]]) -> dict[K, list[int]]:
     """Return the layers of each kind, given each layer with its key."""
     layers: dict[K, list[int]] = {}
     for layer, key in pairs:

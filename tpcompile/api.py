@@ -194,7 +194,7 @@ class Recipe:
     def __init__(self, options: dict[str, Any]) -> None:
         model = options.pop("model")
         self._model = weakref.ref(model) if isinstance(model, nn.Module) else lambda: model
-        self._asked = options
+        self._options = options
 
     def __call__(self, **changes: Any) -> CompiledModel:
         """Compile the model again, with some arguments changed."""
@@ -204,7 +204,7 @@ class Recipe:
                 "The model cannot be compiled again, because its weights are gone",
                 hint="Keep the model that was passed to compile, or pass a directory",
             )
-        return compile(model, **{**self._asked, **changes})
+        return compile(model, **{**self._options, **changes})
 
 
 def _check_seconds(rank_timeout: float) -> None:

@@ -19,7 +19,7 @@ def unreachable(model: str) -> str:
     Without an answer, pass `local_files_only=True` to functions that take a hub id: they would
     retry for half a minute for each file that is not in the cache.
     """
-    return _asked(model, int(time.monotonic()) // _VALID_S)
+    return _ask(model, int(time.monotonic()) // _VALID_S)
 
 
 def is_cached(model: str, name: str) -> bool:
@@ -38,7 +38,7 @@ def cached_directory(model: str) -> Path | None:
 
 
 @lru_cache(maxsize=16)
-def _asked(model: str, period: int) -> str:
+def _ask(model: str, period: int) -> str:
     """Ask once for a file of the model. A new period invalidates old answers."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (

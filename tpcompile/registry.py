@@ -16,8 +16,8 @@ class Registry(Mapping[str, T]):
     Looking up an unknown name raises a UsageError that suggests the nearest names.
     """
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self._entries: dict[str, T] = {}
 
     def add(self, name: str, entry: T) -> None:
@@ -25,7 +25,7 @@ class Registry(Mapping[str, T]):
         known = spelled(name, self._entries)
         if known is not None and self._entries[known] is not entry:
             raise UsageError(
-                f"There are two entries for the {self.what} {name!r}",
+                f"There are two entries for the {self.kind} {name!r}",
                 got=f"{entry!r} and {self._entries[known]!r}",
                 hint="Choose another name",
             )
@@ -35,7 +35,7 @@ class Registry(Mapping[str, T]):
         """Return the name of an entry as it was registered, given in any case."""
         spelling = spelled(name, self._entries)
         if spelling is None:
-            raise UsageError(f"Unknown {self.what} {name!r}", hint=did_you_mean(name, self))
+            raise UsageError(f"Unknown {self.kind} {name!r}", hint=did_you_mean(name, self))
         return spelling
 
     def __getitem__(self, name: str) -> T:

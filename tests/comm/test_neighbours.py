@@ -59,14 +59,14 @@ def test_every_rank_has_every_rank_s_bytes_in_order(count: int, size: int, eager
 
 def test_a_rank_that_is_gone_is_noticed_at_once() -> None:
     with ranks_of(2, eager=False) as ranks:
-        ranks[1]._others[0].close()
+        ranks[1]._sockets[0].close()
         with pytest.raises(PeerError, match="connection to another rank was lost"):
             ranks[0].gather(torch.zeros(8, dtype=torch.uint8), torch.zeros(2, 8, dtype=torch.uint8))
 
 
 def test_a_rank_that_goes_while_another_waits_is_noticed() -> None:
     with ranks_of(2, eager=False) as ranks:
-        threading.Timer(0.2, lambda: ranks[1]._others[0].shutdown(socket.SHUT_RDWR)).start()
+        threading.Timer(0.2, lambda: ranks[1]._sockets[0].shutdown(socket.SHUT_RDWR)).start()
         with pytest.raises(PeerError, match="connection to another rank was lost"):
             ranks[0].gather(torch.zeros(8, dtype=torch.uint8), torch.zeros(2, 8, dtype=torch.uint8))
 
@@ -75,6 +75,6 @@ def test_sockets_that_hold_little_do_not_block_both_ranks() -> None:
     with ranks_of(2) as ranks:
         for rank in ranks:
             for kind in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                rank._others[0].setsockopt(socket.SOL_SOCKET, kind, 4096)
+                rank._sockets[0].setsockopt(socket.SOL_SOCKET, kind, 4096)
         rooms = gather(ranks, SMALL_BYTES, times=3)
     assert [len(turns) for turns in rooms] == [3, 3]

@@ -261,7 +261,7 @@ def test_nothing_is_waited_for_where_the_group_was_not_used(
         raise AssertionError("there is nothing to wait for")
 
     monkeypatch.setattr(time, "sleep", sleep)
-    ProcessGroupRank(_connected(1)[0]).rest()
+    ProcessGroupRank(_connected(1)[0]).wait_for_release()
 
 
 def test_what_the_group_still_uses_is_kept_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def test_what_the_group_still_uses_is_kept_and_waited_for(monkeypatch: pytest.Mo
     wait = time.sleep
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(process_group, "_LAST_S", 60.0)
-    rank.rest()
+    rank.wait_for_release()
     assert slept > 3
     held = reference()
     assert held is not None and held.data_ptr() == address

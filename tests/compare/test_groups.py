@@ -34,7 +34,7 @@ def test_ranks_put_together_by_their_layout() -> None:
     assert torch.equal(values, WHOLE)
     assert not problem
     side = pieces.side()
-    names = [side.sources[number] for number in side.brought[KEY][1].tolist()]
+    names = [side.sources[number] for number in side.source_indices[KEY][1].tolist()]
     assert names == ["one"] * 8 + ["two"] + ["three"] * 3
 
 

@@ -60,7 +60,7 @@ def test_all_sides_agree_under_any_choices(family: str) -> None:
         with opened(weights) as read, torch.inference_mode():
             arguments = materialise(gm, read), captured.rotary.fresh(), replay.instead
             values = run_ranks(gm, packed.inputs(), *arguments)
-            replayed = replay.own(values)
+            replayed = replay.own_choices(values)
         assert relative_error(logits_of(values)[0].view_as(expected), expected) < 1e-5
         for layer, theirs_here in theirs.items():
             assert relative_error(replayed[layer][0].logits, theirs_here.logits) < 1e-5
@@ -69,7 +69,7 @@ def test_all_sides_agree_under_any_choices(family: str) -> None:
     with opened(weights) as read:
         ranks = InProcessRanks(modules, read, captured.rotary.fresh, torch.device("cpu"))
         watched = WatchedRanks(ranks, modules[0].routers)
-        watched.given = tuple(choices.values())
+        watched.experts = tuple(choices.values())
         with CompiledModel(captured, sharded, stages, watched) as compiled:
             assert relative_error(compiled(IDS).logits[0], expected) < 1e-5
     assert watched.agree_so_far

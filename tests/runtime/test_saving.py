@@ -253,7 +253,7 @@ class _Joined:
         parameter: torch.Tensor = self._ranks.parameter(rank, name)
         return parameter
 
-    def same(self, x: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         if self.front == 0:
             self._told.append(x)
         self._meeting.wait(30)

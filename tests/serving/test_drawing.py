@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from tpcompile.errors import UsageError
-from tpcompile.serving.drawing import Cumulative, Kept, greatest, kept, weights_of
+from tpcompile.serving.drawing import Cumulative, KeptTokens, greatest, kept_tokens, weights_of
 
 ROUNDING = 1e-6
 """The distance from a limit within which rounding may decide."""
@@ -42,14 +42,14 @@ def warped(scores: np.ndarray, top_k: int | None, top_p: float, min_p: float) ->
     return wanted
 
 
-def listed(best: Kept) -> tuple[list[int], np.ndarray]:
+def listed(best: KeptTokens) -> tuple[list[int], np.ndarray]:
     """Return the ids of the tokens that may be drawn, with their weights."""
     scores = best.cumulative._scores[best.first :]
     ids = [best.token(best.first + place) for place in range(len(scores))]
     return ids, weights_of(scores, best.cumulative._top)
 
 
-def chances(best: Kept, vocabulary: int) -> np.ndarray:
+def chances(best: KeptTokens, vocabulary: int) -> np.ndarray:
     """Return the probability of each token."""
     probabilities = np.zeros(vocabulary)
     ids, weights = listed(best)
@@ -90,7 +90,7 @@ def test_the_tokens_and_probabilities_of_hugging_face(
         near_min = min(1.0, max(0.0, min_p * (1 - nudge))) if min_p else 0.0
         near = warped(scores, top_k, near_p, near_min)
         sizes.append(len(near[near > 0]))
-    probabilities = chances(kept(scores, top_k, top_p, min_p), len(scores))
+    probabilities = chances(kept_tokens(scores, top_k, top_p, min_p), len(scores))
     likely = [np.sort(values[values > TINY]) for values in (probabilities, wanted)]
     assert min(sizes) - np.count_nonzero((wanted > 0) & (wanted <= TINY)) <= len(likely[0])
     assert len(likely[0]) <= max(sizes)
@@ -107,7 +107,7 @@ def test_the_tokens_and_probabilities_of_hugging_face(
 def test_of_equal_tokens_those_with_higher_ids_stay(top_p: float, ids: list[int]) -> None:
     scores = np.full(8, -50.0, np.float32)
     scores[[1, 3, 6, 7]] = 2.0
-    assert np.flatnonzero(chances(kept(scores, top_p=top_p), 8)).tolist()[-len(ids) :] == ids
+    assert np.flatnonzero(chances(kept_tokens(scores, top_p=top_p), 8)).tolist()[-len(ids) :] == ids
     assert np.flatnonzero(warped(scores, None, top_p, 0.0)).tolist()[-len(ids) :] == ids
 
 
@@ -115,7 +115,7 @@ def test_of_equal_tokens_those_with_higher_ids_stay(top_p: float, ids: list[int]
 def test_a_draw_inverts_the_cumulative_probabilities(options: dict[str, Any]) -> None:
     """The interval of random numbers of each token is as long as its probability."""
     scores = np.random.default_rng(3).standard_normal(9000).astype(np.float32)
-    best = kept(scores, **options)
+    best = kept_tokens(scores, **options)
     ids, weights = listed(best)
     ends = np.cumsum(weights, dtype=np.float64)
     ends /= ends[-1]
@@ -143,7 +143,7 @@ def test_logits_from_which_no_token_can_be_drawn(top: float, options: dict[str, 
     scores = np.full(100, min(top, 0.0) if top == -math.inf else 0.0, np.float32)
     scores[7] = top
     with pytest.raises(UsageError, match="No token can be drawn from these logits"):
-        kept(scores, **options)
+        kept_tokens(scores, **options)
 
 
 @pytest.mark.parametrize("count", [1, 20, 63, 64, 65, 500, 5000, 10**6])

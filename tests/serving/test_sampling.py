@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
 from tpcompile.errors import UsageError
 from tpcompile.serving import SamplingParams
 from tpcompile.serving import sampling as module
-from tpcompile.serving.drawing import kept
+from tpcompile.serving.drawing import kept_tokens
 from tpcompile.serving.sampling import Sampler, described
 
 VOCABULARY = 40_003
@@ -41,9 +41,9 @@ def test_the_scores_are_those_of_hugging_face(
 
     def remember(scores: Any, *options: Any) -> Any:
         recorded.append(torch.tensor(scores))
-        return kept(scores, *options)
+        return kept_tokens(scores, *options)
 
-    monkeypatch.setattr(module, "kept", remember)
+    monkeypatch.setattr(module, "kept_tokens", remember)
     (row,) = logits(dtype=dtype)
     processors = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
     if penalty != 1:

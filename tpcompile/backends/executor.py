@@ -24,7 +24,7 @@ _Kind = TypeVar("_Kind", bound="type[Executor]")
 T = TypeVar("T")
 OnTokens = Callable[[torch.Tensor], None]
 """Callback that receives the tokens of one step, `[batch]`."""
-Seen = Callable[[StepInstruction], Probe]
+ProbeOf = Callable[[StepInstruction], Probe]
 """A function from an instruction to the probe that receives its values."""
 
 
@@ -108,7 +108,7 @@ class Executor(ABC):
         self.check(memory.program, memory.device)
         self.memory = memory
         self._on_tokens: OnTokens | None = None
-        self._told = 0
+        self._reported = 0
 
     def place(
         self,
@@ -140,7 +140,7 @@ class Executor(ABC):
         """
         self.memory.begin(steps)
         self.memory.upload()
-        self._on_tokens, self._told = on_tokens, 0
+        self._on_tokens, self._reported = on_tokens, 0
         try:
             done = self.launch(steps, *options)
             self.memory.download()
@@ -163,7 +163,7 @@ class Executor(ABC):
             hint='Compare with the "reference" backend',
         )
 
-    def observe(self, turns: Iterable[int], probe_of: Seen) -> torch.Tensor:
+    def observe(self, turns: Iterable[int], probe_of: ProbeOf) -> torch.Tensor:
         """Run the instructions of a step one by one, report all values, and return the tokens."""
         self.memory.begin(1)
         self.memory.forget()
@@ -184,9 +184,9 @@ class Executor(ABC):
 
     def tell(self, done: int) -> None:
         """Report the new tokens among those of the first `done` steps of the launch."""
-        while self._on_tokens is not None and self._told < done:
-            self._told += 1
-            self._on_tokens(self.memory.tokens(self._told)[-1])
+        while self._on_tokens is not None and self._reported < done:
+            self._reported += 1
+            self._on_tokens(self.memory.tokens(self._reported)[-1])
 
     @property
     def logits(self) -> torch.Tensor:

@@ -358,19 +358,19 @@ def _matrix(value: torch.Tensor, buffer: Buffer) -> torch.Tensor:
 def _checked(value: torch.Tensor, buffer: Buffer, extents: tuple[int, ...]) -> torch.Tensor:
     if (tuple(value.shape), value.dtype) != (extents, buffer.dtype):
         raise UsageError(
-            f"The {_what(buffer)} must have the shape and dtype of its buffer",
+            f"The {_description(buffer)} must have the shape and dtype of its buffer",
             got=f"{tuple(value.shape)} in {value.dtype}",
             expected=f"{extents} in {buffer.dtype}",
         )
     if not buffer.has_strides(value):
         raise UsageError(
-            f"The {_what(buffer)} must have the memory layout of its buffer",
+            f"The {_description(buffer)} must have the memory layout of its buffer",
             got=f"strides {value.stride()} of {tuple(value.shape)}",
             expected=f"strides {buffer.strides(extents)}",
         )
     return value
 
 
-def _what(buffer: Buffer) -> str:
+def _description(buffer: Buffer) -> str:
     subject = "KV cache" if buffer.role == Role.CACHE else f"parameter {buffer.name}"
     return f"{subject} of rank {buffer.rank}"

@@ -128,7 +128,7 @@ def _worded(error: Exception, words: list[str]) -> str:
     if command is None:
         return str(error)
     parser = command.parser("")
-    return with_options(str(error), parser.options(), parser.given(words))
+    return with_options(str(error), parser.options(), parser.options_in(words))
 
 
 def _run(argv: list[str], alone: bool) -> Result:

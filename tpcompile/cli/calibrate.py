@@ -107,7 +107,7 @@ def _run(args: argparse.Namespace) -> Result:
             head=args.head,
             activations=args.activations,
             kv=args.kv,
-            say=_both(say),
+            say=_phase_printer(say),
         )
         write_file(args.output, lambda file: file.write(target_text(calibration.target)))
         sys.stderr.write(f"wrote {args.output}\n")
@@ -115,14 +115,14 @@ def _run(args: argparse.Namespace) -> Result:
         quantized = {name: getattr(args, name) for name in ("weights", "head", "activations", "kv")}
         cases = [replace(case, **quantized) for case in cases]
         steps = verify(
-            calibration.target, cases, repeats=args.repeats, device=device, say=_both(say)
+            calibration.target, cases, repeats=args.repeats, device=device, say=_phase_printer(say)
         )
         checked = list(steps)
     text = json_text(_json(calibration, checked)) if args.json else _tables(calibration, checked)
     return Result(text)
 
 
-def _both(say: Say) -> Say:
+def _phase_printer(say: Say) -> Say:
     """Return a callback that shows a phase on a terminal, and prints it elsewhere."""
 
     def tell(text: str) -> None:

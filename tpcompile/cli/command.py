@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
         """Return the names of the optional arguments, as Python names."""
         return tuple(action.dest for action in self._actions if action.option_strings)
 
-    def given(self, words: Sequence[str]) -> set[str]:
+    def options_in(self, words: Sequence[str]) -> set[str]:
         """Return the names of the options among the words of a command line."""
         known = self._option_string_actions
         options = (word.partition("=")[0] for word in words)

@@ -156,7 +156,7 @@ def _run(args: argparse.Namespace) -> Result:
     sys.stderr.write(_times(generated, model.steps))
     if args.trace:
         sys.stderr.write(_written(args.trace, trace, timed))
-    output = _said(args, tokenizer, generated)
+    output = _output_text(args, tokenizer, generated)
     counts = {"drafted": model.steps.drafted, "accepted": model.steps.accepted}
     guesses = counts if args.speculate else {}
     return Result(
@@ -255,7 +255,7 @@ def _streams(args: argparse.Namespace) -> bool:
     return bool(args.stdout.isatty()) and not args.json
 
 
-def _said(args: argparse.Namespace, tokenizer: Any | None, generated: Generated) -> str:
+def _output_text(args: argparse.Namespace, tokenizer: Any | None, generated: Generated) -> str:
     ids = generated.ids[generated.prompt_tokens :] if args.chat else generated.ids
     if tokenizer is None:
         return ",".join(map(str, ids))

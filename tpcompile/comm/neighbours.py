@@ -37,9 +37,9 @@ class Neighbours:
 
     def __init__(self, rank: int, sockets: Sequence[socket.socket], eager: bool) -> None:
         self._rank = rank
-        self._others = list(sockets)
+        self._sockets = list(sockets)
         self._look = _LOOK_S if eager else 0.0
-        for other in self._others:
+        for other in self._sockets:
             other.setblocking(False)
 
     def gather(self, local: torch.Tensor, gathered: torch.Tensor) -> None:
@@ -50,16 +50,16 @@ class Neighbours:
         rows = (row for rank, row in enumerate(received) if rank != self._rank)
         open_ends = [
             _Exchange(other, memoryview(sent), memoryview(row))
-            for other, row in zip(self._others, rows, strict=True)
+            for other, row in zip(self._sockets, rows, strict=True)
         ]
         until = time.perf_counter() + self._look
         while open_ends:
             moved = [end.move() for end in open_ends]
             open_ends = [end for end in open_ends if end.sent or end.room]
             if not any(moved) and open_ends:
-                self._rest(open_ends, until)
+                self._wait(open_ends, until)
 
-    def _rest(self, ends: list[_Exchange], until: float) -> None:
+    def _wait(self, ends: list[_Exchange], until: float) -> None:
         if time.perf_counter() < until:
             return
         select.select(

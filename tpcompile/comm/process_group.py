@@ -40,7 +40,7 @@ class ProcessGroupRank:
         self._rank: int = group.rank()
         self._ranks: int = group.size()
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._held: tuple[torch.Tensor, ...] = ()
+        self._in_flight: tuple[torch.Tensor, ...] = ()
 
     def lost(self) -> bool:
         """Return whether another rank is known to have ended; only shared memory can tell."""
@@ -75,7 +75,7 @@ class ProcessGroupRank:
             )
         if not x.shape[dim] and not any(sizes):
             return x.clone()
-        width = x.numel() // x.shape[dim] if x.shape[dim] else _others(x.shape, dim)
+        width = x.numel() // x.shape[dim] if x.shape[dim] else _elements_per_index(x.shape, dim)
         flat = x.new_empty(max(sizes) * width)
         flat[: x.numel()] = x.reshape(-1)
         parts = []
@@ -197,17 +197,17 @@ class ProcessGroupRank:
                 hint="See the output of the other ranks: one of them failed first",
             ) from error
         finally:
-            self._held = (*filter(_in_use, self._held), *tensors)
+            self._in_flight = (*filter(_in_use, self._in_flight), *tensors)
 
-    def rest(self) -> None:
+    def wait_for_release(self) -> None:
         """Wait until the group's own threads have released all tensors; see `_wait`.
 
         They do so a moment after the last collective; without one, this returns at once.
         """
         until = time.monotonic() + _LAST_S
-        waiting = any(held.device.type == "cpu" for held in self._held)
+        waiting = any(tensor.device.type == "cpu" for tensor in self._in_flight)
         while waiting and time.monotonic() < until:
-            waiting = any(map(_in_use, self._held))
+            waiting = any(map(_in_use, self._in_flight))
             time.sleep(_LOOK_S)  # also after the last check: the releasing thread needs the GIL
 
 
@@ -240,6 +240,6 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.view(-1).view(torch.uint8)
 
 
-def _others(shape: torch.Size, dim: int) -> int:
+def _elements_per_index(shape: torch.Size, dim: int) -> int:
     """Return the number of elements per index along `dim`, for an empty value."""
     return torch.Size(s for i, s in enumerate(shape) if i != dim % len(shape)).numel()

@@ -92,9 +92,9 @@ class SharedExchange:
         self._whole = SLOT_BYTES if ranks == 2 else PIECES_BYTES
         self._timeout = timeout
         self._peers = peers
-        self._held = ctypes.c_char.from_buffer(memory)
+        self._memory = ctypes.c_char.from_buffer(memory)
         self._exchange = _Exchange(
-            ctypes.addressof(self._held),
+            ctypes.addressof(self._memory),
             _slots(ranks),
             SLOT_BYTES,
             rank,
@@ -104,7 +104,7 @@ class SharedExchange:
             _LOOK_US if eager else 0,
         )
         pointer, size = ctypes.c_void_p, ctypes.c_int64
-        self._at = ctypes.c_void_p(ctypes.addressof(self._exchange))
+        self._address = ctypes.c_void_p(ctypes.addressof(self._exchange))
         kind = ctypes.c_int32
         self._post, self._sum = library["tpc_post"], library["tpc_sum"]
         self._post_and_sum, self._gather = library["tpc_post_and_sum"], library["tpc_gather"]
@@ -124,30 +124,30 @@ class SharedExchange:
         total = torch.empty_like(x, dtype=dtype)
         count, size, start, output = x.numel(), x.nbytes, x.data_ptr(), total.data_ptr()
         if size <= self._whole:
-            if size and not self._post_and_sum(self._at, start, size, kind, count, output):
-                self._wait(partial(self._sum, self._at, kind, 0, count, output))
+            if size and not self._post_and_sum(self._address, start, size, kind, count, output):
+                self._wait(partial(self._sum, self._address, kind, 0, count, output))
             return total
         width, sum_width = x.element_size(), total.element_size()
         chunk = SLOT_BYTES // max(width, sum_width)
         for first in range(0, count, chunk):
             terms = min(chunk, count - first)
-            self._post(self._at, start + first * width, terms * width)
+            self._post(self._address, start + first * width, terms * width)
             self._all_reduced(kind, terms, output + first * sum_width, sum_width)
         return total
 
     def _all_reduced(self, kind: int, count: int, output: int, width: int) -> None:
         """Sum the posted terms; more than two ranks sum a piece each, and gather the pieces."""
         if self._ranks == 2:
-            self._wait(partial(self._sum, self._at, kind, 0, count, output))
+            self._wait(partial(self._sum, self._address, kind, 0, count, output))
             return
         piece = -(-count // self._ranks)
         first = min(self._rank * piece, count)
         last = min(first + piece, count)
         local_output = output + first * width
-        self._wait(partial(self._sum, self._at, kind, first, last, local_output))
-        self._post(self._at, local_output, (last - first) * width)
+        self._wait(partial(self._sum, self._address, kind, first, last, local_output))
+        self._post(self._address, local_output, (last - first) * width)
         sizes = piece * width, output, piece * width, count * width
-        self._wait(partial(self._gather, self._at, *sizes))
+        self._wait(partial(self._gather, self._address, *sizes))
 
     def reduce_scatter(
         self, x: torch.Tensor, start: int, stop: int, dtype: torch.dtype
@@ -160,11 +160,11 @@ class SharedExchange:
         chunk = SLOT_BYTES // width
         for first in range(0, x.numel(), chunk):
             count = min(chunk, x.numel() - first)
-            self._post(self._at, x.data_ptr() + first * width, count * width)
+            self._post(self._address, x.data_ptr() + first * width, count * width)
             low, high = max(start * row, first), min(end, first + count)
             address = output + (low - start * row) * total.element_size()
             bounds = (low - first, max(low, high) - first)
-            self._wait(partial(self._sum, self._at, kind, *bounds, address))
+            self._wait(partial(self._sum, self._address, kind, *bounds, address))
         return total
 
     def gather(self, local: torch.Tensor, gathered: torch.Tensor) -> None:
@@ -173,9 +173,9 @@ class SharedExchange:
         whole = size * self._ranks
         for first in range(0, size, SLOT_BYTES):
             count = min(SLOT_BYTES, size - first)
-            self._post(self._at, local.data_ptr() + first, count)
+            self._post(self._address, local.data_ptr() + first, count)
             sizes = count, gathered.data_ptr() + first, size, whole
-            self._wait(partial(self._gather, self._at, *sizes))
+            self._wait(partial(self._gather, self._address, *sizes))
 
     def lost(self) -> bool:
         """Return whether another rank has ended."""

@@ -23,18 +23,18 @@ class WatchedRanks(RanksOf):
         self.results: list[torch.Tensor] = []
         """The result of every rank, from the first step in which they differ, or from the last."""
         self.agree_so_far = True
-        self.given: tuple[torch.Tensor, ...] = ()
+        self.experts: tuple[torch.Tensor, ...] = ()
         """The experts that routers choose in further steps, by router; empty to leave them."""
         self.choices: list[Routed] = []
         """The choices of the routers in the last step, if others were given."""
 
     def run(self, step: Step) -> torch.Tensor:
-        if self.given:
-            step = replace(step, routing=Routing(self.given))
+        if self.experts:
+            step = replace(step, routing=Routing(self.experts))
         results = self._ranks.run_all(step)
         self.steps += 1
         agree = self.agree_so_far and all(same_bits(results[0], other) for other in results[1:])
-        if self.given:
+        if self.experts:
             dtype = self._routers[0].dtype
             routed = [unpacked(result, step, dtype, self._routers) for result in results]
             results, self.choices = [result for result, _ in routed], routed[0][1]

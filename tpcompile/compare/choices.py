@@ -75,7 +75,7 @@ class Choices:
     """The largest magnitude of eager's logits."""
     limit: float
     """The largest margin that the error of the logits explains."""
-    wrong: tuple[int, ...] = ()
+    wrong_rows: tuple[int, ...] = ()
     """The rows of `place.tokens` with such a problem, or with a margin beyond the limit."""
     problem: str = ""
     """A choice that does not follow from the side's own logits, or ranks that differ; or empty."""
@@ -198,7 +198,7 @@ def _choice_problem(place: Place, routed: Routed) -> tuple[str, set[int]]:
         return "", set()
     chosen, expected = (sorted(ids[wrong[0]].tolist()) for ids in (routed.ids, wanted))
     return (
-        f"{_where(place, wrong[0])}: experts {chosen}, expected {expected}, "
+        f"{_position(place, wrong[0])}: experts {chosen}, expected {expected}, "
         "the largest of the side's own logits",
         set(wrong),
     )
@@ -217,7 +217,7 @@ def _is_normalized(eager: Routed) -> bool:
     return errors[1] < errors[0]
 
 
-def _where(place: Place, row: int) -> str:
+def _position(place: Place, row: int) -> str:
     sequence, token = place.tokens[row]
     return f"layer {place.layer}, sequence {sequence}, token {token}"
 

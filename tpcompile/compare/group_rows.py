@@ -72,7 +72,9 @@ def compare_sides(
     """
     for group in step.groups:
         for side in (side for side in sides if group.key in side.values):
-            chosen = next((candidate for candidate in choices if _of(candidate, side, group)), None)
+            chosen = next(
+                (candidate for candidate in choices if _belongs_to(candidate, side, group)), None
+            )
             row = _row(step, group, side, tolerance, number, chosen)
             yield row if row.ok else _placed(row, step, group, side, chosen)
     for side in (step.eager, *sides):
@@ -96,7 +98,7 @@ def _routed(side: Side, layer: int) -> Routed:
     return Routed(logits, scores, ids.long())
 
 
-def _of(choices: Choices, side: Side, group: Group) -> bool:
+def _belongs_to(choices: Choices, side: Side, group: Group) -> bool:
     return (choices.place.side, choices.place.layer) == (side.name, group.layer)
 
 
@@ -201,16 +203,16 @@ def _placed(
     """Add the position of values beyond the limit or, if compared with fp32, of the worst ones."""
     if group.name == CHOICE and choices is not None:
         wrong = torch.zeros_like(side.values[group.key], dtype=torch.bool)
-        wrong[list(choices.wrong)] = True
+        wrong[list(choices.wrong_rows)] = True
     else:
-        wrong = _wrong(step, group, side, row)
+        wrong = _wrong_elements(step, group, side, row)
     if not bool(wrong.any()):
         return row
     lines, columns = (sorted(set(indices.tolist())) for indices in wrong.nonzero().unbind(1))
     places = [column % group.width for column in columns] if group.head else columns
     part = group.width // group.spans
     rows = [place % part for place in places] if group.head else places
-    sources = sorted(set(side.brought[group.key][wrong].tolist()))
+    sources = sorted(set(side.source_indices[group.key][wrong].tolist()))
     return replace(
         row,
         sequences=_once(map(group.sequence_of, lines)),
@@ -226,7 +228,7 @@ def _once(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
 
 
-def _wrong(step: Step, group: Group, side: Side, row: GroupRow) -> torch.Tensor:
+def _wrong_elements(step: Step, group: Group, side: Side, row: GroupRow) -> torch.Tensor:
     if group.key == TOKEN:
         chosen = side.values[TOKEN]
         return (chosen != step.eager.values[TOKEN]) | (chosen != best_tokens(side.values[LOGITS]))

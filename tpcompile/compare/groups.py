@@ -74,7 +74,7 @@ class Side:
 
     name: str
     values: dict[Key, torch.Tensor]
-    brought: dict[Key, torch.Tensor]
+    source_indices: dict[Key, torch.Tensor]
     """The source of each element, as an index into `sources`."""
     sources: tuple[str, ...]
     problems: dict[Key, str]
@@ -88,25 +88,25 @@ class _Part:
     """The part of a value that has been reported so far."""
 
     values: torch.Tensor
-    brought: torch.Tensor
+    source_indices: torch.Tensor
 
     def earlier(self, rows: slice, columns: slice) -> int | None:
         """Return the source of the first known element, or None if all are new."""
-        held = self.brought[rows, columns]
+        held = self.source_indices[rows, columns]
         known = held[held >= 0]
         return int(known[0]) if len(known) else None
 
     def merge(
-        self, rows: slice, columns: slice, values: torch.Tensor, brought: torch.Tensor
+        self, rows: slice, columns: slice, values: torch.Tensor, source_indices: torch.Tensor
     ) -> tuple[int, int] | None:
         """Merge new elements. Return the conflicting sources if known elements have other bits."""
-        held_values, held_by = self.values[rows, columns], self.brought[rows, columns]
-        twice = (held_by >= 0) & (brought >= 0) & (_bits(held_values) != _bits(values))
+        held_values, held_by = self.values[rows, columns], self.source_indices[rows, columns]
+        twice = (held_by >= 0) & (source_indices >= 0) & (_bits(held_values) != _bits(values))
         first = [tuple(place) for place in twice.nonzero()[:1].tolist()]
         new = held_by < 0
         self.values[rows, columns] = torch.where(new, values, held_values)
-        self.brought[rows, columns] = torch.where(new, brought, held_by)
-        return (int(held_by[first[0]]), int(brought[first[0]])) if first else None
+        self.source_indices[rows, columns] = torch.where(new, source_indices, held_by)
+        return (int(held_by[first[0]]), int(source_indices[first[0]])) if first else None
 
 
 @dataclass
@@ -153,10 +153,10 @@ class Pieces:
             )
             return
         number = self._numbers.setdefault(source, len(self._numbers))
-        brought = torch.full(values.shape, number, dtype=torch.int32)
+        source_indices = torch.full(values.shape, number, dtype=torch.int32)
         place = slice(*rows), slice(*columns)
         earlier = None if group.recomputed else part.earlier(*place)
-        self._differ(key, part.merge(*place, values, brought))
+        self._differ(key, part.merge(*place, values, source_indices))
         if earlier is not None:
             self._problem(key, f"reported twice by one rank: {self._named(earlier, number)}")
 
@@ -179,7 +179,7 @@ class Pieces:
         return Side(
             self.name,
             {key: part.values for key, part in wholes.items()},
-            {key: part.brought for key, part in wholes.items()},
+            {key: part.source_indices for key, part in wholes.items()},
             tuple(self._numbers),
             self._problems,
             self._unknown,
@@ -190,15 +190,20 @@ class Pieces:
         dtypes = [part.values.dtype for part in held if part] or [torch.float32]
         whole = _empty(group.rows, group.columns, dtypes[0])
         for rank, part in enumerate(held):
-            if part is None or bool((part.brought < 0).any()):
-                self._problem(group.key, f"missing{_where(part, rank, self.ranks)}")
+            if part is None or bool((part.source_indices < 0).any()):
+                self._problem(group.key, f"missing{_missing_columns(part, rank, self.ranks)}")
             if part is None:
                 continue
             for columns, start, stop in _places(group, rank):
-                values, brought = part.values[:, start:stop], part.brought[:, start:stop]
-                self._differ(group.key, whole.merge(slice(None), columns, values, brought))
+                values, source_indices = (
+                    part.values[:, start:stop],
+                    part.source_indices[:, start:stop],
+                )
+                self._differ(group.key, whole.merge(slice(None), columns, values, source_indices))
         if group.interleaved:
-            whole = _Part(*(_straight(group, tensor) for tensor in (whole.values, whole.brought)))
+            whole = _Part(
+                *(_straight(group, tensor) for tensor in (whole.values, whole.source_indices))
+            )
         return whole
 
     def _differ(self, key: Key, disagree: tuple[int, int] | None) -> None:
@@ -249,13 +254,13 @@ def _refusal(
     return ""
 
 
-def _where(part: _Part | None, rank: int, ranks: int) -> str:
+def _missing_columns(part: _Part | None, rank: int, ranks: int) -> str:
     """Describe the columns that were not reported."""
     suffix = f" on rank {rank}" if ranks > 1 else ""
     if part is None:
         return suffix
-    absent = (part.brought < 0).any(0).nonzero()[:, 0].tolist()
-    return f"{suffix}: columns {absent[0]} to {absent[-1] + 1} of {part.brought.shape[1]}"
+    absent = (part.source_indices < 0).any(0).nonzero()[:, 0].tolist()
+    return f"{suffix}: columns {absent[0]} to {absent[-1] + 1} of {part.source_indices.shape[1]}"
 
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

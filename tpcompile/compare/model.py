@@ -136,14 +136,14 @@ class _Stage:
     def of(name: str, source: Source, packed: Packed, eager: Answers, graph: Any = None) -> _Stage:
         """Compute every value of a graph, by default of the captured one."""
         chosen = source.captured.graph if graph is None else graph
-        replay = Replay(chosen.graph, eager.given)
+        replay = Replay(chosen.graph, eager.experts)
         overrides = {} if source.kv is None else {ATTENTION: rounding_attention(source.kv)}
         with torch.inference_mode():
             weights = materialise(chosen, source.read)
             rotary = source.captured.rotary.fresh()
             inputs = packed.inputs()
             values = run_ranks(chosen, inputs, weights, rotary, {**overrides, **replay.instead})
-            return _Stage(values, eager.judge(name, replay.own(values), chosen.graph))
+            return _Stage(values, eager.judge(name, replay.own_choices(values), chosen.graph))
 
 
 def _of_rounding(logits: torch.Tensor, exact: torch.Tensor) -> Row:
@@ -162,7 +162,7 @@ def _of_cache(stored: Format, eager: Eager, exact: Eager) -> Iterator[Row]:
     No limit applies: they are the errors of the option, for any implementation.
     """
     source = f"in the cache as {stored} beside fp32, both eager"
-    for layer, sides in enumerate(zip(eager.kept(), exact.kept(), strict=True)):
+    for layer, sides in enumerate(zip(eager.caches(), exact.caches(), strict=True)):
         for name, actual, expected in zip(("keys", "values"), *sides, strict=True):
             row = row_of(f"l{layer}_{name}", source, actual, expected, layer=layer, exact=expected)
             yield replace(row, ok=not row.problem, limit=math.inf)

@@ -18,7 +18,7 @@ from tpcompile.ir.simulate import Values
 
 aten = torch.ops.aten
 
-Given = Mapping[int, torch.Tensor]
+Experts = Mapping[int, torch.Tensor]
 """The experts of each token, by layer."""
 _TOPK = (torch.topk, torch.Tensor.topk)
 
@@ -41,7 +41,7 @@ def routers_in(graph: fx.Graph) -> dict[int, str]:
 
 @contextmanager
 def routed(
-    model: Any, routers: Mapping[int, str], experts: Given | None = None
+    model: Any, routers: Mapping[int, str], experts: Experts | None = None
 ) -> Iterator[dict[int, Routed]]:
     """Record the choices of a Hugging Face model's routers by layer, in the order of their calls.
 
@@ -65,7 +65,7 @@ def _routed(
     def forward(*args: Any, **options: Any) -> Any:
         with ExitStack() as stack:
             if experts is not None:
-                stack.enter_context(_Given(experts))
+                stack.enter_context(_FixedChoice(experts))
             output = original(*args, **options)
         if experts is not None and not torch.equal(output[2], experts):
             raise UnsupportedError(
@@ -84,7 +84,7 @@ def _routed(
         vars(router).update(before)
 
 
-class _Given(TorchFunctionMode):
+class _FixedChoice(TorchFunctionMode):
     """A mode in which `topk` returns the values at given places."""
 
     def __init__(self, ids: torch.Tensor) -> None:
@@ -105,9 +105,9 @@ class Replay:
     `run_ranks` takes them as `instead`.
     """
 
-    def __init__(self, graph: fx.Graph, experts: Given) -> None:
+    def __init__(self, graph: fx.Graph, experts: Experts) -> None:
         self._choices = choices_in(graph) if experts else {}
-        self._own: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._recorded: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self.instead: dict[Any, Callable[..., Any]] = {
             node: self._choice(layer, node, experts[layer]) for layer, node in self._choices.items()
         }
@@ -115,7 +115,7 @@ class Replay:
     def _choice(self, layer: int, node: fx.Node, experts: torch.Tensor) -> Callable[..., Any]:
         spec, replay = spec_of(node), _REPLAYED[node.target]
         assert spec is not None
-        pairs = self._own[layer] = []
+        pairs = self._recorded[layer] = []
 
         def choose(**bound: Any) -> tuple[torch.Tensor, torch.Tensor]:
             scores, ids = spec.call(bound)
@@ -124,12 +124,12 @@ class Replay:
 
         return choose
 
-    def own(self, values: Values) -> dict[int, list[Routed]]:
+    def own_choices(self, values: Values) -> dict[int, list[Routed]]:
         """Return the graph's own choices of each rank by layer, given all values of the graph."""
         choices = {}
         for layer, node in self._choices.items():
             logits = operand(node) if node.target is TOP_EXPERTS else operand(operand(node))
-            pairs = zip(values[logits], self._own[layer], strict=True)
+            pairs = zip(values[logits], self._recorded[layer], strict=True)
             choices[layer] = [Routed(rank_logits, *chosen) for rank_logits, chosen in pairs]
         return choices
 

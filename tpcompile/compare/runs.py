@@ -12,7 +12,7 @@ from torch import fx
 from tpcompile.compare.agreement import WatchedRanks
 from tpcompile.compare.choices import Choices, Place, compare_choices
 from tpcompile.compare.rounded_cache import empty_cache
-from tpcompile.compare.routing import Given, choices_in, routed, routers_in
+from tpcompile.compare.routing import Experts, choices_in, routed, routers_in
 from tpcompile.compare.rows import Row, row_of, token_margin
 from tpcompile.compare.source import Source, eager_model
 from tpcompile.ir.info import info_of
@@ -62,13 +62,13 @@ class Eager:
         self.routed: dict[int, Routed] = {}
         """The choices of the routers in the last call by layer, also for padding."""
 
-    def kept(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def caches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the keys and the values of each layer's cache."""
         for layer in self._past.layers:
             yield layer.keys, layer.values
 
     def __call__(
-        self, ids: torch.Tensor, mask: torch.Tensor, experts: Given | None = None
+        self, ids: torch.Tensor, mask: torch.Tensor, experts: Experts | None = None
     ) -> torch.Tensor:
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         with torch.inference_mode(), routed(self._model, self._routers, experts) as self.routed:
@@ -117,7 +117,7 @@ class Answers:
         self.step += 1
 
     @property
-    def given(self) -> dict[int, torch.Tensor]:
+    def experts(self) -> dict[int, torch.Tensor]:
         """The experts that eager has chosen for each token without padding, by layer."""
         return {layer: choice.ids for layer, choice in self._routed[0].items()}
 
@@ -149,7 +149,7 @@ def side_by_side(
     """
     cached = compiled.can_generate()
     with torch.inference_mode():
-        ranks.given = tuple(eager.given.values())
+        ranks.experts = tuple(eager.experts.values())
         outputs = compiled(ids, attention_mask=mask, use_cache=cached)
         expected, *exact = [logits[mask.bool()] for logits in eager.logits]
         choices = _judged(eager, "emitted", compiled, ranks)
@@ -162,7 +162,7 @@ def side_by_side(
             token = eager.logits[0][:, -1:].argmax(-1)
             mask = torch.cat([mask, torch.ones_like(token)], 1)
             eager.ask(token, mask)
-            ranks.given = tuple(eager.given.values())
+            ranks.experts = tuple(eager.experts.values())
             past = {CACHE: outputs[CACHE]}
             outputs = compiled(token, attention_mask=mask, use_cache=True, **past)
             expected, *exact = [logits[:, -1] for logits in eager.logits]
@@ -185,7 +185,7 @@ def _exact(exact: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None]:
 def _judged(
     eager: Answers, side: str, compiled: CompiledModel, ranks: WatchedRanks
 ) -> tuple[Choices, ...]:
-    choices = {layer: [choice] for layer, choice in zip(eager.given, ranks.choices, strict=True)}
+    choices = {layer: [choice] for layer, choice in zip(eager.experts, ranks.choices, strict=True)}
     return tuple(eager.judge(side, choices, compiled.graph.graph).values())
 
 

@@ -141,10 +141,10 @@ def _exchange(
     """Draw a question and what follows it."""
     if draw.random() < 0.1:
         question = " ".join(draw.choices(words, k=draw.randrange(2, 8)))
-        return [_said("user", question), _said("assistant", UNKNOWN)]
+        return [_message("user", question), _message("assistant", UNKNOWN)]
     if draw.random() < 0.3:
         question, answer = draw.choice(list(SMALL_TALK.items()))
-        return [_said("user", question), _said("assistant", answer)]
+        return [_message("user", question), _message("assistant", answer)]
     name = draw.choice(offered if offered and draw.random() < 0.8 else list(TOOLS))
     tool, question, facts = TOOLS[name], "", {}
     while not question or _is_held_out(question) != held_out:
@@ -152,14 +152,14 @@ def _exchange(
         question = draw.choice(tool.questions).format(**facts)
     if name not in offered:
         answer = f"I have no tool for the {tool.topic}."
-        return [_said("user", question), _said("assistant", answer)]
+        return [_message("user", question), _message("assistant", answer)]
     arguments = {key: facts[key] for key in tool.parameters}
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return [
-        _said("user", question),
-        _said("assistant", "") | {"tool_calls": [call]},
-        _said("tool", draw.choice(tool.results).format(**facts)),
-        _said("assistant", tool.answer.format(**facts)),
+        _message("user", question),
+        _message("assistant", "") | {"tool_calls": [call]},
+        _message("tool", draw.choice(tool.results).format(**facts)),
+        _message("assistant", tool.answer.format(**facts)),
     ]
 
 
@@ -174,5 +174,5 @@ def _facts(draw: random.Random) -> dict[str, Any]:
     return {"city": city, "sky": sky, "hour": draw.randrange(24), "a": a, "b": b, "sum": a + b}
 
 
-def _said(role: str, content: str) -> dict[str, Any]:
+def _message(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}

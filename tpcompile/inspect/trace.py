@@ -71,7 +71,7 @@ class _Side:
     """The suffix of the names of processes."""
 
     @property
-    def each(self) -> int:
+    def workers_per_rank(self) -> int:
         """The number of workers per rank."""
         return len(self.timeline.tracks) // self.timeline.program.ranks
 
@@ -84,7 +84,7 @@ class _Side:
     def ids(self) -> Sequence[tuple[int, int]]:
         """The process and the thread of each track."""
         return [
-            (self.first + track.rank * self.each, self.first + number)
+            (self.first + track.rank * self.workers_per_rank, self.first + number)
             for number, track in enumerate(self.timeline.tracks)
         ]
 
@@ -106,7 +106,7 @@ class _Side:
     def counters(self) -> Iterator[Event]:
         """Yield the loads and the busy workers of each rank, whenever they change."""
         for rank in range(self.timeline.program.ranks):
-            tracks = range(rank * self.each, (rank + 1) * self.each)
+            tracks = range(rank * self.workers_per_rank, (rank + 1) * self.workers_per_rank)
             if not tracks:
                 continue
             rates = rates_of(self.timeline, tracks)

@@ -49,7 +49,7 @@ def _chosen(timeline: Timeline, rows: int, layers: Range) -> Window:
     ]
     start = min(timeline.timing.starts[number] for number in numbers)
     stop = max(timeline.timing.finishes[number] for number in numbers)
-    description = _said(layers.start, layers.stop - 1, count) + _who(timeline, rows)
+    description = _layers_text(layers.start, layers.stop - 1, count) + _workers_text(timeline, rows)
     return Window(rows, start, stop, False, description)
 
 
@@ -58,7 +58,7 @@ def _first_layers(timeline: Timeline, rows: int) -> Window:
     starts = sorted(timeline.timing.starts[number] for number in shown)
     most = min(MOST_SLICES, SLICES_A_ROW * rows)
     end = timeline.timing.makespan
-    scope = _who(timeline, rows)
+    scope = _workers_text(timeline, rows)
     if len(starts) <= most:
         return Window(rows, 0.0, end, not scope, f"the whole duration{scope}" if scope else "")
     fitting = [
@@ -69,10 +69,10 @@ def _first_layers(timeline: Timeline, rows: int) -> Window:
     if not fitting:
         return Window(rows, 0.0, starts[most], False, f"the first {most:,} instructions{scope}")
     layer, stop = fitting[-1]
-    return Window(rows, 0.0, stop, False, _said(0, layer, _layers(timeline)) + scope)
+    return Window(rows, 0.0, stop, False, _layers_text(0, layer, _layers(timeline)) + scope)
 
 
-def _said(first: int, last: int, count: int) -> str:
+def _layers_text(first: int, last: int, count: int) -> str:
     shown = f"layer {first}" if first == last else f"layers {first} to {last}"
     return f"{shown} of {count}"
 
@@ -86,7 +86,7 @@ def _rows(timeline: Timeline) -> int:
     return workers * (MOST_ROWS // workers) if workers <= MOST_ROWS else MOST_ROWS
 
 
-def _who(timeline: Timeline, rows: int) -> str:
+def _workers_text(timeline: Timeline, rows: int) -> str:
     """Describe the workers that are shown; return an empty string if all are."""
     count, ranks = len(timeline.tracks), timeline.program.ranks
     if rows == count:

@@ -129,7 +129,7 @@ class Checkpoint(Closing):
             if is_gguf(directory)
             else SafetensorsFiles(files_of(directory, chosen))
         )
-        self._where, self._shapes = self._files.where, self._files.shapes
+        self._paths, self._shapes = self._files.paths, self._files.shapes
         self._twins: dict[str, list[_Stored]] = {}
         try:
             stored = list(stored_tensors(tensors.values()))
@@ -228,7 +228,7 @@ class Checkpoint(Closing):
             first_name, other, *_ = dtypes.values()
             raise CheckpointError(
                 f"The tensors {first_name} and {other} must have the same dtype",
-                where=str(self._where[other]),
+                where=str(self._paths[other]),
                 got=" and ".join(dtypes),
                 expected="one dtype for all experts of a layer",
                 hint="The files may be of different checkpoints: download them again",
@@ -266,7 +266,7 @@ class Checkpoint(Closing):
             first = tuple(differs[0])
             raise CheckpointError(
                 f"The tensor {name} does not match the configuration",
-                where=str(self._where[name]),
+                where=str(self._paths[name]),
                 got=f"{stored[first].item()} at {list(first)}",
                 expected=str(known.value[first].item()),
                 hint=known.hint,
@@ -293,7 +293,7 @@ class Checkpoint(Closing):
         if dtype not in FLOATS:
             raise CheckpointError(
                 f"The tensor {name} must have a floating-point dtype of 16 bits or more",
-                where=str(self._where[name]),
+                where=str(self._paths[name]),
                 got=dtype,
                 expected=", ".join(FLOATS),
                 hint="The checkpoint may be quantized: download the original one",
@@ -301,7 +301,7 @@ class Checkpoint(Closing):
         if part is not None and dtype not in _EXACT[part.dtype]:
             raise CheckpointError(
                 f"The scales {name} must not be rounded",
-                where=str(self._where[name]),
+                where=str(self._paths[name]),
                 got=dtype,
                 expected=" or ".join(_EXACT[part.dtype]),
                 hint="Compile the model again: its files were not here when it was captured",
@@ -312,7 +312,7 @@ class Checkpoint(Closing):
         if dtype not in expected:
             raise CheckpointError(
                 f"The tensor {name} must have the dtype that the configuration says",
-                where=str(self._where[name]),
+                where=str(self._paths[name]),
                 got=dtype,
                 expected=" or ".join(expected),
                 hint="The config.json and the files must be of the same checkpoint",
@@ -329,7 +329,7 @@ class Checkpoint(Closing):
         if self._shapes[name] != expected:
             raise CheckpointError(
                 f"The shape of the tensor {name} does not match the configuration",
-                where=str(self._where[name]),
+                where=str(self._paths[name]),
                 got=str(self._shapes[name]),
                 expected=str(expected),
                 hint="The config.json and the files must be of the same checkpoint",
@@ -339,7 +339,7 @@ class Checkpoint(Closing):
         """Return the error for tied tensors that differ; Hugging Face does not tie them either."""
         return CheckpointError(
             f"The tensors {name} and {twin.name} are tied, but are stored with different values",
-            where=str(self._where[twin.name]),
+            where=str(self._paths[twin.name]),
             expected="equal values, or only one of the two",
             hint='If they must not be tied, set "tie_word_embeddings": false in the config.json',
         )
@@ -364,7 +364,7 @@ class Checkpoint(Closing):
             raise CheckpointError(
                 f"The checkpoint holds tensors that the model does not have: {extra[0]}"
                 + (f" and {len(extra) - 1} more" if len(extra) > 1 else ""),
-                where=str(self._where[extra[0]]),
+                where=str(self._paths[extra[0]]),
                 expected="only the tensors of the model",
                 hint=_ORDERED
                 if extra[0].endswith(_ORDER)

@@ -87,5 +87,5 @@ class Leading:
         if self.fronts == 1:
             return value
         payload = pickle.dumps(value) if self.leads else b"\0"
-        received = self._ranks.same(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+        received = self._ranks.broadcast(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
         return value if self.leads else pickle.loads(received.cpu().numpy().tobytes())

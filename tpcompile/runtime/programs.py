@@ -112,7 +112,7 @@ class StepPrograms:
         sizes = {"batch": self.batch, "max_seq_len": max_seq_len}
         self._choices = StepChoices.of(target, options, block, **sizes)
         self._graph = fork.run(self._choices.spans)
-        self._made: dict[ProgramSize, StepProgram] = {}
+        self._by_size: dict[ProgramSize, StepProgram] = {}
         self.steps = 0
         """The number of steps that the programs have run."""
         self.for_batch(self.batch)
@@ -137,9 +137,9 @@ class StepPrograms:
 
     def of_size(self, size: ProgramSize) -> StepProgram:
         """Return the verified program of this size."""
-        if size not in self._made:
-            self._made[size] = self._make(size)
-        return self._made[size]
+        if size not in self._by_size:
+            self._by_size[size] = self._make(size)
+        return self._by_size[size]
 
     def trace(self, size: ProgramSize, context: int, times: torch.Tensor) -> StepTrace:
         """Return a step beside its simulation, given its times, `[instructions, 3]` in ns."""

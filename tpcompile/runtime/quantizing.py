@@ -54,7 +54,7 @@ class Quantizing:
             for name, weight in weights.items()
             for part in weight.stored.components
         }
-        self._kept: dict[_Box, dict[str, torch.Tensor]] = {}
+        self._pending: dict[_Box, dict[str, torch.Tensor]] = {}
 
     def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
         """Return a part of a component, or of any other tensor."""
@@ -64,12 +64,12 @@ class Quantizing:
         *outer, wanted = index
         columns = _whole_groups(weight, part, wanted)
         box = (weight.weight.name, (*((span.start, span.stop) for span in outer), columns))
-        components = self._kept.pop(box, {})
+        components = self._pending.pop(box, {})
         if part.suffix not in components:
             components = self._quantized(weight, outer, columns)
             values = weight.stored.values.suffix
             if part.suffix == values:
-                self._kept[box] = {
+                self._pending[box] = {
                     key: tensor for key, tensor in components.items() if key != values
                 }
         first = part.span(*columns)[0]

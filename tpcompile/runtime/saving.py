@@ -130,7 +130,7 @@ def _follow(
 
 def _tell(ranks: Ranks, status: int) -> int:
     """Return rank 0's status on every process; the status of other processes is ignored."""
-    return int(ranks.same(torch.tensor([status])))
+    return int(ranks.broadcast(torch.tensor([status])))
 
 
 def split(metas: Mapping[str, torch.Tensor], max_shard_size: int | str) -> dict[str, list[str]]:

@@ -25,7 +25,7 @@ Index = tuple[slice, ...]
 class TensorFiles(Closing):
     """Open files with tensors. Only their headers have been read."""
 
-    where: Mapping[str, Path]
+    paths: Mapping[str, Path]
     """The file of each tensor."""
     shapes: Mapping[str, tuple[int, ...]]
     """The shape of each tensor."""
@@ -47,9 +47,9 @@ class SafetensorsFiles(TensorFiles):
         self._files: dict[Path, Any] = {}
         self._sizes: dict[Path, int] = {}
         self._names = text_names(files)
-        self.where = {name: files[stored] for name, stored in self._names.items()}
+        self.paths = {name: files[stored] for name, stored in self._names.items()}
         try:
-            self.shapes = {name: tuple(self._tensor(name).get_shape()) for name in self.where}
+            self.shapes = {name: tuple(self._tensor(name).get_shape()) for name in self.paths}
         except BaseException:
             self.close()
             raise
@@ -58,7 +58,7 @@ class SafetensorsFiles(TensorFiles):
         return str(self._tensor(name).get_dtype())
 
     def read(self, name: str, index: Index) -> torch.Tensor:
-        path = self.where[name]
+        path = self.paths[name]
         if size_of(path) != self._sizes[path]:
             raise changed(path, self._sizes[path])
         try:
@@ -72,7 +72,7 @@ class SafetensorsFiles(TensorFiles):
         self._files.clear()
 
     def _tensor(self, name: str) -> Any:
-        path = self.where[name]
+        path = self.paths[name]
         if path not in self._files:
             try:
                 opened = safe_open(path, framework="pt")
@@ -89,7 +89,7 @@ class GgufFiles(TensorFiles):
     def __init__(self, path: Path) -> None:
         file = open_gguf(path)
         self._tensors = tensors_of(file)
-        self.where = {name: tensor.path for name, tensor in self._tensors.items()}
+        self.paths = {name: tensor.path for name, tensor in self._tensors.items()}
         self.shapes = {name: _stored_shape(tensor) for name, tensor in self._tensors.items()}
         self._sizes = file.sizes
         self._mapped: dict[Path, torch.Tensor] = {}
@@ -103,7 +103,7 @@ class GgufFiles(TensorFiles):
         stored = [self._stored(part) for part in tensor.parts or (tensor,)]
         values = stored[0][index] if tensor.order is None else _ordered(stored, index, tensor.order)
         transform = tensor.transform
-        return values if transform is None else _made(name, tensor.path, values, transform)
+        return values if transform is None else _transformed(name, tensor.path, values, transform)
 
     def _stored(self, tensor: GgufTensor) -> torch.Tensor:
         path, size = tensor.path, self._sizes[tensor.path]
@@ -141,7 +141,7 @@ def _ordered(parts: Sequence[torch.Tensor], index: Index, order: Order | Heads) 
     return torch.cat(pieces, axis).index_select(axis, where.argsort(stable=True).argsort())
 
 
-def _made(name: str, path: Path, stored: torch.Tensor, rule: Transform) -> torch.Tensor:
+def _transformed(name: str, path: Path, stored: torch.Tensor, rule: Transform) -> torch.Tensor:
     """Return the values that are made from the stored ones."""
     values = rule.function(stored)
     wrong = stored[~values.isfinite()]

@@ -79,7 +79,8 @@ def encode_prompt(tokenizer: Any, prompt: str, chat: bool = False, **options: An
             hint="Bytes of a command line that are not UTF-8 become such characters",
         ) from error
     if not chat:
-        return _some(tokenizer(prompt, verbose=False)["input_ids"])  # `verbose` warns about lengths
+        encoded = tokenizer(prompt, verbose=False)  # `verbose` warns about lengths
+        return _prompt_ids(encoded["input_ids"])
     if not tokenizer.chat_template:
         raise UsageError(
             "The tokenizer has no chat template",
@@ -112,7 +113,7 @@ def encode_chat(
             "The chat template refuses the messages",
             got=f"{type(error).__name__}: {shortened(str(error))}",
         ) from error
-    return _some(encoded["input_ids"])
+    return _prompt_ids(encoded["input_ids"])
 
 
 def check_template_options(name: str, options: Mapping[str, Any]) -> None:
@@ -133,7 +134,7 @@ _SET_BY_CALLS = {
 """The arguments that rendering a template has besides the template's variables."""
 
 
-def _some(ids: Any) -> list[int]:
+def _prompt_ids(ids: Any) -> list[int]:
     if not ids:
         raise UsageError(
             "The prompt must encode to at least one token",

@@ -68,7 +68,7 @@ class Continuations:
         """Add the first continuation of a request; the others follow after the prompt."""
         whole = handle.params.prompt_logprobs is not None
         with self._isolated(handle):
-            continuation = self._made(handle, 0, most, grammar)
+            continuation = self._continuation(handle, 0, most, grammar)
             self._all[self._scheduler.add(handle.prompt, salt, whole)] = continuation
 
     def describe_prompt(self, piece: Piece, logits: torch.Tensor) -> None:
@@ -118,7 +118,7 @@ class Continuations:
             continuation.forked = True
             continuation.handle.shared = sequence.shared
             for index in range(1, continuation.handle.params.n):
-                sibling = self._made(
+                sibling = self._continuation(
                     continuation.handle, index, continuation.most, continuation.grammar
                 )
                 child = self._scheduler.fork(sequence)
@@ -224,7 +224,7 @@ class Continuations:
         self._scheduler.end(sequence)
         self._all.pop(sequence).handle.put(event)
 
-    def _made(
+    def _continuation(
         self, handle: Handle, index: int, most: int, grammar: Grammar | None
     ) -> _Continuation:
         params = handle.params

@@ -80,7 +80,7 @@ def _above(sums: np.ndarray, target: float) -> int:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTokens:
     """Tokens that may be drawn: all by their ids, or the best from the worst of them to the best.
 
     Equal ones are in the order of their ids.
@@ -113,9 +113,9 @@ class Kept:
         return index if self.candidates is None else int(self.candidates[index])
 
 
-def kept(
+def kept_tokens(
     scores: np.ndarray, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0
-) -> Kept:
+) -> KeptTokens:
     """Return the tokens that Hugging Face's warpers keep, which come in this order.
 
     Top-k keeps all tokens that equal the last one. Top-p removes the least likely tokens while
@@ -131,7 +131,7 @@ def kept(
             hint="Use a higher temperature, and a dtype in which the model does not overflow",
         )
     if top_k is None and top_p == 1 and min_p == 0:
-        return Kept(Cumulative(scores, top))
+        return KeptTokens(Cumulative(scores, top))
     candidates, other_weight = _candidates(scores, top, top_k, top_p, min_p)
     best = scores if candidates is None else scores[candidates]
     ordered = np.sort(best)
@@ -141,7 +141,7 @@ def kept(
     if min_p:
         least = bisect_left(ordered, np.float32(min_p), key=lambda score: np.exp(score - top))
         first = max(first, least)
-    return Kept(cumulative, first, candidates, best, ordered)
+    return KeptTokens(cumulative, first, candidates, best, ordered)
 
 
 def _candidates(

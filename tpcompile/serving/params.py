@@ -107,7 +107,7 @@ class SamplingParams:
             kinds = int if whole else (int, float)
             number = isinstance(value, kinds) and not isinstance(value, bool)
             if not number or not low <= value <= high:
-                raise UsageError(f"{name} must be {_said(low, high, whole)}, got {value!r}")
+                raise UsageError(f"{name} must be {_range_text(low, high, whole)}, got {value!r}")
             if not whole:
                 object.__setattr__(self, name, float(value))
 
@@ -162,12 +162,12 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
             raise UsageError(f"Tokens of logit_bias must be token ids, got {token!r}")
         number = isinstance(bias, int | float) and not isinstance(bias, bool)
         if not number or not -_MOST_BIAS <= bias <= _MOST_BIAS:
-            limits = _said(-_MOST_BIAS, _MOST_BIAS, False)
+            limits = _range_text(-_MOST_BIAS, _MOST_BIAS, False)
             raise UsageError(f"logit_bias must be {limits}, got {bias!r} for token {token}")
     return tuple((token, float(bias)) for token, bias in sorted(pairs.items()))
 
 
-def _said(low: Any, high: Any, whole: bool) -> str:
+def _range_text(low: Any, high: Any, whole: bool) -> str:
     kind = "an integer" if whole else "a number"
     if high == math.inf:
         return f"{kind} of at least {low:g}"

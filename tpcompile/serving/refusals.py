@@ -56,7 +56,7 @@ def _place(schema: Any, reason: str, refuse: Refuse) -> list[Key]:
     """Return the keys that lead to the last place that is refused for a reason."""
     path: list[Key] = []
     while True:
-        part = _at(schema, path)
+        part = _part_at(schema, path)
         children = [*_children(part)]
 
         def without(count: int) -> Any:
@@ -105,7 +105,7 @@ def _all(schema: Any) -> Iterator[tuple[tuple[Key, ...], Any]]:
     while waiting:
         keys, part = waiting.pop()
         yield keys, part
-        waiting += [((*keys, *more), _at(part, more)) for more in _children(part)]
+        waiting += [((*keys, *more), _part_at(part, more)) for more in _children(part)]
 
 
 def _children(schema: Any) -> Iterator[tuple[Key, ...]]:
@@ -123,7 +123,7 @@ def _children(schema: Any) -> Iterator[tuple[Key, ...]]:
             yield (name,)
 
 
-def _at(schema: Any, keys: tuple[Key, ...] | list[Key]) -> Any:
+def _part_at(schema: Any, keys: tuple[Key, ...] | list[Key]) -> Any:
     for key in keys:
         schema = schema[key]
     return schema

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tpcompile.errors import RequestError
-from tpcompile.serving.drawing import Cumulative, greatest, kept
+from tpcompile.serving.drawing import Cumulative, greatest, kept_tokens
 from tpcompile.serving.params import SamplingParams
 
 _PIECE = 2**14
@@ -52,7 +52,7 @@ class Sampler:
         self._biased = np.array([token for token, _ in params.biases], np.int64)
         self._biases = np.array([bias for _, bias in params.biases], np.float32)
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
-        self._seen = _Seen(prompt)
+        self._counts = _SequenceCounts(prompt)
 
     def choose(
         self, logits: torch.Tensor, tokens: Sequence[int], forbidden: np.ndarray | None = None
@@ -72,9 +72,9 @@ class Sampler:
             raise RequestError("No token is allowed by the structure and the other options")
         if params.temperature:
             if params.temperature != 1:
-                with np.errstate(all="ignore"):  # `kept` refuses an overflow
+                with np.errstate(all="ignore"):  # `kept_tokens` refuses an overflow
                     scores /= np.float32(params.temperature)
-            best = kept(scores, params.top_k, params.top_p, params.min_p)
+            best = kept_tokens(scores, params.top_k, params.top_p, params.min_p)
             token = best.draw(self._chance(len(tokens)))
         else:
             token = int(scores.argmax())
@@ -87,13 +87,13 @@ class Sampler:
         params = self._params
         added = params.presence_penalty or params.frequency_penalty
         if added or params.repetition_penalty != 1:
-            self._seen.read(tokens, len(scores))
+            self._counts.read(tokens, len(scores))
         if params.repetition_penalty != 1:
-            penalty, ids = np.float32(params.repetition_penalty), self._seen.all.ids
+            penalty, ids = np.float32(params.repetition_penalty), self._counts.all.ids
             seen_scores = scores[ids]
             scores[ids] = np.where(seen_scores < 0, seen_scores * penalty, seen_scores / penalty)
         if added:
-            new = self._seen.new
+            new = self._counts.new
             penalties = params.presence_penalty + params.frequency_penalty * new.counts
             scores[new.ids] -= penalties.astype(np.float32)
         if len(tokens) - self._prompt < params.min_tokens:
@@ -106,7 +106,7 @@ class Sampler:
         return (number >> (64 - _CHANCE_BITS)) / float(1 << _CHANCE_BITS)
 
 
-class _Seen:
+class _SequenceCounts:
     """The tokens of a sequence, counted incrementally."""
 
     def __init__(self, prompt: int) -> None:

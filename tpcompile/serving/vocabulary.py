@@ -35,9 +35,9 @@ class Vocabulary:
         """The bytes of each token."""
         self.single = {word: token for token, word in enumerate(self.words) if len(word) == 1}
         """The tokens that consist of a single byte."""
-        self.blank = self._where(lambda word: bool(word) and not word.strip(BLANK))
+        self.blank = self._tokens_where(lambda word: bool(word) and not word.strip(BLANK))
         """The tokens that consist of whitespace."""
-        self.opening = self._where(lambda word: word[:1] in _OPENERS)
+        self.opening = self._tokens_where(lambda word: word[:1] in _OPENERS)
         """The tokens that open an object or an array, or begin with whitespace."""
         self._crossing: dict[tuple[bytes, bytes], np.ndarray] = {}
 
@@ -53,10 +53,10 @@ class Vocabulary:
                 _, completed, remainder = (begun + word).partition(text)
                 return bool(completed) and bool(remainder.strip(BLANK))
 
-            tokens = self._crossing[begun, text] = self._where(crosses)
+            tokens = self._crossing[begun, text] = self._tokens_where(crosses)
         return tokens
 
-    def _where(self, fits: Callable[[bytes], bool]) -> np.ndarray:
+    def _tokens_where(self, fits: Callable[[bytes], bool]) -> np.ndarray:
         """Return the tokens whose bytes satisfy a condition."""
         return np.array([token for token, word in enumerate(self.words) if fits(word)], np.int64)
 

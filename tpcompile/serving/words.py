@@ -21,7 +21,7 @@ class Words:
         self._prefix, self._read = 0, 0
         """Tokens from `prefix` on are decoded again with each new one; tokens before `read` have
         been returned, and are context for spaces."""
-        self._held = ""
+        self._pending = ""
         self.stopped = False
         """Whether a stop text was found."""
 
@@ -37,20 +37,20 @@ class Words:
 
     def end(self) -> str:
         """Return the text that was held back, after the last token."""
-        remainder, self._held = self._held, ""
+        remainder, self._pending = self._pending, ""
         if self.stopped:
             return ""
         before = self._decode(self._prefix, self._read)
         return remainder + self._decode(self._prefix, len(self._tokens))[len(before) :]
 
     def _passed_on(self, text: str) -> str:
-        whole = self._held + text
+        whole = self._pending + text
         stops = [place for place in map(whole.find, self._stop) if place >= 0]
         if stops:
-            self.stopped, self._held = True, ""
+            self.stopped, self._pending = True, ""
             return whole[: min(stops)]
         held = max((overlap(whole, stop) for stop in self._stop), default=0)
-        self._held = whole[len(whole) - held :]
+        self._pending = whole[len(whole) - held :]
         return whole[: len(whole) - held]
 
     def _decode(self, first: int, last: int) -> str:

@@ -71,9 +71,9 @@ def _with_biases() -> Any:
 def _with_a_tie() -> Any:
     """Return a model in which two tokens tie for the first sequence's best."""
     model = tiny("qwen3")
-    (taken,) = case_of(QWEN3).taken
-    best = int(taken.step.eager.values[TOKEN][0])
-    read = set(torch.cat(taken.texts.tokens).tolist())
+    (case_step,) = case_of(QWEN3).steps
+    best = int(case_step.step.eager.values[TOKEN][0])
+    read = set(torch.cat(case_step.texts.tokens).tolist())
     table = model.get_input_embeddings().weight
     other = next(n for n in range(len(table) - 1, best, -1) if n not in read)
     with torch.no_grad():

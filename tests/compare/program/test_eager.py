@@ -73,18 +73,20 @@ def test_what_it_is_asked_in_pieces_is_what_it_says_at_once() -> None:
     """Prefill and step give the logits of a single forward pass, so the caches are correct."""
     case = case_of("preset:tiny-qwen3", batch=Batch((9, 6, 1), 2))
     model = tiny("qwen3")
-    for taken in case.taken:
-        for row, text in enumerate(taken.texts.tokens):
+    for case_step in case.steps:
+        for row, text in enumerate(case_step.texts.tokens):
             with torch.inference_mode():
                 whole = model(text[None]).logits[0, -1]
-            assert torch.allclose(taken.step.eager.values["logits", None][row], whole, atol=1e-6)
+            assert torch.allclose(
+                case_step.step.eager.values["logits", None][row], whole, atol=1e-6
+            )
 
 
 def test_residuals_are_what_norms_are_given() -> None:
     value_spots = spots(case_of("preset:tiny-qwen3").structure)
-    assert value_spots["mlp_residual", 1] == (Spot("model.norm", given=True),)
+    assert value_spots["mlp_residual", 1] == (Spot("model.norm", is_input=True),)
     assert value_spots["norm", 1] == (Spot("model.layers.1.input_layernorm"),)
-    assert value_spots["swiglu", 0] == (Spot("model.layers.0.mlp.down_proj", given=True),)
+    assert value_spots["swiglu", 0] == (Spot("model.layers.0.mlp.down_proj", is_input=True),)
 
 
 def test_values_of_gated_attention_and_linear_attention() -> None:
@@ -95,7 +97,7 @@ def test_values_of_gated_attention_and_linear_attention() -> None:
     assert value_spots["q", 1] == (Spot(projection, run=queries),)
     assert value_spots["attention_gate", 1] == (Spot(projection, run=gates),)
     assert value_spots["k", 1] == (Spot("model.layers.1.self_attn.k_proj"),)
-    assert value_spots["attention", 1] == (Spot("model.layers.1.self_attn.o_proj", given=True),)
+    assert value_spots["attention", 1] == (Spot("model.layers.1.self_attn.o_proj", is_input=True),)
     net = "model.layers.2.linear_attn"
     assert value_spots["projected", 2] == (
         Spot(f"{net}.in_proj_qkv", columns=(0, 192)),
@@ -105,7 +107,7 @@ def test_values_of_gated_attention_and_linear_attention() -> None:
         Spot(f"{net}.in_proj_b", columns=(0, 6)),
         Spot(f"{net}.in_proj_a", columns=(6, 12)),
     )
-    assert value_spots["mixed", 2] == (Spot(f"{net}.out_proj", given=True),)
+    assert value_spots["mixed", 2] == (Spot(f"{net}.out_proj", is_input=True),)
 
 
 def test_a_part_of_each_head() -> None:

@@ -19,7 +19,7 @@ SHARED = [((0, 32), (48, 80)), ((16, 48), (64, 96))]
 
 def groups_of(tp: int) -> dict[Key, Group]:
     case = case_of(HYBRID, tp)
-    return {group.key: group for group in case.taken[0].step.groups}
+    return {group.key: group for group in case.steps[0].step.groups}
 
 
 def test_inputs_of_linear_attention_are_fused_on_each_rank() -> None:
@@ -78,7 +78,7 @@ def test_layers_are_those_of_the_model() -> None:
 
 def test_values_that_new_sequences_leave_behind() -> None:
     """The tail of a sequence of one token is zero but for that token."""
-    side = case_of(HYBRID).taken[0].module
+    side = case_of(HYBRID).steps[0].module
     tail = side.values["tail", 0].view(3, 3, -1)
     assert torch.equal(tail[2, :2], torch.zeros(2, 192))
     assert bool((tail[:2] != 0).all())
@@ -89,12 +89,14 @@ def test_channels_and_gates_of_separate_linears(tp: int) -> None:
     """Each has a group, whose values are those of a module of the model."""
     passes = with_delta_apart(decode_pipeline(tp, 2, 4))
     case = prepare(tiny("qwen3.5", full_attention_interval=2), passes, BATCH)
-    (taken,) = case.taken
-    groups = {group.key: group for group in taken.step.groups}
+    (case_step,) = case.steps
+    groups = {group.key: group for group in case_step.step.groups}
     for name, columns in (("projected", 192), ("z", 96)):
         assert groups[name, 2].columns == columns
         assert (
-            relative_error(*(side.values[name, 2] for side in (taken.module, taken.step.eager)))
+            relative_error(
+                *(side.values[name, 2] for side in (case_step.module, case_step.step.eager))
+            )
             < TOLERANCE
         )
 

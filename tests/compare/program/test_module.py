@@ -10,7 +10,7 @@ from tpcompile.compare.group_rows import compare_sides
 
 def test_the_cache_holds_the_prompt_and_nothing_else() -> None:
     case = case_of(QWEN3, 3)
-    texts = case.taken[0].texts
+    texts = case.steps[0].texts
     held = [texts.places(row, 0, length - 1) for row, length in enumerate(texts.lengths)]
     filled = torch.zeros(texts.slots, dtype=torch.bool)
     filled[torch.cat(held)] = True
@@ -23,9 +23,9 @@ def test_the_cache_holds_the_prompt_and_nothing_else() -> None:
 def test_every_value_comes_from_every_rank() -> None:
     """All ranks report their values with the node that computed them."""
     case = case_of(QWEN3, 3)
-    side = case.taken[0].module
+    side = case.steps[0].module
     assert not side.problems
-    q = side.brought["q_rotated", 0]
+    q = side.source_indices["q_rotated", 0]
     assert [side.sources[n].split()[-1] for n in q[0, ::16].tolist()] == [*"001122"]
-    rows = list(compare_sides(case.taken[0].step, [side]))
+    rows = list(compare_sides(case.steps[0].step, [side]))
     assert all(row.ok for row in rows)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from tpcompile.compare.groups import Group, Pieces
-from tpcompile.compare.program.spans import Seen, put_spans
+from tpcompile.compare.program.spans import AttentionInput, put_spans
 from tpcompile.ir.ops.decode import merge_spans
 
 HEADS, SHARED, WIDTH = 4, 2, 8
@@ -26,7 +26,7 @@ def test_spans_merge_to_attention(length: int, spans: int, window: int | None) -
         Group("partial_lse", 0, 1, HEADS * spans),
     ]
     pieces = Pieces("eager", groups)
-    put_spans(pieces, 0, [Seen(q, k, v, 0.3)], (length,), spans, 4)
+    put_spans(pieces, 0, [AttentionInput(q, k, v, 0.3)], (length,), spans, 4)
     side = pieces.side()
     values = side.values["partial_values", 0].view(HEADS, spans, WIDTH)
     lse = side.values["partial_lse", 0].view(HEADS, spans)
@@ -39,7 +39,7 @@ def test_spans_merge_to_attention(length: int, spans: int, window: int | None) -
 
 
 def test_spans_of_no_tokens_are_empty() -> None:
-    attention = Seen(torch.randn(HEADS, WIDTH), *torch.randn(2, 1, SHARED, WIDTH), 0.3)
+    attention = AttentionInput(torch.randn(HEADS, WIDTH), *torch.randn(2, 1, SHARED, WIDTH), 0.3)
     sizes = {"partial_values": WIDTH, "partial_lse": 1}
     groups = [Group(name, 0, 1, HEADS * 3 * size) for name, size in sizes.items()]
     pieces = Pieces("eager", groups)

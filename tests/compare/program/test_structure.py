@@ -17,7 +17,7 @@ from tpcompile.rewriting.rewrite import calls
 
 def groups_of(model: str, tp: int, interleaved: bool = False) -> dict[Key, Group]:
     case = case_of(model, tp, interleaved=interleaved)
-    return {group.key: group for group in case.taken[0].step.groups}
+    return {group.key: group for group in case.steps[0].step.groups}
 
 
 def test_columns_lie_on_the_ranks_as_their_heads_do() -> None:

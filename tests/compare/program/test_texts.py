@@ -17,8 +17,8 @@ def test_there_is_room_for_all_steps_in_blocks_of_their_own() -> None:
 
 
 def test_a_window_hides_what_is_further_back() -> None:
-    assert TEXTS.seen(None) == (5, 1)
-    assert TEXTS.seen(4) == (4, 1)
+    assert TEXTS.visible_counts(None) == (5, 1)
+    assert TEXTS.visible_counts(4) == (4, 1)
 
 
 def test_inputs_of_the_prompt_and_of_the_step() -> None:

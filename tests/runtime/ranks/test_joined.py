@@ -160,7 +160,7 @@ answers = dict(
     sum=ranks.run(x).item(),
     weights=torch.cat([ranks.parameter(r, "weight") for r in (0, 1)]).equal(values),
     drawn=torch.randint(1000, (1,)).item(),
-    same=ranks.same(torch.tensor([group.rank()])).item(),
+    same=ranks.broadcast(torch.tensor([group.rank()])).item(),
     all=[float(value) for value in itself.run_all(x)],
     shared=ranks._group._shared is not None,
 )
@@ -209,7 +209,8 @@ def forked(close):
     signal.alarm(60)  # a call that hangs
     token = torch.tensor([1])
     calls = dict(
-        run=lambda: ranks.run(x), all=lambda: itself.run_all(x), same=lambda: ranks.same(token),
+        run=lambda: ranks.run(x), all=lambda: itself.run_all(x),
+        same=lambda: ranks.broadcast(token),
         parameter=lambda: ranks.parameter(0, "weight"), agree=lambda: ranks.agree(),
         find=lambda: find_group(2, torch.device("cpu")),
     )
@@ -261,10 +262,10 @@ def test_a_fork_leaves_the_group_of_its_parent_alone(monkeypatch: pytest.MonkeyP
     owner, group, pid = Owner(), cast(Any, Group()), os.getpid()
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: pid + 1)
-        joined._rest(owner, group)
+        joined._wait_for_threads(owner, group)
         launched._leave(owner)
         assert not done
-    joined._rest(owner, group)
+    joined._wait_for_threads(owner, group)
     launched._leave(owner)
     assert done == ["waited", "left"]
 

@@ -36,7 +36,7 @@ def _module() -> RankModule:
 
 def test_places_are_apart() -> None:
     places = Places.of(_module())
-    starts = [start for start, _, _ in places.each.values()]
+    starts = [start for start, _, _ in places.by_name.values()]
     ends = [starts[1], starts[2], starts[3], places.size]
     for (name, kind), start, end in zip(KINDS.items(), starts, ends, strict=True):
         assert end - start >= VALUES[name].numel() * kind[1].itemsize

@@ -145,7 +145,7 @@ def test_a_smaller_batch_runs_in_the_next_larger_program() -> None:
             outputs.append(logits)
         assert outputs[0].shape == outputs[1].shape
         assert relative_error(*outputs) < TOLERANCE
-        assert list(machine._programs._made) == [(1, 1), (6, 1)]  # type: ignore[union-attr]
+        assert list(machine._programs._by_size) == [(1, 1), (6, 1)]  # type: ignore[union-attr]
 
 
 LATE_ENDS = torch.tensor([[456, 399, 478, 776, 756, 468], [669, 263, 109, 133, 619, 578]])

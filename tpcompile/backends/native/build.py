@@ -88,16 +88,16 @@ def kernels(path: str, dtype: torch.dtype) -> ctypes.c_void_p:
 
     Functions of the library take them. The path must be one of `paths()`.
     """
-    return _found(path, dtype, f"tpc_{path}")
+    return _pointer(path, dtype, f"tpc_{path}")
 
 
 @functools.cache
 def prompts(path: str) -> ctypes.c_void_p:
     """Return the operations on many tokens of a vector path; see `kernels`."""
-    return _found(path, torch.bfloat16, f"tpc_prompts_{_SHARED[path].prompts}")
+    return _pointer(path, torch.bfloat16, f"tpc_prompts_{_SHARED[path].prompts}")
 
 
-def _found(path: str, dtype: torch.dtype, symbol: str) -> ctypes.c_void_p:
+def _pointer(path: str, dtype: torch.dtype, symbol: str) -> ctypes.c_void_p:
     function = getattr(sources(path, dtype).load(), symbol)
     function.restype = ctypes.c_void_p
     return ctypes.c_void_p(function())

@@ -14,7 +14,7 @@ from tpcompile.backends.native.many import (
     NUMBER,
     Heads,
     Operation,
-    each,
+    fields_of,
     run,
     structure,
     takes,
@@ -37,7 +37,7 @@ class Sequences(NamedTuple):
     read: torch.Tensor
     write: torch.Tensor
 
-    def of(self, states: torch.Tensor) -> Any:
+    def argument(self, states: torch.Tensor) -> Any:
         """Return the argument for these sequences. Raise if `states` lacks one of their states."""
         sequences = _Sequences(*(tensor.data_ptr() for tensor in self), len(self.lengths))
         if not library().tpc_has_states(ctypes.byref(sequences), ctypes.c_int64(len(states))):
@@ -51,14 +51,15 @@ class Sequences(NamedTuple):
         return int(self.starts[-1]) // max(1, len(self.lengths))
 
 
-_Sequences = structure(*each(ADDRESS, *Sequences._fields), ("count", NUMBER))
+_Sequences = structure(*fields_of(ADDRESS, *Sequences._fields), ("count", NUMBER))
 _ConvolutionOf = structure(
-    ("x", Heads), *each(ADDRESS, "weight", "bias", "tails", "out"),
-    *each(NUMBER, "channels", "taps", "tail_stride"), ("sequences", _Sequences),
+    ("x", Heads), *fields_of(ADDRESS, "weight", "bias", "tails", "out"),
+    *fields_of(NUMBER, "channels", "taps", "tail_stride"), ("sequences", _Sequences),
 )  # fmt: skip
 _DeltaRuleOf = structure(
-    *each(Heads, "q", "k", "v"), *each(ADDRESS, "decay", "share", "states", "out", "k_heads"),
-    *each(NUMBER, "heads", "key_width", "width", "state_stride"), ("sequences", _Sequences),
+    *fields_of(Heads, "q", "k", "v"),
+    *fields_of(ADDRESS, "decay", "share", "states", "out", "k_heads"),
+    *fields_of(NUMBER, "heads", "key_width", "width", "state_stride"), ("sequences", _Sequences),
 )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def convolution(
     arguments = _ConvolutionOf(
         *(Heads.of(x), weight.data_ptr(), None if bias is None else bias.data_ptr()),
         *(tails.data_ptr(), out.data_ptr()),
-        *(x.shape[1], weight.shape[-1], tails.stride(0), sequences.of(tails)),
+        *(x.shape[1], weight.shape[-1], tails.stride(0), sequences.argument(tails)),
     )
     parts = -(-x.shape[1] // _CHANNELS)
     values = min(_CHANNELS, x.shape[1]) * weight.shape[-1]
@@ -121,7 +122,7 @@ def rule(
     arguments = _DeltaRuleOf(
         *map(Heads.of, (q, k, v)),
         *(tensor.data_ptr() for tensor in (factors, shares, states, out, read)),
-        *(heads, k.shape[-1], width, states.stride(0), sequences.of(states)),
+        *(heads, k.shape[-1], width, states.stride(0), sequences.argument(states)),
     )
     parts = -(-width // _COLUMNS)
     values = sequences.mean_tokens * k.shape[-1] * min(width, _COLUMNS)

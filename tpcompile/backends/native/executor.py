@@ -106,7 +106,7 @@ class Native(Executor):
         check_table(self._table, memory)
         native_arrays = {"weights": self.first_weights, "families": families(program)}
         self._arrays = encode_program(program).arrays() | native_arrays
-        self._kept = [
+        self._replaced = [
             (number, buffer)
             for number, buffer in enumerate(program.buffers)
             if buffer.role in _REPLACED and buffer.rank in memory.ranks
@@ -259,7 +259,7 @@ class Native(Executor):
 
     def _refresh(self) -> None:
         """Write replaced tensors to the table; those of other roles must not change."""
-        for number, buffer in self._kept:
+        for number, buffer in self._replaced:
             tensor, known = self.memory.tensors[number], self._known.get(number)
             if tensor is known:
                 continue

@@ -108,7 +108,7 @@ def structure(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
     return type("_Arguments", (ctypes.Structure,), {"_fields_": fields})
 
 
-def each(kind: Any, *names: str) -> list[tuple[str, Any]]:
+def fields_of(kind: Any, *names: str) -> list[tuple[str, Any]]:
     """Return several fields of one type."""
     return [(name, kind) for name in names]
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from tpcompile.backends.native.many import ADDRESS, NUMBER, Operation, each, run, structure
+from tpcompile.backends.native.many import ADDRESS, NUMBER, Operation, fields_of, run, structure
 from tpcompile.backends.native.products import (
     PACKED,
     FewBits,
@@ -25,9 +25,9 @@ from tpcompile.backends.native.prompts import swiglu
 from tpcompile.ir.format import Format
 from tpcompile.ir.ops import few_bits
 
-_ProductsOf = structure(*each(ADDRESS, "each", "ends"))
+_ProductsOf = structure(*fields_of(ADDRESS, "each", "ends"))
 _MixOf = structure(
-    *each(ADDRESS, "rows", "places", "scores", "out"), *each(NUMBER, "count", "width")
+    *fields_of(ADDRESS, "rows", "places", "scores", "out"), *fields_of(NUMBER, "count", "width")
 )
 _EACH = {
     Operation.PACK: Operation.PACK_EACH,

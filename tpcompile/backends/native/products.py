@@ -16,7 +16,7 @@ from tpcompile.backends.native.many import (
     Heads,
     Operation,
     chosen_path,
-    each,
+    fields_of,
     run,
     structure,
     takes,
@@ -66,10 +66,10 @@ def is_faster(weight: torch.Tensor | FewBits) -> bool:
 _OF_ROWS = ("format", "row_bytes", "high_bytes", "groups", "supers", "first")
 """The fields of a weight in few bits: its format, and the layout of its rows."""
 LinearOf = structure(
-    ("x", Heads), *each(ADDRESS, "weight", *PARTS),
-    *each(NUMBER, *_OF_ROWS),
-    *each(ADDRESS, "bias", "out", "packed", "factors", "sums"),
-    *each(NUMBER, "tokens", "columns", "rows", "part_rows", "part_tokens", "threads"),
+    ("x", Heads), *fields_of(ADDRESS, "weight", *PARTS),
+    *fields_of(NUMBER, *_OF_ROWS),
+    *fields_of(ADDRESS, "bias", "out", "packed", "factors", "sums"),
+    *fields_of(NUMBER, "tokens", "columns", "rows", "part_rows", "part_tokens", "threads"),
 )  # fmt: skip
 
 

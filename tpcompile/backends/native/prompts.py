@@ -16,7 +16,7 @@ from tpcompile.backends.native.many import (
     REAL,
     Heads,
     Operation,
-    each,
+    fields_of,
     run,
     structure,
     takes,
@@ -40,32 +40,36 @@ def takes_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.
 
 
 _NormOf = structure(
-    ("x", Heads), *each(ADDRESS, "weight", "out"),
-    *each(NUMBER, "heads", "width", "zero_centered"), ("eps", REAL),
+    ("x", Heads), *fields_of(ADDRESS, "weight", "out"),
+    *fields_of(NUMBER, "heads", "width", "zero_centered"), ("eps", REAL),
 )  # fmt: skip
 _AddNormOf = structure(
-    *each(ADDRESS, "x", "residual"), ("residual_in_fp32", NUMBER),
-    *each(ADDRESS, "weight", "normed", "total"), *each(NUMBER, "width", "zero_centered"),
+    *fields_of(ADDRESS, "x", "residual"), ("residual_in_fp32", NUMBER),
+    *fields_of(ADDRESS, "weight", "normed", "total"), *fields_of(NUMBER, "width", "zero_centered"),
     ("eps", REAL),
 )  # fmt: skip
-_SwigluOf = structure(*each(Heads, "gate", "up"), ("out", ADDRESS), ("width", NUMBER))
-_GateOf = structure(*each(Heads, "x", "gate"), ("out", ADDRESS), *each(NUMBER, "heads", "width"))
+_SwigluOf = structure(*fields_of(Heads, "gate", "up"), ("out", ADDRESS), ("width", NUMBER))
+_GateOf = structure(
+    *fields_of(Heads, "x", "gate"), ("out", ADDRESS), *fields_of(NUMBER, "heads", "width")
+)
 _GatedNormOf = structure(
-    *each(Heads, "x", "gate"), *each(ADDRESS, "weight", "out"), *each(NUMBER, "heads", "width"),
-    ("eps", REAL),
+    *fields_of(Heads, "x", "gate"), *fields_of(ADDRESS, "weight", "out"),
+    *fields_of(NUMBER, "heads", "width"), ("eps", REAL),
 )  # fmt: skip
 _RopeOf = structure(
-    ("x", Heads), *each(ADDRESS, "cos", "sin", "out"), *each(NUMBER, "heads", "width", "rotated")
+    ("x", Heads),
+    *fields_of(ADDRESS, "cos", "sin", "out"),
+    *fields_of(NUMBER, "heads", "width", "rotated"),
 )
 _AppendOf = structure(
-    *each(Heads, "keys", "values", "cached_keys", "cached_values"), ("slots", ADDRESS),
-    *each(NUMBER, "heads", "width", "rounds"),
+    *fields_of(Heads, "keys", "values", "cached_keys", "cached_values"), ("slots", ADDRESS),
+    *fields_of(NUMBER, "heads", "width", "rounds"),
 )  # fmt: skip
 _AttentionOf = structure(
-    *each(Heads, "q", "keys", "values"), ("out", ADDRESS), *each(NUMBER, "heads", "width"),
-    *each(ADDRESS, "starts", "lengths", "tables"),
-    *each(NUMBER, "sequences", "columns", "table_stride", "slots", "block", "part_tokens"),
-    ("runs", ADDRESS), *each(NUMBER, "run_count", "window", "rounds"), ("scale", REAL),
+    *fields_of(Heads, "q", "keys", "values"), ("out", ADDRESS),
+    *fields_of(NUMBER, "heads", "width"), *fields_of(ADDRESS, "starts", "lengths", "tables"),
+    *fields_of(NUMBER, "sequences", "columns", "table_stride", "slots", "block", "part_tokens"),
+    ("runs", ADDRESS), *fields_of(NUMBER, "run_count", "window", "rounds"), ("scale", REAL),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from torch import fx
 
-from tpcompile.alike import alike, runs_of
+from tpcompile.alike import layers_by_key, runs_of
 from tpcompile.backends.executor import TORCH
 from tpcompile.backends.torch_tp.expressions import Line, Scope, statements
 from tpcompile.backends.torch_tp.layers import (
@@ -96,7 +96,7 @@ def emit_sources(
     for rank in range(info.tp):
         rank_codes = [code[rank] for code in codes]
         classes = _classes(layers, rank_codes)
-        layer_lines = _made(layers, [classes[code][0] for code in rank_codes], state_numbers)
+        layer_lines = _layer_lines(layers, [classes[code][0] for code in rank_codes], state_numbers)
         module = _CLASS.format(
             rank=rank,
             parts="\n".join([*registered, *layer_lines]),
@@ -169,7 +169,7 @@ def _classes(
     layers: Sequence[int], codes: Sequence[LayerCode]
 ) -> dict[LayerCode, tuple[str, list[int]]]:
     """Return the name of each class and the layers that it stands for."""
-    kinds = alike(zip(layers, codes, strict=True))
+    kinds = layers_by_key(zip(layers, codes, strict=True))
     names: dict[LayerCode, tuple[str, list[int]]] = {}
     for code, numbers in kinds.items():
         name = f"Layer{numbers[0]}" if len(kinds) > 1 else "Layer"
@@ -192,7 +192,7 @@ def _registered(graph: fx.Graph, scope: Scope) -> Iterator[str]:
     yield from reordering(outside, scope)
 
 
-def _made(
+def _layer_lines(
     layers: Sequence[int], classes: Sequence[str], state_numbers: Mapping[int, int]
 ) -> Iterator[str]:
     """Yield the lines that construct the layers."""

@@ -123,13 +123,13 @@ def _numpy_dtypes(dtype_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function from types of Triton to numpy's dtypes that looks each of them up once."""
     dtypes: dict[str, Any] = {}
 
-    def found(kind: Any) -> Any:
+    def known_dtype(kind: Any) -> Any:
         scalar = kind.scalar
         if scalar.name not in dtypes:
             dtypes[scalar.name] = dtype_of(scalar)
         return dtypes[scalar.name]
 
-    return found
+    return known_dtype
 
 
 @cache

@@ -44,7 +44,7 @@ def compare_program(
 
 def plan_for(case: Case, workers: int, lowering: str = "heads") -> StepPlan:
     """Return a plan with room for the sequences of the case, and at least one block per span."""
-    texts = case.taken[0].texts
+    texts = case.steps[0].texts
     return StepPlan(
         workers,
         batch=len(texts.tokens),

@@ -32,7 +32,7 @@ from tpcompile.compare.program.program import LaunchedSide, ProgramSide, Start
 from tpcompile.compare.program.structure import Structure, structure_of
 from tpcompile.compare.program.texts import Texts, random_texts
 from tpcompile.compare.proofs import Proofs
-from tpcompile.compare.routing import Given
+from tpcompile.compare.routing import Experts
 from tpcompile.compare.rows import token_margin
 from tpcompile.compare.source import Source, eager_model, in_fp32
 from tpcompile.errors import UsageError
@@ -59,7 +59,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Taken:
+class CaseStep:
     """A decode step of eager and the torch module, the sides without a program."""
 
     texts: Texts
@@ -67,9 +67,9 @@ class Taken:
     module: Side
 
     @property
-    def given(self) -> dict[int, torch.Tensor]:
+    def experts(self) -> dict[int, torch.Tensor]:
         """The experts that eager has chosen for each sequence, by layer."""
-        return given_by(self.step.eager)
+        return experts_of(self.step.eager)
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,14 @@ class Case:
     """The cache of each rank before the first step."""
     states: tuple[dict[str, torch.Tensor], ...]
     """The states of linear attention of each rank before the first step, by name."""
-    taken: tuple[Taken, ...]
+    steps: tuple[CaseStep, ...]
     tolerance: float | None
     proofs: Proofs = field(default_factory=Proofs)
 
     @property
     def longest(self) -> int:
         """The maximum number of tokens of each sequence."""
-        texts = self.taken[0].texts
+        texts = self.steps[0].texts
         return texts.tables.shape[1] * texts.block
 
     def against(
@@ -114,19 +114,21 @@ class Case:
             runs = [stack.enter_context(closing(ProgramSide(start, Machine, order)))]
             if backend is not Machine:
                 runs.append(stack.enter_context(closing(LaunchedSide(start, backend, order))))
-            for number, taken in enumerate(self.taken, 1):
-                experts = taken.given
-                program_sides = (run.step(taken.texts, taken.step.groups, experts) for run in runs)
-                sides = (taken.module, *program_sides)
+            for number, case_step in enumerate(self.steps, 1):
+                experts = case_step.experts
+                program_sides = (
+                    run.step(case_step.texts, case_step.step.groups, experts) for run in runs
+                )
+                sides = (case_step.module, *program_sides)
                 step_choices = [
                     choice
                     for side in sides
-                    for choice in side_choices(taken.step, side, self.tolerance, number)
+                    for choice in side_choices(case_step.step, side, self.tolerance, number)
                 ]
-                rows += compare_sides(taken.step, sides, self.tolerance, number, step_choices)
+                rows += compare_sides(case_step.step, sides, self.tolerance, number, step_choices)
                 choices += step_choices
-                equal = equal and all(self._same_tokens(taken.step, side) for side in sides)
-        top5 = _likeliest(taken.step.eager, *sides)
+                equal = equal and all(self._same_tokens(case_step.step, side) for side in sides)
+        top5 = _likeliest(case_step.step.eager, *sides)
         shown = (LOGITS[0], TOKEN[0])
         proofs = self.proofs
         return Comparison(tuple(rows), equal, top5, shown, choices=tuple(choices), proofs=proofs)
@@ -180,14 +182,14 @@ def prepare(
             {name: state.clone() for name, state in rank_states.items()}
             for rank_states in module.states
         )
-        taken = tuple(_steps(texts, structure, eagers, module, batch.steps))
+        steps = tuple(_steps(texts, structure, eagers, module, batch.steps))
         names = {str(node.target) for node in parameters(graph.graph)}
         alike = names <= module.weights.keys()  # the later fusions leave weights unchanged
         weights_of_module = module.weights if alike else materialise(graph, read)
         held: dict[str, list[Any]] = {**weights_of_module, **components(graph, read)}
     rotary = captured.rotary.fresh()
     proofs = Proofs.of(passes, stages)
-    return Case(graph, structure, held, rotary, caches, states, taken, tolerance, proofs)
+    return Case(graph, structure, held, rotary, caches, states, steps, tolerance, proofs)
 
 
 def _check_room(batch: Batch, most: int) -> None:
@@ -203,26 +205,26 @@ def _check_room(batch: Batch, most: int) -> None:
 
 def _steps(
     texts: Texts, structure: Structure, eagers: Sequence[Eager], module: Module, steps: int
-) -> Iterator[Taken]:
+) -> Iterator[CaseStep]:
     for _ in range(steps):
         groups = structure.groups(texts)
         eager, *references = eagers
         eager_side = eager.step(texts, groups)
-        experts = given_by(eager_side)
+        experts = experts_of(eager_side)
         exact = references[0].step(texts, groups, experts) if references else None
         tokens = tuple(length - 1 for length in texts.lengths)
         step = Step(groups, eager_side, exact, structure.normalized, tokens)
-        yield Taken(texts, step, module.step(texts, groups, experts))
+        yield CaseStep(texts, step, module.step(texts, groups, experts))
         texts = texts.going_on(step.eager.values[TOKEN])
 
 
-def given_by(eager: Side) -> dict[int, torch.Tensor]:
+def experts_of(eager: Side) -> dict[int, torch.Tensor]:
     """Return the experts that eager has chosen for each sequence, by layer."""
     entries = eager.values.items()
     return {layer: ids for (name, layer), ids in entries if name == CHOICE and layer is not None}
 
 
-def _in_a_row(sequences: Sequence[Given]) -> dict[int, torch.Tensor]:
+def _in_a_row(sequences: Sequence[Experts]) -> dict[int, torch.Tensor]:
     """Return the choices of several sequences, one after another."""
     layers = {layer for choices in sequences for layer in choices}
     return {

@@ -16,11 +16,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tpcompile.compare.group_rows import LOGITS, TOKEN, best_tokens
 from tpcompile.compare.groups import Group, Key, Pieces, Side
 from tpcompile.compare.program.layers import AttentionLayer, DeltaLayer
-from tpcompile.compare.program.spans import Seen, put_spans
+from tpcompile.compare.program.spans import AttentionInput, put_spans
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
 from tpcompile.compare.rounded_cache import empty_cache
-from tpcompile.compare.routing import Given, routed
+from tpcompile.compare.routing import Experts, routed
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.mixers import (
     CHUNK,
@@ -55,7 +55,7 @@ class Spot:
     """The place where a value, or some of its columns, is observed."""
 
     module: str
-    given: bool = False
+    is_input: bool = False
     """Whether it is the module's input, and not its output."""
     run: Run | None = None
     """The part of each head of the module's output that it is, if it is not the whole output."""
@@ -80,7 +80,7 @@ class _Watch:
     structure: Structure
     texts: Texts
     row: int
-    seen: dict[int, Seen] = field(default_factory=dict)
+    attention_inputs: dict[int, AttentionInput] = field(default_factory=dict)
 
     def put(
         self, key: Key, values: torch.Tensor, columns: Interval | None = None, rows: int = 1
@@ -90,15 +90,15 @@ class _Watch:
         flat = values.detach().reshape(rows, -1)
         self.pieces.put(key, flat, "Hugging Face", rows=interval, columns=columns)
 
-    def put_attention(self, layer: int, visible: Seen, mixed: torch.Tensor) -> None:
+    def put_attention(self, layer: int, visible: AttentionInput, mixed: torch.Tensor) -> None:
         """Record the query, the visible keys and values, and the output of attention."""
-        self.seen[layer] = visible
+        self.attention_inputs[layer] = visible
         kind = self.structure.layers[layer]
         assert isinstance(kind, AttentionLayer)
         recorded = {"q_rotated": visible.q, "k_rotated": visible.k[-1], kind.result: mixed}
         for name, values in recorded.items():
             self.put((name, layer), values)
-        counts = self.texts.seen(kind.window)
+        counts = self.texts.visible_counts(kind.window)
         rows = sum(counts[: self.row]), sum(counts[: self.row + 1])
         for name, side in (("k_cached", visible.k), ("v_cached", visible.v)):
             self.pieces.put((name, layer), side.flatten(1), "Hugging Face", rows=rows)
@@ -112,13 +112,13 @@ class Eager:
         self._spots = spots(structure)
         self._caches: list[Any] = []
 
-    def fill(self, texts: Texts, experts: Sequence[Given] = ()) -> list[Given]:
+    def fill(self, texts: Texts, experts: Sequence[Experts] = ()) -> list[Experts]:
         """Run all tokens but the new ones, each sequence with an empty cache.
 
         Return the choices of experts by sequence. `experts` are those to choose instead.
         """
         self._caches = [empty_cache(self._model.config, self._kv) for _ in texts.tokens]
-        choices: list[Given] = []
+        choices: list[Experts] = []
         for row, (text, cache) in enumerate(zip(texts.tokens, self._caches, strict=True)):
             recorded: dict[int, Routed] = {}
             if len(text) > 1:
@@ -128,14 +128,14 @@ class Eager:
             choices.append({layer: choice.ids for layer, choice in recorded.items()})
         return choices
 
-    def step(self, texts: Texts, groups: Sequence[Group], experts: Given | None = None) -> Side:
+    def step(self, texts: Texts, groups: Sequence[Group], experts: Experts | None = None) -> Side:
         """Run the new tokens, and record all intermediate values.
 
         `experts` are those of each sequence that routers choose instead of their own.
         """
         whole = [replace(group, layout=None, interleaved=False) for group in groups]
         pieces = Pieces("eager", whole)
-        visible: list[dict[int, Seen]] = []
+        visible: list[dict[int, AttentionInput]] = []
         for row, (text, cache) in enumerate(zip(texts.tokens, self._caches, strict=True)):
             watch = _Watch(pieces, self._structure, texts, row)
             row_experts = (
@@ -147,7 +147,7 @@ class Eager:
                 logits = self._run(text[-1:], len(text) - 1, cache)
             watch.put(LOGITS, logits)
             watch.put(TOKEN, best_tokens(logits))
-            visible.append(watch.seen)
+            visible.append(watch.attention_inputs)
         for layer in self._structure.attention:
             parts = [by_layer[layer.number] for by_layer in visible]
             spans, block = self._structure.spans, self._structure.block
@@ -183,7 +183,7 @@ class Eager:
         module = self._model.get_submodule(spot.module)
         handle = (
             module.register_forward_pre_hook(lambda _, args: hook(args[0]))
-            if spot.given
+            if spot.is_input
             else module.register_forward_hook(lambda *args: hook(args[-1]))
         )
         stack.callback(handle.remove)
@@ -202,13 +202,13 @@ def spots(structure: Structure) -> dict[Key, tuple[Spot, ...]]:
         elif key[0] in ("projected", "z", "gates"):
             places[key] = tuple(_parts(node))
         elif key[0] == "attention_residual":
-            places[key] = (Spot(_module(nodes["mlp_norm", key[1]]), given=True),)
+            places[key] = (Spot(_module(nodes["mlp_norm", key[1]]), is_input=True),)
         elif key[0] == "mlp_residual":
             norms = [norm for (name, _), norm in nodes.items() if name in ("norm", "final_norm")]
             after = next(norm for norm in norms if norm.args[0] is node)
-            places[key] = (Spot(_module(after), given=True),)
+            places[key] = (Spot(_module(after), is_input=True),)
         elif key[0] in _INPUTS and readers:
-            places[key] = (Spot(_module(readers[0]), given=True),)
+            places[key] = (Spot(_module(readers[0]), is_input=True),)
     return places
 
 
@@ -263,16 +263,16 @@ def _attention_shown(model: Any, watch: _Watch) -> Iterator[None]:
     setting = model.config._attn_implementation or "eager"
     attention = ALL_ATTENTION_FUNCTIONS.get(setting) or _modules_own(model)
 
-    def shown(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    def wrapper(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         output = attention(module, query, key, value, mask, **options)
         scale = options.get("scaling")
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         q, k, v = (side[0].transpose(0, 1).detach() for side in (query, key, value))
-        watch.put_attention(module.layer_idx, Seen(q[0], k, v, scale), output[0])
+        watch.put_attention(module.layer_idx, AttentionInput(q[0], k, v, scale), output[0])
         return output
 
     before = ALL_ATTENTION_FUNCTIONS.get(setting)
-    ALL_ATTENTION_FUNCTIONS[setting] = shown
+    ALL_ATTENTION_FUNCTIONS[setting] = wrapper
     try:
         yield
     finally:
@@ -302,29 +302,29 @@ def _delta_shown(model: Any, layer: DeltaLayer, watch: _Watch) -> Iterator[None]
 def _rule_shown(rule: Any, layer: DeltaLayer, watch: _Watch) -> Any:
     """Wrap a function of the delta rule."""
 
-    def shown(query: Any, key: Any, value: Any, g: Any, beta: Any, **options: Any) -> Any:
+    def wrapper(query: Any, key: Any, value: Any, g: Any, beta: Any, **options: Any) -> Any:
         mixed, state = rule(query, key, value, g=g, beta=beta, **options)
         recorded = {"decay": g, "beta": beta, "state": state, "delta_rule": mixed}
         for name, values in recorded.items():
             watch.put((name, layer.number), values)
         return mixed, state
 
-    return shown
+    return wrapper
 
 
 def _conv_shown(conv: Any, place: int, layer: DeltaLayer, watch: _Watch) -> Any:
     """Wrap a function of the convolution. The argument at `place` ends with the last inputs."""
 
-    def shown(*args: Any, **options: Any) -> Any:
+    def wrapper(*args: Any, **options: Any) -> Any:
         output = conv(*args, **options)
-        tail = args[place][0, :, -layer.kept :].t()
-        watch.put(("tail", layer.number), tail, rows=layer.kept)
+        tail = args[place][0, :, -layer.tail_length :].t()
+        watch.put(("tail", layer.number), tail, rows=layer.tail_length)
         parts = output[0, :, -1].split(list(layer.channels.values()))
         for name, values in zip(layer.channels, parts, strict=True):
             watch.put((name, layer.number), values)
         return output
 
-    return shown
+    return wrapper
 
 
 def _modules_own(model: Any) -> Any:

@@ -100,7 +100,7 @@ class AttentionLayer(Layer):
         """Yield the cached keys and values, and the partial results of spans."""
         if name != "k_rotated":
             return
-        counts = texts.seen(self.window)
+        counts = texts.visible_counts(self.window)
         v = replace(self._group("v", self.nodes["v"], sum(counts)), lengths=counts)
         yield replace(v, name="k_cached", interleaved=self.interleaved)
         yield replace(v, name="v_cached")
@@ -120,7 +120,7 @@ class DeltaLayer(Layer):
     conv: fx.Node
 
     @property
-    def kept(self) -> int:
+    def tail_length(self) -> int:
         """The number of inputs of the convolution that a sequence keeps."""
         return _extent(arguments_of(self.conv)["weight"], -1) - 1
 
@@ -140,8 +140,8 @@ class DeltaLayer(Layer):
         """Yield what the new token leaves behind: the last inputs, and the matrices of heads."""
         batch = len(texts.lengths)
         if name == "gates":
-            tail = self._group("tail", self.conv, batch * self.kept)
-            yield replace(tail, lengths=(self.kept,) * batch)
+            tail = self._group("tail", self.conv, batch * self.tail_length)
+            yield replace(tail, lengths=(self.tail_length,) * batch)
         if name == "beta":
             states = value_type(arguments_of(self.nodes["delta_rule"])["states"])
             heads = self._group("decay", self.nodes["decay"], batch)

@@ -9,10 +9,10 @@ from torch import fx
 
 from tpcompile.compare.groups import Group, Key, Pieces, Side
 from tpcompile.compare.program.layers import AttentionLayer, DeltaLayer
-from tpcompile.compare.program.spans import Seen, put_spans
+from tpcompile.compare.program.spans import AttentionInput, put_spans
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
-from tpcompile.compare.routing import Given, Replay
+from tpcompile.compare.routing import Experts, Replay
 from tpcompile.compare.source import Source
 from tpcompile.ir.info import info_of
 from tpcompile.ir.kv import loaded_rows, nan_element
@@ -36,7 +36,7 @@ class Module:
         self.caches: list[torch.Tensor] = []
         self.states: list[dict[str, torch.Tensor]] = []
 
-    def fill(self, texts: Texts, experts: Given) -> None:
+    def fill(self, texts: Texts, experts: Experts) -> None:
         """Run all tokens but the new ones. Fill unused slots and states with NaN.
 
         `experts` are those of each token that routers choose instead of their own.
@@ -64,7 +64,7 @@ class Module:
         node.op = "get_attr"
         self.weights[str(node.target)] = [*tensors]
 
-    def step(self, texts: Texts, groups: Sequence[Group], experts: Given) -> Side:
+    def step(self, texts: Texts, groups: Sequence[Group], experts: Experts) -> Side:
         """Run the new tokens, and collect all values of all ranks.
 
         `experts` are those of each sequence that routers choose instead. The collected choices and
@@ -88,14 +88,16 @@ class Module:
             pieces.whole((name, layer.number)).unfold(1, layer.width, layer.width)
             for name in ("q_rotated", "k_cached", "v_cached")
         )
-        counts = list(texts.seen(layer.window))
+        counts = list(texts.visible_counts(layer.window))
         keys, values = (torch.split(side, counts) for side in (k, v))
-        visible = [Seen(*tensors, layer.scale) for tensors in zip(q, keys, values, strict=True)]
+        visible = [
+            AttentionInput(*tensors, layer.scale) for tensors in zip(q, keys, values, strict=True)
+        ]
         spans, block = self._structure.spans, self._structure.block
         put_spans(pieces, layer.number, visible, texts.lengths, spans, block)
 
     def _run(
-        self, inputs: dict[str, torch.Tensor], experts: Given
+        self, inputs: dict[str, torch.Tensor], experts: Experts
     ) -> tuple[Values, dict[Key, list[torch.Tensor]]]:
         """Return all values, and the routers' own choices and scores, on each rank."""
         rotary = self._source.captured.rotary.fresh()
@@ -103,7 +105,7 @@ class Module:
         with torch.inference_mode():
             values = run_ranks(self._gm, inputs, self.weights, rotary, replay.instead)
         chosen: dict[Key, list[torch.Tensor]] = {}
-        for layer, ranks in replay.own(values).items():
+        for layer, ranks in replay.own_choices(values).items():
             chosen["choice", layer] = [choice.ids for choice in ranks]
             chosen["scores", layer] = [choice.scores for choice in ranks]
         return values, chosen
@@ -127,7 +129,7 @@ def _put_cached(
     pieces: Pieces, layer: AttentionLayer, caches: Sequence[torch.Tensor], texts: Texts
 ) -> None:
     """Add the cached keys and values of the tokens that are visible to the layer."""
-    runs = zip(texts.seen(layer.window), texts.lengths, strict=True)
+    runs = zip(texts.visible_counts(layer.window), texts.lengths, strict=True)
     places = [
         texts.places(row, length - visible, length) for row, (visible, length) in enumerate(runs)
     ]

@@ -19,7 +19,7 @@ from tpcompile.compare.program.layers import AttentionLayer, DeltaLayer
 from tpcompile.compare.program.module import put_kept
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
-from tpcompile.compare.routing import Given
+from tpcompile.compare.routing import Experts
 from tpcompile.ir.ops.experts import Routed, replayed, same_experts
 from tpcompile.vm.groups import (
     AttentionReduce,
@@ -73,14 +73,14 @@ class ProgramSide:
         self._memory = start.memory()
         self._executor = kind(self._memory)
 
-    def step(self, texts: Texts, groups: Sequence[Group], experts: Given) -> Side:
+    def step(self, texts: Texts, groups: Sequence[Group], experts: Experts) -> Side:
         """Run the new tokens, and collect all values that the instructions report.
 
         `experts` are those of each sequence. They replace those in memory once they are chosen.
         """
         return self._observed(texts, groups, experts).side()
 
-    def _observed(self, texts: Texts, groups: Sequence[Group], experts: Given) -> Pieces:
+    def _observed(self, texts: Texts, groups: Sequence[Group], experts: Experts) -> Pieces:
         program = self._start.program
         pieces = Pieces(self.name, groups, program.ranks)
         _place(self._executor, texts)
@@ -90,7 +90,7 @@ class ProgramSide:
         put_kept(pieces, self._start.structure, caches, states, texts)
         return pieces
 
-    def _replaying(self, turns: Iterable[int], experts: Given) -> Iterator[int]:
+    def _replaying(self, turns: Iterable[int], experts: Experts) -> Iterator[int]:
         """Yield instructions; after each choice of experts, write the given one."""
         for number in turns:
             yield number
@@ -145,7 +145,7 @@ class LaunchedSide(ProgramSide):
         self._free = kind(start.memory()) if routes else None
         """A launch makes its own choices of experts, so its logits are compared with these."""
 
-    def step(self, texts: Texts, groups: Sequence[Group], experts: Given) -> Side:
+    def step(self, texts: Texts, groups: Sequence[Group], experts: Experts) -> Side:
         """Run the new tokens once more as a launch, and collect the values of both runs."""
         twice = [
             replace(group, recomputed=True) if group.key == LOGITS else group for group in groups

@@ -11,7 +11,7 @@ from tpcompile.ir.ops.decode import span_of
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttentionInput:
     """The query heads of a new token, and the keys and values that it sees: `[…, heads, width]`."""
 
     q: torch.Tensor
@@ -23,7 +23,7 @@ class Seen:
 def put_spans(
     pieces: Pieces,
     layer: int,
-    visible: list[Seen],
+    visible: list[AttentionInput],
     lengths: tuple[int, ...],
     spans: int,
     block: int,
@@ -37,7 +37,9 @@ def put_spans(
         pieces.deal((name, layer), torch.stack(part).flatten(1), "attention in spans")
 
 
-def _spans(visible: Seen, length: int, spans: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _spans(
+    visible: AttentionInput, length: int, spans: int, block: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values `[heads, spans, width]` and log-sum-exp `[heads, spans]`, in fp32."""
     heads, width = visible.q.shape
     held, shared = visible.k.shape[:2]

@@ -32,7 +32,7 @@ class Texts:
         """The state of linear attention of each sequence, which it reads and writes."""
         return torch.arange(len(self.tokens))
 
-    def seen(self, window: int | None) -> tuple[int, ...]:
+    def visible_counts(self, window: int | None) -> tuple[int, ...]:
         """Return the number of tokens per sequence that the new one sees, including itself."""
         return tuple(length if window is None else min(length, window) for length in self.lengths)
 

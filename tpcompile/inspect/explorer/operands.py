@@ -27,7 +27,7 @@ class Groups:
 
     first: tuple[StepInstruction, ...]
     """The first instruction of each group."""
-    of: np.ndarray
+    numbers: np.ndarray
     """The group of each instruction."""
     words: list[str]
     """The distinct words of groups in labels, such as `q`."""
@@ -70,7 +70,7 @@ def operand_data(
     places = {kind: place for place, kind in enumerate(members)}
     words = {word: place for place, word in enumerate(groups.words)}
     columns = {
-        "group": groups.of,
+        "group": groups.numbers,
         "group_kind": small(places[type(instruction)] for instruction in groups.first),
         "group_layer": small(instruction.layer for instruction in groups.first),
         "group_rank": small(instruction.rank for instruction in groups.first),

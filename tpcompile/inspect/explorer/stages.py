@@ -25,7 +25,7 @@ from tpcompile.ir.text.printer import section_of
 KEPT, REPLACED, FUSED, DROPPED = "kept", "replaced", "fused", "dropped"
 
 
-class _Seen(NamedTuple):
+class _Snapshot(NamedTuple):
     """A node as it was after a stage."""
 
     name: str
@@ -45,7 +45,7 @@ class StageRecorder:
     """The expressions of the graph, which are compared from stage to stage."""
     lines: Lines = field(default_factory=Lines)
     stages: list[dict[str, Any]] = field(default_factory=list)
-    _seen: list[dict[fx.Node, _Seen]] = field(default_factory=list)
+    _snapshots: list[dict[fx.Node, _Snapshot]] = field(default_factory=list)
     """The nodes of each stage."""
     _bodies: dict[tuple[int, ...], int] = field(default_factory=dict)
 
@@ -53,37 +53,37 @@ class StageRecorder:
         self._proofs = ProofRecorder(self.prover)
 
     def __call__(self, name: str, gm: fx.GraphModule, stats: Stats) -> None:
-        self._add(name, gm, stats, self._seen[-1] if self._seen else {})
+        self._add(name, gm, stats, self._snapshots[-1] if self._snapshots else {})
 
     def resumed(self, after: int, prover: Prover) -> Callable[[str, fx.GraphModule, Stats], None]:
         """Return an instrument for passes that continue from a copy of a stage's graph."""
-        before: dict[fx.Node, _Seen] = {}
+        before: dict[fx.Node, _Snapshot] = {}
         self._proofs = ProofRecorder(prover)
 
         def record(name: str, gm: fx.GraphModule, stats: Stats) -> None:
             nonlocal before
             if before:
                 self._add(name, gm, stats, before)
-                before = self._seen[-1]
+                before = self._snapshots[-1]
             else:  # the copy itself: its nodes have the names of the stage
                 self._proofs.changes(gm, _named)
                 by_name = {node.name: node for node in gm.graph.nodes}
                 users = {
                     snapshot.name: tuple(by_name[reader.name] for reader in snapshot.users)
-                    for snapshot in self._seen[after].values()
+                    for snapshot in self._snapshots[after].values()
                 }
                 before = {
                     by_name[snapshot.name]: snapshot._replace(users=users[snapshot.name])
-                    for snapshot in self._seen[after].values()
+                    for snapshot in self._snapshots[after].values()
                 }
 
         return record
 
     def _add(
-        self, name: str, gm: fx.GraphModule, stats: Stats, before: dict[fx.Node, _Seen]
+        self, name: str, gm: fx.GraphModule, stats: Stats, before: dict[fx.Node, _Snapshot]
     ) -> None:
         nodes = list(gm.graph.nodes)
-        now = {node: _seen(node, before.get(node)) for node in nodes}
+        now = {node: _snapshot(node, before.get(node)) for node in nodes}
         self.stages.append(
             {
                 "name": name,
@@ -101,7 +101,7 @@ class StageRecorder:
                 "needs": dict(_needs(now)),
             }
         )
-        self._seen.append(now)
+        self._snapshots.append(now)
 
     @property
     def bodies(self) -> list[list[int]]:
@@ -148,11 +148,11 @@ def _named(node: fx.Node) -> tuple[str, Callable[[str], str]]:
     return general_name(node.name, layer), generalised(layer)
 
 
-def _seen(node: fx.Node, before: _Seen | None) -> _Seen:
+def _snapshot(node: fx.Node, before: _Snapshot | None) -> _Snapshot:
     layer = _layer(node)
     same = before is not None and (before.name, before.layer) == (node.name, layer)
     general = before.general if before and same else general_name(node.name, layer)
-    return _Seen(node.name, general, layer, _meanings(node), tuple(node.users))
+    return _Snapshot(node.name, general, layer, _meanings(node), tuple(node.users))
 
 
 def _meanings(node: fx.Node) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ def _meanings(node: fx.Node) -> tuple[str, ...]:
 
 
 def _fates(
-    before: dict[fx.Node, _Seen], now: dict[fx.Node, _Seen]
+    before: dict[fx.Node, _Snapshot], now: dict[fx.Node, _Snapshot]
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield the fate of each removed node: its name, and its fate with another name.
 
@@ -190,12 +190,12 @@ def _fates(
     yield from general.items()
 
 
-def _name_beside(snapshot: _Seen, layer: int | None) -> str:
+def _name_beside(snapshot: _Snapshot, layer: int | None) -> str:
     """Return the name of a node in the templates of a layer."""
     return snapshot.general if snapshot.layer == layer else general_name(snapshot.name, layer)
 
 
-def _needs(now: dict[fx.Node, _Seen]) -> Iterator[tuple[str, list[dict[str, str]]]]:
+def _needs(now: dict[fx.Node, _Snapshot]) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """Yield the readers of each collective that need it, under names as those of fates."""
     general: dict[str, list[dict[str, str]]] = {}
     for node, snapshot in now.items():
@@ -211,8 +211,8 @@ def _needs(now: dict[fx.Node, _Seen]) -> Iterator[tuple[str, list[dict[str, str]
 
 def _fate(
     node: fx.Node,
-    before: dict[fx.Node, _Seen],
-    now: dict[fx.Node, _Seen],
+    before: dict[fx.Node, _Snapshot],
+    now: dict[fx.Node, _Snapshot],
     heirs: dict[str, fx.Node],
 ) -> tuple[str, fx.Node | None]:
     """Return whether a node was replaced, fused into a new one, or dropped."""
@@ -227,12 +227,12 @@ def _fate(
     return DROPPED, None
 
 
-def _heir(snapshot: _Seen, heirs: dict[str, fx.Node]) -> fx.Node | None:
+def _heir(snapshot: _Snapshot, heirs: dict[str, fx.Node]) -> fx.Node | None:
     return next((heirs[meaning] for meaning in snapshot.meanings if meaning in heirs), None)
 
 
 def _gone_readers(
-    node: fx.Node, before: dict[fx.Node, _Seen], now: dict[fx.Node, _Seen]
+    node: fx.Node, before: dict[fx.Node, _Snapshot], now: dict[fx.Node, _Snapshot]
 ) -> Iterator[fx.Node]:
     """Yield the removed readers of a node, and their removed readers, the nearest first."""
     known, waiting = {node}, deque([node])

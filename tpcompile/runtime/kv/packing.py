@@ -24,7 +24,7 @@ class Packed:
     """Boolean [sequences, columns]: the same with one sequence per row."""
     columns: int
     """The number of columns whose logits are requested."""
-    kept: torch.Tensor | None
+    real_columns: torch.Tensor | None
     """Boolean [batch, columns]: true where the logits belong to a token; None if all do."""
 
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -43,12 +43,12 @@ class Packed:
         inference mode.
         """
         shape = (self.real.shape[0], self.columns, *rows.shape[1:])
-        if self.kept is None:
+        if self.real_columns is None:
             writable = torch.is_inference_mode_enabled() or not rows.is_inference()
             whole = rows.reshape(shape)
             return whole if writable else whole.clone()
         whole = rows.new_zeros(shape)
-        whole[self.kept.to(rows.device)] = rows
+        whole[self.real_columns.to(rows.device)] = rows
         return whole
 
 

@@ -33,13 +33,13 @@ from tpcompile.runtime.ranks.worker import failure
 from tpcompile.runtime.weights import opened
 from tpcompile.vm.program import Role
 
-_KEPT: weakref.WeakSet[Any] = weakref.WeakSet()
+_KEPT_GROUPS: weakref.WeakSet[Any] = weakref.WeakSet()
 """The groups that forks of this process keep alive."""
 
 
 def _keep_in_forks(group: Any) -> None:
-    if group not in _KEPT:
-        _KEPT.add(group)
+    if group not in _KEPT_GROUPS:
+        _KEPT_GROUPS.add(group)
         os.register_at_fork(after_in_child=partial(_keep, weakref.ref(group)))
 
 
@@ -61,7 +61,7 @@ class JoinedRanks:
         self._device = device
         self._owner = Owner()
         self._group = ProcessGroupRank(group, agreed(group, device))
-        weakref.finalize(self, _rest, self._owner, self._group)
+        weakref.finalize(self, _wait_for_threads, self._owner, self._group)
         _keep_in_forks(group)
         self._tp = len(modules)
         self._timeout, self._threads = timeout, threads
@@ -149,17 +149,17 @@ class JoinedRanks:
     def agree(self) -> None:
         """Copy the random state of rank 0 to every rank, so that all sample the same tokens."""
         with self._working():
-            torch.set_rng_state(self._same(torch.get_rng_state()).cpu())
+            torch.set_rng_state(self._broadcast(torch.get_rng_state()).cpu())
             if self._device.type == "cuda":
-                state = self._same(torch.cuda.get_rng_state(self._device))
+                state = self._broadcast(torch.cuda.get_rng_state(self._device))
                 torch.cuda.set_rng_state(state.cpu(), self._device)
 
-    def same(self, tensor: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return rank 0's `tensor` on every rank."""
         with self._working():
-            return self._same(tensor)
+            return self._broadcast(tensor)
 
-    def _same(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._group.broadcast(tensor, 0, self._device)
 
     @property
@@ -202,10 +202,10 @@ class JoinedRanks:
             raise rank_error from error
 
 
-def _rest(owner: Owner, group: ProcessGroupRank) -> None:
+def _wait_for_threads(owner: Owner, group: ProcessGroupRank) -> None:
     """Wait for the group's threads when the ranks are deleted, and before Python exits."""
     if owner.here:
-        group.rest()
+        group.wait_for_release()
 
 
 def _keep(group: weakref.ref[Any]) -> None:

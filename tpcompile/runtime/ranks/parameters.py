@@ -25,7 +25,7 @@ _ALIGN = mmap.PAGESIZE
 class Places:
     """The place of each parameter of a rank in memory: start, shape and dtype."""
 
-    each: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]
+    by_name: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]
     size: int
 
     @classmethod
@@ -40,7 +40,7 @@ class Places:
 
     def view(self, memory: mmap.mmap, name: str) -> torch.Tensor:
         """Return a parameter's place; the memory stays mapped as long as a view exists."""
-        start, shape, dtype = self.each[name]
+        start, shape, dtype = self.by_name[name]
         count = math.prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
@@ -48,7 +48,7 @@ class Places:
 
     def free(self, memory: mmap.mmap, name: str) -> None:
         """Free the pages of a parameter in shared memory, if the system can."""
-        start, shape, dtype = self.each[name]
+        start, shape, dtype = self.by_name[name]
         size = _whole_pages(math.prod(shape) * dtype.itemsize)
         if size and hasattr(mmap, "MADV_REMOVE"):
             memory.madvise(mmap.MADV_REMOVE, start, size)

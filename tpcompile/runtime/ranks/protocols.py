@@ -29,7 +29,7 @@ class Ranks(Protocol):
         """Make all fronts (processes that call the model) draw the same random numbers."""
         ...
 
-    def same(self, tensor: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the `tensor` of the first front on every front."""
         ...
 
@@ -86,7 +86,7 @@ class OneFront:
     def agree(self) -> None:
         """Do nothing: there is no other front to agree with."""
 
-    def same(self, tensor: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return `tensor`: this is the first front."""
         return tensor
 
@@ -115,8 +115,8 @@ class RanksOf:
     def agree(self) -> None:
         self._ranks.agree()
 
-    def same(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._ranks.same(tensor)
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._ranks.broadcast(tensor)
 
     @property
     def front(self) -> int:

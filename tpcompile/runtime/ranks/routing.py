@@ -52,9 +52,9 @@ def run_routed(module: nn.Module, inputs: Mapping[str, Any], routing: Routing) -
         logits, _, normalized = args
         routed = Routed(logits, *output)
         choices.append(routed)
-        if not routing.given:
+        if not routing.experts:
             return output
-        experts = routing.given[len(choices) - 1].to(logits.device)
+        experts = routing.experts[len(choices) - 1].to(logits.device)
         return replayed(routed, experts, normalized), experts
 
     with ExitStack() as stack:

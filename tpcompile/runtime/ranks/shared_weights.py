@@ -29,7 +29,7 @@ class SharedWeights:
         """Copy the parameters to memory of this process, and free the file's memory one by one."""
         memory = mmap.mmap(file, self.places.size)
         parameters, weights = Parameters(module, _CPU), {}
-        for name in self.places.each:
+        for name in self.places.by_name:
             weights[name] = parameters.copy(name, self.places.view(memory, name))
             self.places.free(memory, name)
         return weights
@@ -44,7 +44,7 @@ def fill(module: RankModule, places: Places, read: Read, loaded: Callable[[], No
         for name, (recipe, dtype, _) in module.parameters.items():
             value = evaluate(recipe, read).detach().to("cpu", dtype).contiguous()
             with enough_memory(module.rank, places.size, _PURPOSE):
-                _write(file, tensor_bytes(value), places.each[name][0])
+                _write(file, tensor_bytes(value), places.by_name[name][0])
             loaded()
     except BaseException:
         os.close(file)

@@ -22,7 +22,7 @@ MOST_ROWS = 16
 class Routing:
     """A request for the choices of all routers, after the result of a step."""
 
-    given: tuple[torch.Tensor, ...] = ()
+    experts: tuple[torch.Tensor, ...] = ()
     """The experts of each token that routers choose instead, by router; empty to leave them."""
 
 
@@ -65,7 +65,7 @@ def digest(step: Step) -> torch.Tensor:
         *(step.routing is not None, step.few, step.rows),
     )
     hasher.update(repr(fields).encode())
-    experts = step.routing.given if step.routing else ()
+    experts = step.routing.experts if step.routing else ()
     routed = {f"router {number}": ids for number, ids in enumerate(experts)}
     for name, value in {**step.inputs, **routed}.items():
         hasher.update(f"{name} {tuple(value.shape)}".encode())

@@ -43,7 +43,7 @@ class WorkerProcess:
             hint = _WHY.get(-status, "")
         else:
             ending = f"exited with status {status}"
-        output = self._said()
+        output = self._last_output()
         got = f"this at the end of its output:\n{output}\n" if output else ""
         return RankError(f"Rank {self.rank} {ending}", got=got, hint=hint)
 
@@ -62,7 +62,7 @@ class WorkerProcess:
         self._errors.close()
         self._stacks.close()
 
-    def _said(self) -> str:
+    def _last_output(self) -> str:
         size = os.fstat(self._errors.fileno()).st_size
         start = max(size - _TAIL, 0)
         return os.pread(self._errors.fileno(), _TAIL, start).decode(errors="replace").strip()

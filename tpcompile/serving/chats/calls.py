@@ -46,7 +46,7 @@ class MarkedCalls:
 
     def __init__(self, reader: Callable[[], Reader], begin: str, end: str) -> None:
         self._reader, self._begin, self._end = reader, begin, end
-        self._held = ""
+        self._pending = ""
         """Text that may belong to a mark, or whitespace that may belong to the form."""
         self._call: Reader | None = None
         self._whole: list[str] = []
@@ -59,7 +59,7 @@ class MarkedCalls:
     def push(self, text: str) -> list[Event]:
         """Read more text; return its events."""
         events: list[Event] = []
-        text, self._held = self._held + text, ""
+        text, self._pending = self._pending + text, ""
         while text:
             if self._call is not None:
                 text = self._inside(self._call, text, events)
@@ -73,7 +73,7 @@ class MarkedCalls:
         """Return the last events, at the end of the text."""
         if self._call is not None:
             return [self._broken(self._call)]
-        remainder = "" if self._closing else self._held
+        remainder = "" if self._closing else self._pending
         if self._called and not remainder.strip():
             remainder = ""
         return [Text(remainder)] if remainder else []
@@ -87,7 +87,7 @@ class MarkedCalls:
             events.append(Text(before))
             self._called = False
         if place < 0:
-            self._held = text[len(before) :]
+            self._pending = text[len(before) :]
             return ""
         after = place + len(self._begin)
         self._call, self._sent, self._whole = self._reader(), False, [text[len(before) : after]]
@@ -118,7 +118,7 @@ class MarkedCalls:
             self._closing = False
             return mark[len(self._end) :]
         if self._end.startswith(mark):
-            self._held = text
+            self._pending = text
             return ""
         self._closing = False
         return text

@@ -21,15 +21,15 @@ class Thinking:
         """Whether the text so far may be the beginning of the mark."""
         self._fresh = inside
         """Whether line breaks are skipped."""
-        self._held = ""
+        self._pending = ""
 
     def push(self, text: str) -> tuple[str, str]:
         """Read more text; return the new thinking and the new text after it."""
-        text, self._held = self._held + text, ""
+        text, self._pending = self._pending + text, ""
         if self._begins:
             mark = text.lstrip()
             if THINK.startswith(mark) and mark != THINK:
-                self._held = text
+                self._pending = text
                 return "", ""
             self._begins = False
             if mark.startswith(THINK):
@@ -42,14 +42,14 @@ class Thinking:
         end = len(text) - overlap(text, END_OF_THINK) if place < 0 else place
         thought = text[:end].rstrip("\n")
         if place < 0:
-            self._held = text[len(thought) :]
+            self._pending = text[len(thought) :]
             return thought, ""
         self.inside, self._fresh = False, True
         return thought, self._unpadded(text[place + len(END_OF_THINK) :])
 
     def end(self) -> tuple[str, str]:
         """Return the rest, at the end of the text."""
-        remainder, self._held = self._held, ""
+        remainder, self._pending = self._pending, ""
         return (remainder.rstrip("\n"), "") if self.inside else ("", remainder)
 
     def _unpadded(self, text: str) -> str:

@@ -149,7 +149,7 @@ class ElementCall:
             if body.startswith(mark):
                 self._take(space + len(mark))
                 return mark
-        common = max(_same(body, mark) for mark in marks)
+        common = max(_common_length(body, mark) for mark in marks)
         if common < len(body):
             self._end = space + common
         return ""
@@ -176,7 +176,7 @@ class ElementCall:
         self._read = []
 
 
-def _same(text: str, mark: str) -> int:
+def _common_length(text: str, mark: str) -> int:
     """Return the length of the common prefix of a text and a mark."""
     pairs = enumerate(zip(text, mark, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(text), len(mark)))

@@ -57,7 +57,7 @@ class Assistants:
             params,
             structure=structure,
             thinking=self._rules(request.thinking_budget, mode, first),
-            shown_tokens=self._shown(form),
+            shown_tokens=self._shown_tokens(form),
         )
         assistants = [
             Assistant(
@@ -131,7 +131,7 @@ class Assistants:
         except (UsageError, TypeError) as error:
             raise BadRequestError(str(error), "tools") from error
 
-    def _shown(self, form: ToolForm | None) -> tuple[int, ...]:
+    def _shown_tokens(self, form: ToolForm | None) -> tuple[int, ...]:
         marks = (*((THINK, END_OF_THINK) if self._thinks else ()), *(form.marks if form else ()))
         tokens = [self._token(mark) for mark in marks]
         return tuple(token for token in tokens if token is not None and self._is_special(token))

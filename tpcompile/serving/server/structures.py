@@ -53,7 +53,7 @@ def _structure(name: str, value: Any) -> tuple[Structure, str] | None:
         return _response_format(value)
     if name == "structured_outputs":
         return _structured_outputs(value)
-    return _made(_KINDS[name.removeprefix("guided_")], value, name)
+    return _structure_of(_KINDS[name.removeprefix("guided_")], value, name)
 
 
 def _response_format(value: Any) -> tuple[Structure, str] | None:
@@ -76,7 +76,7 @@ def _response_format(value: Any) -> tuple[Structure, str] | None:
     for key, (fits, expected) in checks.items():
         if not fits(described.get(key)):
             raise StructureError(f"{key} must be {expected}", f"{inner}.{key}")
-    return _made(JSON_SCHEMA, described["schema"], f"{inner}.schema")
+    return _structure_of(JSON_SCHEMA, described["schema"], f"{inner}.schema")
 
 
 def _structured_outputs(value: Any) -> tuple[Structure, str] | None:
@@ -88,10 +88,10 @@ def _structured_outputs(value: Any) -> tuple[Structure, str] | None:
     if len(wanted) > 1:
         raise StructureError("There must be one kind of structure", f"{name}.{[*wanted][1]}")
     ((kind, text),) = wanted.items()
-    return _made(_KINDS[kind], text, f"{name}.{kind}")
+    return _structure_of(_KINDS[kind], text, f"{name}.{kind}")
 
 
-def _made(kind: str, value: Any, path: str) -> tuple[Structure, str]:
+def _structure_of(kind: str, value: Any, path: str) -> tuple[Structure, str]:
     """Return a structure, whose text may be JSON instead of a text."""
     if kind == JSON_OBJECT:
         if value is not True:

@@ -71,7 +71,7 @@ def rows_of(buffers, number, row, column, SHAPE):
         weight = (start_of(buffers, number, SHAPE.DTYPE) + row * SHAPE.WIDTH + column,)
     else:
         if _kind(SHAPE.FORMAT) == abi.KIND_INT4:
-            values = start_of(buffers, number, tl.int16) + row * _each(SHAPE.WIDTH, SHAPE.FORMAT)
+            values = start_of(buffers, number, tl.int16) + row * _stride(SHAPE.WIDTH, SHAPE.FORMAT)
             values += column // _NIBBLES
         elif _kind(SHAPE.FORMAT) == abi.KIND_INT8:
             values = start_of(buffers, number, tl.int8) + row * SHAPE.WIDTH + column
@@ -120,7 +120,7 @@ def _scaled_tile(weight, first, tile_rows, inside, place, width, SHAPE):
     """Load a tile of few bits, and the scales of its runs of 16 columns."""
     values, groups, before, scales, offsets = weight
     packed: tl.constexpr = _NIBBLES if _kind(SHAPE.FORMAT) == abi.KIND_INT4 else 1
-    stride: tl.constexpr = _each(SHAPE.WIDTH, SHAPE.FORMAT)
+    stride: tl.constexpr = _stride(SHAPE.WIDTH, SHAPE.FORMAT)
     loads = (place[0] // packed, place[1] // packed)
     columns, here = columns_of(loads, tl.cdiv(width, packed), 1, SHAPE.COLUMNS // packed)
     addresses = values + first * stride + (tile_rows * stride + _of_rows(columns))
@@ -140,7 +140,7 @@ def _scaled_tile(weight, first, tile_rows, inside, place, width, SHAPE):
 
 
 @triton.constexpr_function
-def _each(columns, number):
+def _stride(columns, number):
     """Return the numbers that a load sees in some columns of a row."""
     if Format(number).kind != Kind.INT4:
         return columns
