@@ -71,7 +71,7 @@ def test_the_worked_pass_of_the_page_works() -> None:
     assert isinstance(changed, fx.GraphModule)
     assert torch.equal(stage_logits(changed, pair, packed), stage_logits(plain, pair, packed))
 
-    wrong = blocks[1].replace('found["x"], 0,', 'found["x"], 1,')
+    wrong = blocks[1].replace('bindings["x"], 0,', 'bindings["x"], 1,')
     assert wrong != blocks[1]
     exec(compile(wrong, "writing-a-pass.md", "exec"), space)
     with pytest.raises(PassError, match="rows-first") as caught:
