@@ -19,7 +19,7 @@ ACTIVATIONS = ("16", "int8")
 KV = ("int8",)
 """The formats of the KV cache, besides the model's dtype."""
 EXPERTS = ("auto", "tp", "ep")
-"""How experts are sharded: each of them is split, ranks hold whole ones, or the cheaper of both."""
+"""The ways to shard experts: each of them is split, ranks hold whole ones, or the cheaper."""
 GROUP_COLUMNS = 64
 """The default number of columns per group."""
 GROUPS = ("32", "64", "128", "row")

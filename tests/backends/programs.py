@@ -108,7 +108,7 @@ def _graph(
     kv: str,
     experts: str,
 ) -> tuple[fx.GraphModule, dict[str, Any]]:
-    """The decode graph, and the weights of each rank."""
+    """Return the decode graph, and the weights of each rank."""
     captured = _captured(model, dtype, odd, long, wide, weights)
     passes = [
         replace(current, experts=experts) if isinstance(current, PlanSharding) else current
@@ -121,7 +121,7 @@ def _graph(
 
 @lru_cache
 def _program(kind: tuple[Any, ...], batch: int, workers: int, longest: int, steps: int) -> Program:
-    """The program of a decode graph for so many sequences."""
+    """Return the program of a decode graph for so many sequences."""
     target = replace(target_of("cpu", workers), grain=4)
     plan = StepPlan.on(target, batch=batch, max_seq_len=longest, context=32, steps=steps)
     return scheduled(_graph(*kind)[0], target, plan).proved

@@ -31,7 +31,7 @@ CASE = Case("bf16", 1, 64)
 
 
 def reached(slower: float = 1.0, **changes: Any) -> Measured:
-    """All targets reached, just; `slower` is how much longer tpcompile takes."""
+    """Return measurements that just reach all targets; tpcompile takes `slower` times as long."""
     turns: dict[Case, Turns] = {}
     for target in TARGETS:
         seconds = turns.setdefault(target.case, Turns(target.case)).seconds

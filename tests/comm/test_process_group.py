@@ -53,7 +53,7 @@ def _groups(ranks: int) -> list[ProcessGroupRank]:
 
 @cache
 def _sharing(ranks: int) -> list[ProcessGroupRank]:
-    """The same with shared memory."""
+    """Return a group that shares memory."""
     memory, library = mmap.mmap(-1, exchange_bytes(ranks)), LIBRARY.load()
 
     def near(rank: int) -> SharedExchange:

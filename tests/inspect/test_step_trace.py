@@ -17,7 +17,7 @@ from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 
 
 def made(policy: str = "critical-path") -> StepTrace:
-    """A step that was measured twice, in half of the predicted time."""
+    """Return a step that was measured twice, in half of the predicted time."""
     timeline = step_timeline(3, 3, policy)
     costs = tuple(instruction.cost * 2 for instruction in timeline.program.instructions)  # type: ignore[attr-defined]
     step = measured_step(timeline.program, times_of(timeline.timing))
@@ -32,7 +32,7 @@ def events_of(trace: StepTrace) -> list[dict[str, Any]]:
 
 
 def check_both(events: list[dict[str, Any]], instructions: int, ranks: int = 1) -> None:
-    """Both tracks have every instruction; measured ones begin, wait and end in this order."""
+    """Check that both tracks have every instruction, and that measured ones begin, wait, end."""
     check_trace(events)
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     threads = next(pid for pid, name in names.items() if name == "critical path, simulated") - 1

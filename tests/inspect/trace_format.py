@@ -163,7 +163,7 @@ def _slices(events: list[Event]) -> dict[int, list[Event]]:
 
 
 def _nesting(events: list[Event]) -> Iterator[str]:
-    """A slice is inside the slice that is open at its start, or there is none."""
+    """Check that a slice is inside the slice that is open at its start, if there is one."""
     for slices in _slices(events).values():
         open_until: list[int] = []
         for event in slices:
@@ -193,7 +193,7 @@ def _flows(events: list[Event]) -> Iterator[str]:
 
 
 def _counters(events: list[Event]) -> Iterator[str]:
-    """The samples of a counter are in order, each with the same series."""
+    """Check that the samples of a counter are in order, each with the same series."""
     by_counter: dict[tuple[int, str], list[Event]] = defaultdict(list)
     for event in events:
         if event["ph"] == "C":

@@ -60,7 +60,7 @@ def _another_order(gm: fx.GraphModule) -> None:
 
 
 def _another_order_everywhere(gm: fx.GraphModule) -> None:
-    """The whole weight too is in another order, so that its parts agree with it."""
+    """Put the whole weight too in another order, so that its parts agree with it."""
     block = expert_blocks(gm.graph)[0]
     for name in ("gate_up", "down"):
         _changed(gm, name, lambda recipe, rank: _next(recipe))

@@ -9,7 +9,7 @@ from tpcompile.serving.blocks import Blocks
 
 
 def held(count: int = 4, size: int = 2) -> tuple[Blocks, list[int]]:
-    """All blocks of a pool, held by one sequence."""
+    """Return all blocks of a pool, held by one sequence."""
     blocks = Blocks(count, size)
     taken = blocks.take(count)
     assert taken is not None

@@ -80,7 +80,7 @@ class Driven(RuleBasedStateMachine):
 
     @rule(planned=st.booleans())
     def restart(self, planned: bool) -> None:
-        """The ranks die, possibly in a step, and with them what they have stored."""
+        """Let the ranks die, possibly in a step, and with them what they have stored."""
         if planned:
             self.scheduler.plan()
         self.scheduler.restart()
@@ -186,7 +186,7 @@ class Driven(RuleBasedStateMachine):
         )
 
     def check_states(self) -> None:
-        """Each sequence that runs has the state that it reads, and one that nobody else has."""
+        """Check that each sequence that runs has the state that it reads, and one of its own."""
         states = self.scheduler.states
         read = [sequence.state for sequence in self.scheduler.running if sequence.state is not None]
         write = [

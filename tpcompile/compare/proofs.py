@@ -1,4 +1,4 @@
-"""What is proved before anything is measured: passes, and the program."""
+"""Proofs of passes and of the program, before anything is measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProvedPass:
 
 @dataclass(frozen=True)
 class Proofs:
-    """What is proved of a compilation for all inputs and weights."""
+    """The proofs of a compilation, for all inputs and weights."""
 
     passes: tuple[ProvedPass, ...] = ()
     program: Computed | None = None

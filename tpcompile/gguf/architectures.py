@@ -98,7 +98,7 @@ def _in_pairs(metadata: Metadata, name: str, tensor: GgufTensor, heads: str) -> 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How the metadata and the tensors of an architecture become those of transformers."""
+    """The conversion of an architecture's metadata and tensors to those of transformers."""
 
     model_type: str
     names: Mapping[str, str] = field(default_factory=lambda: {**_LAYER, **_DENSE})

@@ -30,7 +30,7 @@ Reader = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Contents:
-    """How a kind is stored in memory."""
+    """The layout of a kind in memory."""
 
     format: Format
     parts: Mapping[str, Reader]

@@ -17,7 +17,7 @@ class Block(NamedTuple):
 
 
 class GgufKind(IntEnum):
-    """How a tensor is stored, by the numbers of the format."""
+    """The storage of a tensor, by the numbers of the format."""
 
     F32 = 0
     F16 = 1

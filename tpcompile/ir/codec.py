@@ -15,7 +15,7 @@ Box = tuple[slice, ...]
 
 
 class Codec(ABC):
-    """How a checkpoint stores a component: as one tensor of another name, shape and dtype.
+    """The storage of a component in a checkpoint: one tensor of another name, shape and dtype.
 
     To add a layout, derive a class, and name it in the table of layouts of the frontend.
     """

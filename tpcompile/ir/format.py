@@ -29,7 +29,7 @@ _OF_GROUPS = (SCALE, ZERO_POINT, MINIMUM, SUPER_SCALE, SUPER_MINIMUM)
 
 
 class Kind(Named):
-    """How the values of a weight are stored. The numbers are part of the binary interface."""
+    """The storage of a weight's values. The numbers are part of the binary interface."""
 
     F32 = DType.F32
     BF16 = DType.BF16
@@ -106,7 +106,7 @@ class Component(NamedTuple):
 
 
 class Format(int):
-    """How a weight is stored, as a number that instructions have as an operand.
+    """The storage of a weight, as a number that instructions have as an operand.
 
     A floating-point format has one component, the values. Its number is that of the element type.
     `int8:64:bf16` has the components values, in int8, and scales, in bf16; groups of 64 columns of
@@ -185,7 +185,7 @@ class Format(int):
 
     @property
     def kind(self) -> Kind:
-        """How the values are stored."""
+        """The storage of the values."""
         return Kind(self & 255)
 
     @property

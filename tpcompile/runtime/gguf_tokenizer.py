@@ -23,7 +23,7 @@ _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How Llama 3 splits text before pairs are merged."""
+"""The pattern by which Llama 3 splits text before pairs are merged."""
 
 
 class _Type(IntEnum):

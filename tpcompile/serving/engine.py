@@ -170,7 +170,7 @@ class Engine(Closing):
 
     @property
     def failure(self) -> str:
-        """Why the engine cannot go on; empty while it can."""
+        """The reason for which the engine cannot go on; empty while it can."""
         return self._loop.failure
 
     def step(self) -> bool:

@@ -25,7 +25,7 @@ class Event:
     text: str = ""
     """The text that became complete; empty without a tokenizer."""
     finish: str | None = None
-    """Why the continuation has ended: "stop", "length" or "abort"."""
+    """The reason for which the continuation has ended: "stop", "length" or "abort"."""
 
 
 @dataclass

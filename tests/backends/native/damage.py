@@ -71,7 +71,7 @@ def _right(case: FineCase) -> Damaged:
 
 @lru_cache
 def _parts(case: FineCase) -> tuple[dict[tuple[int, str], torch.Tensor], Rotation, Any]:
-    """The weights by rank and name, the rotation, and the prefilled caches."""
+    """Return the weights by rank and name, the rotation, and the prefilled caches."""
     memory = case.memory()
     pairs = zip(memory.program.buffers, memory.tensors, strict=True)
     weights = {
@@ -105,7 +105,7 @@ def _with(dice: Random, values: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 
 def word(dice: Random, right: Damaged) -> Damaged:
-    """One word of one instruction. Others of its column are likely values."""
+    """Change one word of one instruction. Others of its column are likely values."""
     words = right.encoded.words.clone()
     number, used = dice.randrange(len(words)), int((words != 0).sum(1).max())
     column = dice.randrange(used)
@@ -116,7 +116,7 @@ def word(dice: Random, right: Damaged) -> Damaged:
 
 
 def row(dice: Random, right: Damaged) -> Damaged:
-    """One instruction takes the place of another, or two are swapped."""
+    """Put one instruction in the place of another, or swap two."""
     words = right.encoded.words.clone()
     number, other = dice.sample(range(len(words)), 2)
     held = words[number].clone()
@@ -128,7 +128,7 @@ def row(dice: Random, right: Damaged) -> Damaged:
 
 
 def lists(dice: Random, right: Damaged) -> Damaged:
-    """An offset or a value of queues, waits or signals."""
+    """Change an offset or a value of queues, waits or signals."""
     name = dice.choice(("queues", "waits", "signals"))
     old: Lists = getattr(right.encoded, name)
     part = dice.choice(("offsets", "values", "values"))
@@ -138,13 +138,13 @@ def lists(dice: Random, right: Damaged) -> Damaged:
 
 
 def totals(dice: Random, right: Damaged) -> Damaged:
-    """The number of signals of a counter."""
+    """Change the number of signals of a counter."""
     new, change = _with(dice, right.encoded.totals)
     return replace(right, encoded=replace(right.encoded, totals=new), what=f"totals{change}")
 
 
 def buffer(dice: Random, right: Damaged) -> Damaged:
-    """The dtype, shape, storage, role, rank, format or first column of a buffer."""
+    """Change the dtype, shape, storage, role, rank, format or first column of a buffer."""
     buffers = list(right.like.buffers)
     number = dice.choice(_damageable(buffers))
     old, other = buffers[number], dice.choice(buffers)
@@ -202,7 +202,7 @@ _BUFFERS: tuple[Callable[[Random, Buffer, Buffer], Buffer], ...] = (
 
 
 def options(dice: Random, right: Damaged) -> Damaged:
-    """The number of ranks, or of workers per queue, or whether steps repeat."""
+    """Change the number of ranks, or of workers per queue, or whether steps repeat."""
     like = right.like
     new: dict[str, Any] = dice.choice(
         [
@@ -215,7 +215,7 @@ def options(dice: Random, right: Damaged) -> Damaged:
 
 
 def table_row(dice: Random, right: Damaged) -> Damaged:
-    """A word of the table of buffers; its columns are in `abi.COLUMNS`."""
+    """Change a word of the table of buffers; its columns are in `abi.COLUMNS`."""
     number = dice.choice(_damageable(right.like.buffers))
     column = dice.randrange(sum(COLUMNS.values()))
     value = dice.choice([-1, 0, 1, 2, 3, 4, 64, 2**40, 2**62, -(2**62), dice.randrange(5000)])
@@ -238,7 +238,7 @@ KINDS: tuple[Damage, ...] = (
 
 
 def case_of(seed: int) -> tuple[FineCase, Damaged]:
-    """The case of a seed; cases and kinds take turns."""
+    """Return the case of a seed; cases and kinds take turns."""
     case, kind = CASES[seed % len(CASES)], KINDS[seed // len(CASES) % len(KINDS)]
     damaged = kind(Random(seed), _right(case))
     return case, replace(damaged, what=f"{kind.__name__} {damaged.what} ({Base(case)})")
@@ -283,14 +283,14 @@ def _damage_table(memory: StepMemory, number: int, column: int, value: int) -> N
 
 
 def _left(executor: Native | Machine) -> list[torch.Tensor]:
-    """What a step leaves behind."""
+    """Return the tensors that a step leaves behind."""
     roles = (Role.HISTORY, Role.TOKENS, Role.LENGTHS, Role.POSITIONS, Role.FINISHED, Role.CACHE)
     values = [value for role in roles for value in executor.memory.values(role)]
     return [executor.logits.clone(), *(value.clone() for value in values)]
 
 
 def _alike(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether integers are equal, and floats within the tolerance; NaN and infinity are equal."""
+    """Return whether integers are equal, and floats within the tolerance; NaN equals NaN."""
     if not actual.is_floating_point():
         return torch.equal(actual, expected)
     strange = ~torch.isfinite(expected)

@@ -65,7 +65,7 @@ def _numbers(*numbers: int) -> bytes:
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in the order in which they are in memory; strides have no gaps."""
+    """Return the elements in the order of memory; strides have no gaps."""
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
     return tensor.permute(order).contiguous()
 

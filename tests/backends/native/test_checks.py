@@ -218,7 +218,7 @@ def _is_refused(damaged: Damaged) -> bool:
 
 
 def _is_about_memory(case: FineCase, damaged: Damaged) -> bool:
-    """Whether the changed word is an operand, and no float, which kernels compute with."""
+    """Return whether the changed word is an operand, and no float, which kernels compute with."""
     changed = (damaged.encoded.words != encode_program(case.program).words).nonzero()
     number, column = changed[0].tolist()
     if column == 0:

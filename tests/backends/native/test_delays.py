@@ -67,7 +67,7 @@ def _programs(threads: int, count: int) -> Iterator[tuple[Base, Program]]:
 
 
 def _run(case: Case, program: Program, path: str, delays: int = 0) -> list[torch.Tensor]:
-    """What a launch of some steps leaves behind."""
+    """Return the tensors that a launch of some steps leaves behind."""
     memory = case.memory()
     memory.program = program
     native = Native(memory, path, delays)

@@ -88,7 +88,7 @@ print(torch.equal(*found))
 
 
 def _long() -> Native:
-    """An executor in front of a launch that takes seconds."""
+    """Return an executor in front of a launch that takes seconds."""
     native = Native(
         memory_of("tiny-qwen3", torch.float32, 1, 1, longest=MANY + 8, steps=MANY), delays=1
     )

@@ -349,7 +349,7 @@ def test_an_instruction_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _with_dtype(case: Case, name: str, dtype: torch.dtype) -> StepMemory:
-    """The memory of a program whose buffers of a name have another dtype."""
+    """Return the memory of a program whose buffers of a name have another dtype."""
     memory = case.memory()
     changed = [b.name.endswith(name) for b in memory.program.buffers]
     assert any(changed)

@@ -121,7 +121,7 @@ def test_times_of_instructions() -> None:
 
 
 def _before(number: int) -> list[int]:
-    """The instructions that the counters make an instruction wait for, if all signals are meant."""
+    """Return the instructions that an instruction waits for, if counters mean all signals."""
     program = CASE.program
     numbers = []
     for wait in program.waits[number]:

@@ -40,7 +40,7 @@ _Unverified = partial(Triton, verify=False)
 
 @cache
 def _bases() -> list[Base]:
-    """The programs that mutants are derived from, for 8 workers per rank."""
+    """Return the programs that mutants are derived from, for 8 workers per rank."""
     return [replace(base, case=replace(base.case, workers=8)) for base in all_bases()]
 
 

@@ -23,7 +23,7 @@ NICE_0, QUOTA, TWIN = BY_NAME["nice-0"], BY_NAME["quota"], BY_NAME["two-at-once"
 
 
 def pair(ratio: float, before: float = 30.0, after: float = 30.0, late: float = 1.0) -> Pair:
-    """A pair whose steps take `ratio` as long as alone; two of ten take `late` times that."""
+    """Return a pair whose steps take `ratio` as long as alone, and two of ten `late` times that."""
     return Pair([[1.0] * 10], [[ratio] * 8 + [ratio * late] * 2], before, after)
 
 
@@ -32,7 +32,7 @@ def series(condition: Condition, side: str, *pairs: Pair) -> Series:
 
 
 def reached(slower: float = 0.99, late: float = 1.0, **changes: Any) -> Measured:
-    """All limits almost exceeded: ratios are `slower` times them, and `late` beside processes."""
+    """Return measurements near all limits: `slower` times them, and `late` beside processes."""
     all_series = [
         series(
             condition,

@@ -27,7 +27,7 @@ POLICIES = ("critical-path", "dynamic")
 
 @cache
 def report(policy: str) -> ScheduleReport:
-    """A schedule with instructions of two ranks, and with heads that several of them finish."""
+    """Return a schedule with instructions of two ranks, and heads that several of them finish."""
     step = schedule(
         "preset:tiny-qwen3", tp=2, target="cpu", workers=5, policy=policy, lowering="rows"
     )

@@ -92,13 +92,13 @@ def test_products_are_those_of_the_formula(name: str, tp: int) -> None:
 
 
 def whole_row(x: torch.Tensor, stored: Format, first: int = 0) -> torch.Tensor:
-    """The mistake of one scale for all columns."""
+    """Make the mistake of one scale for all columns."""
     most = x.abs().amax(-1, keepdim=True)
     return (x * (127 / most)).round() * (most / 127)
 
 
 def neighbours(x: torch.Tensor, stored: Format, first: int = 0) -> torch.Tensor:
-    """The mistake of the scale of the block before, which is that of ones for the first."""
+    """Make the mistake of the scale of the block before, which is that of ones for the first."""
     runs = rounded(x, stored, first).split(stored.block, -1)
     sizes = [run.abs().amax(-1, keepdim=True) for run in (torch.ones(1, 1), *runs)]
     scaled = [run * sizes[n] / sizes[n + 1] for n, run in enumerate(runs)]
@@ -106,7 +106,7 @@ def neighbours(x: torch.Tensor, stored: Format, first: int = 0) -> torch.Tensor:
 
 
 def own_columns(x: torch.Tensor, stored: Format, first: int = 0) -> torch.Tensor:
-    """The mistake of blocks that begin with the columns of a rank."""
+    """Make the mistake of blocks that begin with the columns of a rank."""
     return rounded(x, stored, 0)
 
 

@@ -62,7 +62,7 @@ def _small_files(size: int) -> Iterator[None]:
 
 
 def _found(tp: int) -> list[int]:
-    """The sum of `tp` ranks of [8, 9], and whether it was in shared memory."""
+    """Return the sum of `tp` ranks of [8, 9], and whether it was in shared memory."""
     ranks = SpawnedRanks(tp)
     try:
         ranks.load(modules(tp, BODY), lambda name, index: torch.ones(1), Doubled)
@@ -120,7 +120,7 @@ def test_a_rank_killed_while_others_wait_in_a_sum(number: int) -> None:
 
 
 def _agreed(ranks: int, timeout: float = 30.0) -> list[SharedExchange | None]:
-    """What ranks of a process group agree on; threads stand for them."""
+    """Return the exchanges on which ranks of a process group agree; threads stand for ranks."""
     store: Any = dist.HashStore()
 
     def agree(rank: int) -> SharedExchange | None:

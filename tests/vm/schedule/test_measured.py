@@ -29,7 +29,7 @@ def made(policy: str) -> tuple[Program, list[float], Timing]:
 
 
 def times_of(simulated: Timing, origin: int = 10**15) -> torch.Tensor:
-    """The times in ns of a step that runs like its simulation."""
+    """Return the times in ns of a step that runs like its simulation."""
     count = len(simulated.starts)
     times = torch.zeros(count, 3, dtype=torch.int64)
     free: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""How a checkpoint stores weights, from the `quantization_config` of its configuration."""
+"""The storage of a checkpoint's weights, from the `quantization_config` of its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How checkpoints store weights of several components, and refusals of other layouts."""
+"""Layouts of weights with several components in checkpoints, and refusals of other layouts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """How the checkpoint stores a weight."""
+    """The layout of a weight in the checkpoint."""
 
     format: Format
     layout: Layout

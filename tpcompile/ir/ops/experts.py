@@ -64,9 +64,9 @@ class Routed(NamedTuple):
     """The choices of a router for some tokens."""
 
     logits: torch.Tensor
-    """Those of all experts, `[tokens, experts]`."""
+    """The scores of all experts, `[tokens, experts]`."""
     scores: torch.Tensor
-    """Those of the chosen experts, `[tokens, chosen]`."""
+    """The scores of the chosen experts, `[tokens, chosen]`."""
     ids: torch.Tensor
     """The numbers of the chosen experts, `[tokens, chosen]`."""
 

@@ -19,7 +19,7 @@ _LONG = 320
 
 
 class _Style(NamedTuple):
-    """How deep to show a term, the names of values in it, and the terms that it always shows."""
+    """The depth to which a term is shown, the names of its values, and terms to show always."""
 
     depth: int
     naming: Naming

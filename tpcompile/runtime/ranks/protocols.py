@@ -1,4 +1,4 @@
-"""What executors of steps on all ranks have in common."""
+"""Protocols of executors that run steps on all ranks."""
 
 from __future__ import annotations
 
