@@ -95,7 +95,7 @@ def _differ(model: Any, scheme: Scheme, tp: int) -> list[str]:
             for part, recipe in parameter_of(node).components(rank):
                 if not torch.equal(evaluate(recipe, read), evaluate(recipe, whole)):
                     wrong.append(f"{node.target}{part.suffix} of rank {rank}")
-    assert not read._kept, "scales that no rank read"
+    assert not read._pending, "scales that no rank read"
     return wrong
 
 
