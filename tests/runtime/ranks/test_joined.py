@@ -254,7 +254,7 @@ def test_a_fork_leaves_the_group_of_its_parent_alone(monkeypatch: pytest.MonkeyP
     done: list[str] = []
 
     class Group:
-        def rest(self) -> None:
+        def wait_for_release(self) -> None:
             done.append("waited")
 
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
