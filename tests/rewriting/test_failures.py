@@ -48,7 +48,7 @@ def test_wrong_numbers(graph: fx.GraphModule) -> None:
 def test_what_cannot_run_has_another_error_than_wrong_numbers(graph: fx.GraphModule) -> None:
     """A smaller graph on which a pass fails, or that cannot run, does not end a reduction."""
     no_tables = error_of_numbers([SkipNorm()], SavedTables(None), 1e-3)
-    assert no_tables(graph) == "cannot be run: UnsupportedError in _made"
+    assert no_tables(graph) == "cannot be run: UnsupportedError in _new_tables"
     assert error_of_numbers([DropGates()], SavedTables(None), 1e-3)(graph) == "drop-gates: swiglu"
 
 
