@@ -14,11 +14,10 @@ from tpcompile.ir.activations import activations
 from tpcompile.ir.ops import SWIGLU
 
 aten = torch.ops.aten
-Made = GraphBuilder
-Activate = Callable[[Made, fx.Node], fx.Node]
+Activate = Callable[[GraphBuilder, fx.Node], fx.Node]
 
 
-def written_gelu(builder: Made, x: fx.Node) -> fx.Node:
+def written_gelu(builder: GraphBuilder, x: fx.Node) -> fx.Node:
     """Write GELU as in `gelu_new`: eight ops around one tanh."""
     cube = builder.call(aten.mul.Tensor, builder.call(aten.pow.Tensor_Scalar, x, 3.0), 0.044715)
     inner = builder.call(aten.mul.Tensor, builder.call(aten.add.Tensor, x, cube), 0.7978845608)
@@ -26,7 +25,7 @@ def written_gelu(builder: Made, x: fx.Node) -> fx.Node:
     return builder.call(aten.mul.Tensor, builder.call(aten.mul.Tensor, x, 0.5), outer)
 
 
-def squared_relu(builder: Made, x: fx.Node) -> fx.Node:
+def squared_relu(builder: GraphBuilder, x: fx.Node) -> fx.Node:
     return builder.call(aten.square.default, builder.call(aten.relu.default, x))
 
 
@@ -83,29 +82,29 @@ def test_swiglu_is_an_op_of_its_own() -> None:
     assert activations(gm.graph) == []
 
 
-def _no_down(builder: Made, x: fx.Node) -> fx.Node:
+def _no_down(builder: GraphBuilder, x: fx.Node) -> fx.Node:
     """Write an activation without a down projection, as a cap on logits has it."""
     return builder.call(aten.tanh.default, builder.linear(x, "up", 8, 8))
 
 
-def _read_twice(builder: Made, x: fx.Node) -> fx.Node:
+def _read_twice(builder: GraphBuilder, x: fx.Node) -> fx.Node:
     active = builder.call(aten.gelu.default, builder.linear(x, "up", 8, 8))
     return builder.call(aten.add.Tensor, builder.linear(active, "down", 8, 8), active)
 
 
-def _no_projection(builder: Made, x: fx.Node) -> fx.Node:
+def _no_projection(builder: GraphBuilder, x: fx.Node) -> fx.Node:
     active = builder.call(aten.gelu.default, x)
     product = builder.call(aten.mul.Tensor, active, builder.linear(x, "up", 8, 8))
     return builder.linear(product, "down", 8, 8)
 
 
-def _a_scale_of_each_feature(builder: Made, x: fx.Node) -> fx.Node:
+def _a_scale_of_each_feature(builder: GraphBuilder, x: fx.Node) -> fx.Node:
     active = builder.call(aten.gelu.default, builder.linear(x, "up", 8, 8))
     scaled = builder.call(aten.mul.Tensor, active, builder.parameter("scale", 8))
     return builder.linear(scaled, "down", 8, 8)
 
 
-def _three_projections(builder: Made, x: fx.Node) -> fx.Node:
+def _three_projections(builder: GraphBuilder, x: fx.Node) -> fx.Node:
     first, second, third = (builder.linear(x, name, 8, 8) for name in "abc")
     product = builder.call(aten.mul.Tensor, builder.call(aten.relu.default, first), second)
     return builder.linear(builder.call(aten.mul.Tensor, product, third), "down", 8, 8)

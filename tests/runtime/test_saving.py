@@ -142,7 +142,7 @@ def test_saving_over_what_is_there(pair: Both, tmp_path: Path) -> None:
     assert _same_model(AutoModelForCausalLM.from_pretrained(tmp_path), pair.eager)
 
 
-def _fails(pair: Both, patch: pytest.MonkeyPatch) -> None:
+def _fails(patch: pytest.MonkeyPatch) -> None:
     def full(self: Any, name: str, tensor: torch.Tensor) -> None:
         raise OSError(28, "No space left on device")
 
@@ -155,7 +155,7 @@ def test_a_save_that_fails_changes_nothing(
     pair.compiled.save_pretrained(tmp_path / "old")
     before = _files(tmp_path / "old")
     with monkeypatch.context() as patch:
-        _fails(pair, patch)
+        _fails(patch)
         for name in ("old", "new"):
             with pytest.raises(tpcompile.UsageError, match="No space left"):
                 pair.compiled.save_pretrained(tmp_path / name, max_shard_size="10KB")
@@ -299,7 +299,7 @@ def test_what_fails_on_the_first_fails_on_both(
     if fails == "before":
         (tmp_path / "x").write_text("a file")
     else:
-        _fails(pair, monkeypatch)
+        _fails(monkeypatch)
     first, second = _save_on_both(pair, tmp_path / "x", main=True)
     assert ("Found a file" if fails == "before" else "No space left") in first
     assert "error on rank 0" in second

@@ -84,11 +84,11 @@ def _steps(dice: Random, most: int, ranks: int) -> tuple[tuple[Buffer, ...], tup
             accesses.append((some(), some(), ()))
             continue
         regions = some(least=1)
-        if len(regions) > 1 and _meet(*regions):
+        if len(regions) > 1 and meet(*regions):
             regions = regions[:1]
         blocks = [block for region in regions for block in _blocks_of(dice, region)]
         for block in dice.sample(blocks, len(blocks)):
-            reads = tuple(r for r in some() if not any(_meet(r, other) for other in regions))
+            reads = tuple(r for r in some() if not any(meet(r, other) for other in regions))
             accesses.append((reads, (), (block,)))
     return buffers, tuple(
         Touch(reads, writes, f"touch {number}", dice.randint(0, ranks - 1), joins)
@@ -111,7 +111,8 @@ def _blocks_of(dice: Random, region: Region) -> list[Join]:
     return [Join(region, (2 * place, 2 * place + 2), whole, count) for place in range(count)]
 
 
-def _meet(region: Region, other: Region) -> bool:
+def meet(region: Region, other: Region) -> bool:
+    """Return whether two regions have elements in common."""
     return region.buffer == other.buffer and overlap(region.box, other.box)
 
 

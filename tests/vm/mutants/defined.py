@@ -9,7 +9,8 @@ from random import Random
 from tests.vm.mutants.bases import Base, described, missing
 from tests.vm.mutants.orders import Made
 from tests.vm.mutations import changed
-from tpcompile.vm.program import Instruction, Region, overlap
+from tests.vm.programs import meet
+from tpcompile.vm.program import Instruction, Region
 
 
 def instruction_left_out(base: Base, dice: Random) -> Made:
@@ -26,7 +27,7 @@ def written_too_late(base: Base, dice: Random) -> Made:
     readers = (
         later
         for later in range(number + 1, len(steps))
-        if any(_meet(region, other) for region in steps[later].reads for other in writer.writes)
+        if any(meet(region, other) for region in steps[later].reads for other in writer.writes)
     )
     reader = next(readers, None)
     if reader is None:
@@ -57,10 +58,6 @@ def own_result_read(base: Base, dice: Random) -> Made:
 
 def _scheduled(base: Base, steps: Sequence[Instruction], description: str) -> Made:
     return description, replace(base.scheduled_as(steps), instructions=tuple(steps))
-
-
-def _meet(region: Region, other: Region) -> bool:
-    return region.buffer == other.buffer and overlap(region.box, other.box)
 
 
 DEFINED = (instruction_left_out, written_too_late, own_result_read)
