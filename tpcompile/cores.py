@@ -43,12 +43,12 @@ def cpu_quotas(root: Path = ROOT) -> Iterator[float]:
 
 
 def _quota_v1(group: ControlGroup) -> tuple[int, int]:
-    """Return the quota, negative if there is none, and the period, in µs."""
+    """Return the quota and the period in µs; the quota is negative if time is not limited."""
     return group.number("cpu.cfs_quota_us") or 0, group.number("cpu.cfs_period_us") or 0
 
 
 def _quota_v2(group: ControlGroup) -> tuple[int, int]:
-    """Return the quota, 0 if there is none, and the period, in µs."""
+    """Return the quota and the period in µs; the quota is 0 if time is not limited."""
     quota, period = (group.read("cpu.max") or "max 0").split()
     return 0 if quota == "max" else int(quota), int(period)
 

@@ -31,7 +31,7 @@ _JSON = {
     "lenient": False,
     "coerce_one_of": False,
 }
-"""How JSON is written. Whitespace is bounded, so that a model cannot emit it endlessly. With
+"""The format of JSON. Whitespace is bounded, so that a model cannot emit it endlessly. With
 escapes as code points, a name of `properties` could be written as one of another property."""
 
 

@@ -18,7 +18,7 @@ class Loop:
     def __init__(
         self, step: Callable[[], bool], has_work: Callable[[], bool], beat: Callable[[], None]
     ) -> None:
-        """`step` returns whether there is more work. The thread calls `beat` if there is none."""
+        """`step` returns whether work remains. The thread calls `beat` while it is idle."""
         self._step, self._has_work, self._beat = step, has_work, beat
         self._commands: deque[Callable[[], None]] = deque()
         self._turn = threading.Condition()

@@ -28,7 +28,7 @@ class Structure:
     """A form that the text of a continuation must have."""
 
     kind: str
-    """One of `KINDS`."""
+    """The kind of form, a member of `KINDS`."""
     text: str = ""
     """The JSON schema, the regular expression, a JSON list of the texts to choose from, or the
     grammar in llguidance's form of Lark; empty for "json_object"."""

@@ -92,12 +92,8 @@ def convolution(
     )
     parts = -(-x.shape[1] // _CHANNELS)
     values = min(_CHANNELS, x.shape[1]) * weight.shape[-1]
-    run(
-        Operation.CONVOLUTION,
-        arguments,
-        len(sequences.lengths) * parts,
-        sequences.mean_tokens * values,
-    )
+    items, item_values = len(sequences.lengths) * parts, sequences.mean_tokens * values
+    run(Operation.CONVOLUTION, arguments, items, item_values)
     return out
 
 

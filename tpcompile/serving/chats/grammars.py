@@ -20,7 +20,7 @@ _STYLE = {
     "lenient": True,
     "coerce_one_of": True,
 }
-"""How JSON is written: as templates show it to the model. Parts of schemas that llguidance does not
+"""The format of JSON: as templates show it to the model. Parts of schemas that llguidance does not
 support are ignored, since functions check their arguments themselves."""
 
 

@@ -20,7 +20,7 @@ class ToolUse:
     listed: tuple[dict[str, Any], ...]
     """The tools as the request lists them, for the chat template."""
     choice: str = AUTO
-    """One of `CHOICES`."""
+    """The mode of calls, a member of `CHOICES`."""
     name: str | None = None
     """The only function that may be called."""
     parallel: bool = True

@@ -98,7 +98,7 @@ def hosts_of(host: str, address: str, allowed: Iterable[str], origins: Iterable[
 
 
 def host_of(value: str) -> str:
-    """Return the host in HOST or HOST:PORT, in lower case; empty if there is none."""
+    """Return the host of HOST or HOST:PORT in lower case, or an empty string."""
     match = _HOST.fullmatch(value.lower())
     if match is None:
         return ""

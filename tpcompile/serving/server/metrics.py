@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -36,35 +37,22 @@ class Metrics:
     def __init__(self, engine: Engine) -> None:
         registry = self._registry = CollectorRegistry()
         scheduler = engine.scheduler
-        self.requests = Counter(
-            "tpcompile_requests", "Answered requests", ["path", "status"], registry=registry
-        )
-        self.prompt = Counter("tpcompile_prompt_tokens", "Tokens of prompts", registry=registry)
-        self.shared = Counter(
-            "tpcompile_prefix_hit_tokens", "Tokens of prompts found in the cache", registry=registry
-        )
-        self.calls = Counter(
-            "tpcompile_tool_calls", "Calls of tools in answers of chats", registry=registry
-        )
-        self.failures = Counter(
-            "tpcompile_failures",
-            "Answers that could not be made, by kind",
-            ["kind"],
-            registry=registry,
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.requests = counter("tpcompile_requests", "Answered requests", ["path", "status"])
+        self.prompt = counter("tpcompile_prompt_tokens", "Tokens of prompts")
+        self.shared = counter("tpcompile_prefix_hit_tokens", "Tokens of prompts found in the cache")
+        self.calls = counter("tpcompile_tool_calls", "Calls of tools in answers of chats")
+        self.failures = counter(
+            "tpcompile_failures", "Answers that could not be made, by kind", ["kind"]
         )
         """Failures within a request. A feature that may fail has a kind of its own."""
-        self.new = Counter("tpcompile_new_tokens", "New tokens", registry=registry)
-        self.first = Histogram(
-            "tpcompile_first_token_seconds",
-            "Time to the first token",
-            buckets=_FIRST,
-            registry=registry,
+        self.new = counter("tpcompile_new_tokens", "New tokens")
+        self.first = histogram(
+            "tpcompile_first_token_seconds", "Time to the first token", buckets=_FIRST
         )
-        self.next = Histogram(
-            "tpcompile_next_token_seconds",
-            "Time per further token",
-            buckets=_NEXT,
-            registry=registry,
+        self.next = histogram(
+            "tpcompile_next_token_seconds", "Time per further token", buckets=_NEXT
         )
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:

@@ -143,7 +143,7 @@ class _Check:
         return self._first_strange() or f"{where} {difference}"
 
     def _first_strange(self) -> str:
-        """Describe the first value that the graph does not have; "" if there is none."""
+        """Describe the first value that the graph does not have, or return an empty string."""
         strange = [entry for entry in self._running.values if not self._is_known(entry.value)]
         if not strange:
             return ""

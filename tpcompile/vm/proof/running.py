@@ -175,9 +175,8 @@ class Run:
         Return the buffers.
         """
         spoilt: set[int] = set()
-        for instruction in (
-            self._instructions if self._instructions[0].joins else self._instructions[:1]
-        ):
+        count = len(self._instructions) if self._instructions[0].joins else 1
+        for instruction in self._instructions[:count]:
             for buffer, box in (*instruction.writes, *(join.region for join in instruction.joins)):
                 if buffer not in written:
                     spoilt.add(buffer)
