@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,22 +133,37 @@ def forked_sides() -> Iterator[None]:
         yield
 
 
+MadeOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def tools_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train the demo model with tools, once for all processes of pytest-xdist.
+def made_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Return a function that makes a file or directory once for all processes of pytest-xdist.
 
-    It takes a minute. Do not change the directory.
+    It takes a name, and a function that writes to a path. Do not change what was made.
     """
-    from tpcompile.demo import make_demo
-
     temporary = tmp_path_factory.getbasetemp()
     shared = temporary.parent if hasattr(request.config, "workerinput") else temporary
-    directory = shared / "tools-demo"
-    with open(shared / "tools-demo.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not directory.exists():
-            make_demo(directory, tools=True)
-    return directory
+
+    def make(name: str, write: Callable[[Path], object]) -> Path:
+        path = shared / name
+        with open(shared / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                unfinished = shared / f"{name}.unfinished"
+                write(unfinished)
+                unfinished.rename(path)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tools_demo(made_once: MadeOnce) -> Path:
+    """Train the demo model with tools, which takes a minute."""
+    from tpcompile.demo import make_demo
+
+    return made_once("tools-demo", partial(make_demo, tools=True))
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ not start. Others than three take minutes to compile.
 from __future__ import annotations
 
 import json
+import pickle
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from tests.backends.reference.step_models import (
     RELU2,
 )
 from tests.backends.reference.stepping import Case
+from tests.conftest import MadeOnce
 from tpcompile.backends.triton.ahead import Compiled, compile_ahead
 from tpcompile.errors import UsageError
 from tpcompile.presets import preset
@@ -45,14 +47,29 @@ SPLIT = Case("biased", tp=2, lengths=(5,), column_splits=2)
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 
 
-@cache
-def kernel_of_preset(model: str, weights: str = "", batch: int = 1) -> Compiled:
-    """Return the kernel of a preset. It is the same for every number of layers of each kind."""
-    return compile_ahead(program_of_preset(model, weights, batch), "sm_90")
+@pytest.fixture
+def kernel_of(made_once: MadeOnce) -> Callable[..., Compiled]:
+    """Return a function that compiles a kernel by its name, once for all tests and processes."""
+
+    def compiled(name: str, arch: str = "sm_90") -> Compiled:
+        def write(file: Path) -> None:
+            file.write_bytes(pickle.dumps(compile_ahead(program_of(name), arch)))
+
+        kernel: Compiled = pickle.loads(made_once(f"{name} {arch}.kernel", write).read_bytes())
+        return kernel
+
+    return compiled
 
 
-def program_of_preset(model: str, weights: str = "", batch: int = 1) -> Program:
-    """Return the program of a preset with few layers."""
+def program_of(name: str) -> Program:
+    """Return the program of a name in `_TILES`, or of a preset as it is named in the budget.
+
+    A preset has few layers: the kernel is the same for every number of layers of each kind.
+    """
+    if name in _TILES:
+        return _TILES[name].program
+    name, _, batch = name.partition(", batch ")
+    model, _, weights = name.partition(" ")
     shape = preset(model)
     layers = shape.get("full_attention_interval", 2)
     config = AutoConfig.for_model(**{**shape, "num_hidden_layers": layers})
@@ -60,19 +77,21 @@ def program_of_preset(model: str, weights: str = "", batch: int = 1) -> Program:
         config.quantization_config = FP8
         weights = ""
     step = tpcompile.schedule(
-        config, target="h200", batch=batch, context=2048, dtype="bf16", weights=weights or None
+        config,
+        target="h200",
+        batch=int(batch or 1),
+        context=2048,
+        dtype="bf16",
+        weights=weights or None,
     )
     return step.program
 
 
-@cache
-def kernel_of(case: Case, arch: str) -> Compiled:
-    return compile_ahead(case.program, arch)
-
-
 _QUICK = ("qwen3-0.6b", "qwen3-0.6b int8", "qwen3.5-0.8b")
 """Kernels that run by default: of plain weights, few bits, and linear attention."""
-_MORE = [pytest.param(weights, marks=pytest.mark.slow) for weights in ("fp8", "int4:64")]
+_MORE = [
+    pytest.param(f"qwen3-0.6b {weights}", marks=pytest.mark.slow) for weights in ("fp8", "int4:64")
+]
 
 
 @pytest.mark.parametrize(
@@ -82,10 +101,8 @@ _MORE = [pytest.param(weights, marks=pytest.mark.slow) for weights in ("fp8", "i
         for kernel in BUDGET
     ],
 )
-def test_the_kernel_is_within_its_budget(kernel: str) -> None:
-    name, _, batch = kernel.partition(", batch ")
-    model, _, weights = name.partition(" ")
-    compiled = kernel_of_preset(model, weights, int(batch or 1))
+def test_the_kernel_is_within_its_budget(kernel: str, kernel_of: Callable[..., Compiled]) -> None:
+    compiled = kernel_of(kernel)
     over = {name: compiled.to_json()[name] for name, most in BUDGET[kernel].items()}
     over = {name: value for name, value in over.items() if value > BUDGET[kernel][name]}
     assert not over
@@ -93,20 +110,22 @@ def test_the_kernel_is_within_its_budget(kernel: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "wide", "narrow"),
+    ("kernel", "wide", "narrow"),
     [
-        ("", 90, 0),
-        ("int8", 100, 60),
-        pytest.param("fp8", 100, 60, marks=pytest.mark.slow),
-        pytest.param("int4:64", 90, 80, marks=pytest.mark.slow),
+        ("qwen3-0.6b", 90, 0),
+        ("qwen3-0.6b int8", 100, 60),
+        pytest.param("qwen3-0.6b fp8", 100, 60, marks=pytest.mark.slow),
+        pytest.param("qwen3-0.6b int4:64", 90, 80, marks=pytest.mark.slow),
     ],
 )
-def test_weights_are_loaded_ahead(weights: str, wide: int, narrow: int) -> None:
+def test_weights_are_loaded_ahead(
+    kernel: str, wide: int, narrow: int, kernel_of: Callable[..., Compiled]
+) -> None:
     """Each tile of weights is on its way to shared memory in loads of 128 bits.
 
     Scales are too, in words.
     """
-    assembly = kernel_of_preset("qwen3-0.6b", weights).assembly
+    assembly = kernel_of(kernel).assembly
     sizes = re.findall(r"cp\.async\.c\w\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", assembly)
     assert sizes.count("0x10") >= wide and sizes.count("0x4") >= narrow
 
@@ -114,7 +133,7 @@ def test_weights_are_loaded_ahead(weights: str, wide: int, narrow: int) -> None:
 def test_weights_of_experts_are_loaded_ahead() -> None:
     """There is room for two tiles of 16 rows, though addresses depend on the numbers of an item."""
     for kind, sides in (("norm_experts", 2), ("expert_terms", 1)):
-        program = program_of_preset("qwen3-30b-a3b")
+        program = program_of("qwen3-30b-a3b")
         instructions = tuple(
             instruction for instruction in program.instructions if instruction.name == kind
         )
@@ -122,13 +141,15 @@ def test_weights_of_experts_are_loaded_ahead() -> None:
         assert compiled.shared_bytes >= 2 * sides * 16 * 512 * 2, kind
 
 
-@pytest.mark.parametrize("weights", ["int8", *_MORE])
-def test_weights_of_few_bits_are_widened_where_they_are_multiplied(weights: str) -> None:
+@pytest.mark.parametrize("kernel", ["qwen3-0.6b int8", *_MORE])
+def test_weights_of_few_bits_are_widened_where_they_are_multiplied(
+    kernel: str, kernel_of: Callable[..., Compiled]
+) -> None:
     """They are neither converted, which is slow, nor stored in shared memory again.
 
     A projection alone would store 32 numbers per tile and thread.
     """
-    assembly = kernel_of_preset("qwen3-0.6b", weights).assembly
+    assembly = kernel_of(kernel).assembly
     assert "cvt.rn.bf16.s" not in assembly
     assert assembly.count("st.shared.b16") < 32
 
@@ -157,15 +178,15 @@ _FIRST = (("split columns", "sm_90"), ("experts", "sm_90"))
         for tiles in _TILES
     ],
 )
-def test_every_tile_compiles(tiles: str, arch: str) -> None:
-    compiled = kernel_of(_TILES[tiles], arch)
+def test_every_tile_compiles(tiles: str, arch: str, kernel_of: Callable[..., Compiled]) -> None:
+    compiled = kernel_of(tiles, arch)
     assert compiled.code_bytes > 0 and compiled.registers > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [GELU, GELU_TANH, RELU, RELU2])
 def test_every_activation_compiles(model: str) -> None:
-    compiled = kernel_of(Case(model, lengths=(5,)), "sm_90")
+    compiled = compile_ahead(Case(model, lengths=(5,)).program, "sm_90")
     assert compiled.code_bytes > 0 and compiled.spills == 0
 
 
@@ -175,9 +196,9 @@ def test_other_architectures_are_refused(arch: str) -> None:
         tpcompile.schedule("preset:tiny-qwen3", target="h200").compile_ahead(arch)
 
 
-def test_first_weights_are_asked_for_before_waits() -> None:
+def test_first_weights_are_asked_for_before_waits(kernel_of: Callable[..., Compiled]) -> None:
     """The rows and columns of each instruction's weights, in bytes of their buffer."""
-    assert "prefetch.global.L2" in kernel_of(SPLIT, "sm_90").assembly
+    assert "prefetch.global.L2" in kernel_of("split columns").assembly
     pairs = zip(SPLIT.program.instructions, first_weights(SPLIT.program).tolist(), strict=True)
     for instruction, (number, first, count) in pairs:
         if not isinstance(instruction, WeightInstruction):
