@@ -85,4 +85,5 @@ def pytest_cmdline_main() -> Iterator[None]:
             )
 
         build.sources = sources
+        build._OTHER_DTYPES = {}  # those of a path that is not emulated
         return (yield)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.thinned import ONE_IN, left_out
 
@@ -56,3 +57,13 @@ def test_values_that_several_cases_have_all_occur(monkeypatch: pytest.MonkeyPatc
     assert {values["model"] for values in parameters} == {0, 1, 2}
     assert {values["path"] for values in parameters} == {0, 1}
     assert [values["seed"] for values in parameters] == [0, 1, 5, 6]
+
+
+def test_paths_that_share_kernels_run_once() -> None:
+    items = [
+        _Item(f"test_kernels[{path}-{dtype}]", path=path, dtype=dtype)
+        for path in ("avx512_bf16", "avx512_vnni")
+        for dtype in (torch.bfloat16, torch.float16)
+    ]
+    skipped = [item.nodeid for item in left_out(items)]  # type: ignore[arg-type]
+    assert skipped == ["test_kernels[avx512_bf16-torch.float16]"]

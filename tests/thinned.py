@@ -2,7 +2,8 @@
 
 The cases of such a test are combinations of the same few things, such as models, dtypes and vector
 paths. One in so many runs: each of these things occurs, with some of the others.
-Tests of kinds of mistakes are not listed: each kind runs.
+Tests of kinds of mistakes are not listed: each kind runs. Vector paths that share the kernels of a
+dtype run the same code, so one of them runs in every test.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import pytest
+
+from tpcompile.backends.native.build import path_of_kernels
 
 ONE_IN: dict[str, int] = {
     "tests/backends/native/test_attention.py::test_spans_are_those_of_the_reference_machine": 2,
@@ -99,13 +102,15 @@ _GOLDEN = 0.6180339887498949
 def left_out(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
     """Yield the cases that do not run.
 
-    The first case of each function runs. So does the first one that has a value of a parameter, if
-    other cases have that value too, and those that run by number do not.
+    The first case of each function in the list runs. So does the first one that has a value of a
+    parameter, if other cases have that value too, and those that run by number do not.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         function = item.nodeid.partition("[")[0]
-        if function in ONE_IN and item.get_closest_marker("slow") is None:
+        if _has_kernels_of_another_path(item):
+            yield item
+        elif function in ONE_IN and item.get_closest_marker("slow") is None:
             cases[function].append(item)
     for function, group in cases.items():
         several = {
@@ -119,6 +124,14 @@ def left_out(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
             if not chosen and missing.isdisjoint(_values(item)):
                 yield item
             missing.difference_update(_values(item))
+
+
+def _has_kernels_of_another_path(item: pytest.Item) -> bool:
+    case = getattr(item, "callspec", None)
+    if case is None or not {"path", "dtype"} <= case.params.keys():
+        return False
+    path, dtype = case.params["path"], case.params["dtype"]
+    return bool(path_of_kernels(path, dtype) != path)
 
 
 def _values(item: pytest.Item) -> set[tuple[str, str]]:

@@ -53,6 +53,8 @@ _SHARED = {
     "avx2": _Shared("avx2", "avx2"),
     "portable": _Shared("portable", None),
 }
+_OTHER_DTYPES = {"amx_bf16": "avx512_vnni", "avx512_bf16": "avx512_vnni"}
+"""The path whose kernels serve dtypes other than bf16, if a path differs from it in bf16 alone."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COMMON: Mapping[str, tuple[str, ...]] = dict.fromkeys(
     ("interpreter", "checks", "paths", "asleep", "prompts", "scratch"), ()
@@ -88,7 +90,13 @@ def kernels(path: str, dtype: torch.dtype) -> ctypes.c_void_p:
 
     Functions of the library take them. The path must be one of `paths()`.
     """
+    path = path_of_kernels(path, dtype)
     return _pointer(path, dtype, f"tpc_{path}")
+
+
+def path_of_kernels(path: str, dtype: torch.dtype) -> str:
+    """Return the path whose kernels serve a path for values of a dtype."""
+    return path if dtype == torch.bfloat16 else _OTHER_DTYPES.get(path, path)
 
 
 @functools.cache
