@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.thinned import ONE_IN, left_out
+from tpcompile.backends.native.build import path_of_kernels, paths
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,7 +64,13 @@ def test_paths_that_share_kernels_run_once() -> None:
     items = [
         _Item(f"test_kernels[{path}-{dtype}]", path=path, dtype=dtype)
         for path in ("avx512_bf16", "avx512_vnni")
-        for dtype in (torch.bfloat16, torch.float16)
+        for dtype in (torch.bfloat16, torch.float32)
     ]
     skipped = [item.nodeid for item in left_out(items)]  # type: ignore[arg-type]
-    assert skipped == ["test_kernels[avx512_bf16-torch.float16]"]
+    assert skipped == ["test_kernels[avx512_bf16-torch.float32]"]
+
+
+def test_kernels_of_fp16_run_on_one_path() -> None:
+    items = [_Item("test_kernels", path=path, dtype=torch.float16) for path in paths()]
+    skipped = {item.callspec.params["path"] for item in left_out(items)}  # type: ignore[arg-type]
+    assert set(paths()) - skipped == {path_of_kernels(paths()[0], torch.float16)}
