@@ -26,8 +26,8 @@ def main(model: str = "preset:tiny-qwen3", tp: str = "2") -> None:
 
 def layer(text: str, number: int) -> str:
     """Return the lines of one layer of a dump."""
-    _, _, behind = text.partition(f"\nlayer {number}\n")
-    lines = behind.split("\n")
+    _, _, rest = text.partition(f"\nlayer {number}\n")
+    lines = rest.split("\n")
     count = next(i for i, line in enumerate(lines) if not line.startswith("  "))
     return "\n".join(lines[:count])
 

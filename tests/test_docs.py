@@ -235,6 +235,31 @@ def test_files_that_a_page_names_exist(page: str) -> None:
         assert ((ROOT / page).parent / path).exists(), path
 
 
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of the titles of a page, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+PAGES = [
+    str(path.relative_to(ROOT))
+    for folder in ("", "docs/", "benchmarks/")
+    for path in sorted(ROOT.glob(f"{folder}*.md"))
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_somewhere(page: str) -> None:
+    """Sections that other pages refer to cannot vanish."""
+    path = ROOT / page
+    for target in re.findall(r"\]\(((?!https?:)[^)\s]+)\)", path.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        linked = (path.parent / name).resolve() if name else path
+        assert linked.exists(), target
+        assert not anchor or linked.suffix != ".md" or anchor in _anchors(linked), target
+
+
 def test_every_room_is_described() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     rooms = {path.parent for path in (ROOT / "tpcompile").rglob("__init__.py")}
