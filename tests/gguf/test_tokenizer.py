@@ -134,7 +134,7 @@ def test_marks_are_parts_of_words(tmp_path: Path) -> None:
             "begin or end with a token that the file does not",
         ),
         ({"tokenizer.ggml.add_eos_token": 1}, "add_eos_token=1, not true or false"),
-        ({"tokenizer.ggml.merges": ["a b c"]}, "merges of other than two tokens"),
+        ({"tokenizer.ggml.merges": ["a b c"]}, "a merge that does not have two tokens"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "tokenizer of a GGUF file is not valid"),
         ({"tokenizer.ggml.merges": [1, 2]}, "merges that are not texts"),
         ({"tokenizer.ggml.token_type": [1, 1]}, "other numbers of types"),
@@ -284,7 +284,7 @@ def test_flags(
     [
         ({"scores": [1.0]}, "other numbers of scores"),
         ({"scores": "none"}, "other numbers of scores"),
-        ({"merges": ["a b c"]}, "merges of other than two tokens"),
+        ({"merges": ["a b c"]}, "a merge that does not have two tokens"),
         ({"bos_token_id": 10**6}, "bos_token_id=1000000, of "),
         ({"add_space_prefix": "yes"}, "add_space_prefix='yes', not true or false"),
     ],

@@ -260,7 +260,8 @@ def test_columns_that_are_not_whole_groups(model: Any, capsys: pytest.CaptureFix
     }
     assert formats == {"int4:row:f32", "int8:row:f32"}
     assert (
-        "get a scale per row, since their columns are no multiple of 64" in capsys.readouterr().err
+        "get a scale per row, since their columns are not a multiple of 64"
+        in capsys.readouterr().err
     )
 
 

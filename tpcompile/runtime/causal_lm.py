@@ -165,7 +165,7 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
 
     @staticmethod
     def get_experts_implementation() -> dict[str, str]:
-        """Return an empty mapping: there are no experts. Hugging Face's `generate` calls this."""
+        """Return {}: experts run on the ranks. Hugging Face's `generate` calls this."""
         return {}
 
 

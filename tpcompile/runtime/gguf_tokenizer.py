@@ -54,7 +54,7 @@ def gguf_tokenizer(path: str) -> Any:
     tokens = _texts(file, "tokens")
     types = file.metadata.get(f"{_KEY}token_type", [_Type.NORMAL] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens):
-        raise _invalid(file, "other numbers of types than of tokens")
+        raise _invalid(file, "different numbers of types and tokens")
     vocabulary = {
         token: number
         for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
@@ -149,14 +149,14 @@ _MAKERS = {
 def _merges(file: GgufFile) -> list[tuple[str, str]]:
     merges = [merge.split(" ") for merge in _texts(file, "merges")]
     if any(len(parts) != 2 for parts in merges):
-        raise _invalid(file, "merges of other than two tokens")
+        raise _invalid(file, "a merge that does not have two tokens")
     return [(first, second) for first, second in merges]
 
 
 def _scores(file: GgufFile) -> list[float]:
     scores, count = file.metadata.get(f"{_KEY}scores"), len(_texts(file, "tokens"))
     if not isinstance(scores, list) or len(scores) != count:
-        raise _invalid(file, "other numbers of scores than of tokens")
+        raise _invalid(file, "different numbers of scores and tokens")
     if not all(type(score) is float and math.isfinite(score) for score in scores):
         raise _invalid(file, "scores that are not numbers")
     return scores

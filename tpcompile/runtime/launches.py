@@ -180,6 +180,7 @@ class Launches(Leading):
         a step computes a token without logits in the first block.
         """
         pool = self._cache_pool
+        sizes = pool.sizes
         state_slots = pool.states.take(states, exactly=True) if pool.states is not None else ()
         reserved = Reserved(pool.take(blocks), pool, state_slots)
         first = reserved.numbers[0]
@@ -194,7 +195,12 @@ class Launches(Leading):
             **({"read": state_slots[:1], "write": state_slots[:1]} if state_slots else {}),
         }
         tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
-        self.run_step(Step(tensors, "logits", reserved.in_all, states=reserved.states_in_all))
+        try:
+            self.run_step(Step(tensors, "logits", reserved.in_all, states=reserved.states_in_all))
+        except BaseException:
+            reserved.release()
+            pool.shrink_to(sizes)
+            raise
         return reserved
 
     def time_steps(self, timed: bool = True) -> None:

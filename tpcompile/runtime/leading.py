@@ -1,4 +1,4 @@
-"""Steps that one process leads. Under a launcher the other processes follow: they run them too."""
+"""Steps that one process decides. Under a launcher, the other processes run them too."""
 
 from __future__ import annotations
 

@@ -33,4 +33,4 @@ def returned_at_once() -> Iterator[None]:
         yield
     finally:
         tell(_MMAP_THRESHOLD, _AFTERWARDS)
-        tell(_TRIM_THRESHOLD, 2 * _AFTERWARDS)  # setting the other disables glibc's own rule
+        tell(_TRIM_THRESHOLD, 2 * _AFTERWARDS)  # glibc adapts neither once one is set

@@ -177,7 +177,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
 
     @property
     def most_program_tokens(self) -> int:
-        """The maximum number of new tokens of a sequence of an engine that a program computes."""
+        """The maximum new tokens per sequence that an engine's program computes; 0 without one."""
         return self._ranks.most_tokens if isinstance(self._ranks, ProgramRanks) else 0
 
     @property
@@ -233,8 +233,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
 
         The KV cache has two names: `past_key_values`, and `cache` as in newer versions of
         transformers. `greedy` returns the best token after each sequence instead: the ranks then
-        exchange one value and one id per sequence, and no logits. `output_router_logits` returns
-        those of a mixture of experts and their loss too; modules run such a step.
+        exchange one value and one id per sequence, and no logits. `output_router_logits` also
+        returns the router logits of a mixture of experts and their loss; modules run such a step.
         """
         with self._open_calls.enter():
             self._check_open()

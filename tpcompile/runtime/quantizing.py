@@ -44,7 +44,7 @@ class Quantizing:
 
     It reads whole groups, also for a part of one. Groups are those of the whole weight, so
     components do not depend on the number of ranks. The values of a part are requested before its
-    scales, which are stored until then.
+    scales, which stay in memory until they are requested.
     """
 
     def __init__(self, read: Read, weights: Mapping[str, ToQuantize]) -> None:
@@ -91,7 +91,7 @@ class Quantizing:
         *stacks, rows = outer
         rows_per_block = max(1, _ELEMENTS // max(1, columns[1] - columns[0]))
 
-        @torch.inference_mode()  # the mode of a thread; that of the caller may be the same
+        @torch.inference_mode()  # threads do not inherit it; components may be inference tensors
         def fill(place: tuple[int, ...]) -> None:
             *stack, start = place
             part = slice(start, min(start + rows_per_block, rows.stop))
@@ -116,7 +116,7 @@ class Quantizing:
         if not bool(components[SCALE].isfinite().all()):
             raise CheckpointError(
                 f"The tensor {weight.source} cannot be quantized",
-                got="a value that is infinite, no number, or too large for its scale",
+                got="a value that is infinite, NaN, or too large for its scale",
                 expected="finite values",
                 hint="Load it without weights",
             )

@@ -99,7 +99,8 @@ def _lead(
             name = type(model).__name__
             write_settings(staging, model.config, model.dtype, name, model.generation_config)
             writer = begin_files(staging, files, metas, model.num_parameters())
-            begun = _tell(ranks, _GO) == _GO
+            _tell(ranks, _GO)
+            begun = True
             for name, tensor in tensors:
                 writer.write(name, tensor.cpu())
     except Exception:

@@ -97,7 +97,7 @@ def encode_chat(
     add_generation_prompt: bool = True,
     **options: Any,
 ) -> list[int]:
-    """Return the ids of messages followed by the generation prompt.
+    """Return the ids of messages, by default followed by the generation prompt.
 
     `options` are variables of the chat template, such as `enable_thinking=False`.
     """

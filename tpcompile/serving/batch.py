@@ -35,7 +35,6 @@ _SUPPORTED = frozenset(
 _NEUTRAL = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "length_penalty", "typical_p"), 1),
     **dict.fromkeys(("encoder_repetition_penalty", "num_assistant_tokens"), 1),
-    "max_time": None,
 }
 """The values of other fields that have no effect, besides None, False and 0."""
 

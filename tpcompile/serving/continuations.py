@@ -88,7 +88,7 @@ class Continuations:
         return self._all[sequence].most - len(sequence.tokens) - 1
 
     def go_on(self, piece: Piece, results: Many[torch.Tensor | Chosen]) -> int:
-        """Append the next tokens, given or from logits; begin others after a prompt.
+        """Append the next tokens, given or from logits; fork the continuations after a prompt.
 
         The first result belongs to the last known token, and each further one to a guess. It counts
         only if all guesses up to it equal the appended tokens. Return the number of accepted

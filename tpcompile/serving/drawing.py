@@ -53,9 +53,9 @@ class Cumulative:
         return self._before(run) + float(inside)
 
     def place(self, target: float) -> int:
-        """Return the first place up to which the sum is above `target`; at most the last positive.
+        """Return the first place where the cumulative sum exceeds `target`, or the last positive.
 
-        Its weight is positive, so a token of probability 0 is never drawn.
+        The weight there is positive, so a token of probability 0 is never drawn.
         """
         run = _above(self._sums, target)
         weights = weights_of(self._scores[run * _RUN : (run + 1) * _RUN], self._top)
@@ -81,9 +81,9 @@ def _above(sums: np.ndarray, target: float) -> int:
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """Tokens that may be drawn: all by their ids, or the best from the worst of them to the best.
+    """Tokens that may be drawn: all by their ids, or the best ones by ascending score.
 
-    Equal ones are in the order of their ids.
+    Tokens of equal scores are in the order of their ids.
     """
 
     cumulative: Cumulative

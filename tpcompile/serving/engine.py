@@ -74,10 +74,10 @@ class Engine(Closing):
         the longest sequence for each of them, or as many as fit in half of the free memory).
         With linear attention, requests share a prefix where there is a snapshot of the state;
         `snapshots` is their number (default: two for each request, or as many as fit). `tokenizer`
-        makes text of tokens, and tokens of prompts that are text.
+        decodes tokens, and encodes prompts that are text.
 
-        `speculate` guesses tokens, which changes none of them: `"prompt:8"` guesses up to 8 from
-        the text so far, a smaller compiled model continues it, and a `Drafter` is one of your own.
+        `speculate` guesses tokens; the results stay the same. `"prompt:8"` guesses up to 8 from
+        the text so far, a smaller compiled model guesses its own, and a `Drafter` is custom code.
         """
         if not model.leads:
             raise UsageError(

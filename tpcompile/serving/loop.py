@@ -13,7 +13,7 @@ _BEAT_S = 5.0
 
 
 class Loop:
-    """Runs steps while there is work, and each command before the next step."""
+    """A loop that runs steps while there is work, and each command before the next step."""
 
     def __init__(
         self, step: Callable[[], bool], has_work: Callable[[], bool], beat: Callable[[], None]
@@ -28,7 +28,7 @@ class Loop:
         """The reason why no step can run; empty while steps can."""
 
     def command(self, command: Callable[[], None]) -> None:
-        """Run a command before the next step."""
+        """Queue a command, which runs before the next step."""
         with self._turn:
             if self._closed:
                 raise UsageError("The engine is closed")
@@ -43,7 +43,7 @@ class Loop:
             self._commands.popleft()()
 
     def drive(self) -> bool:
-        """Run a step for a waiting caller; return False if a thread runs them."""
+        """Run a step for a waiting caller, unless a thread does; return whether work is left."""
         if self._closed:
             raise UsageError("The engine is closed")
         if self._thread is not None:
@@ -52,9 +52,10 @@ class Loop:
 
     def start(self) -> None:
         """Run steps in a thread whenever there is work."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-            self._thread.start()
+        with self._turn:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+                self._thread.start()
 
     def close(self) -> bool:
         """End the thread and run the last commands; return False if that was done before."""
@@ -79,7 +80,7 @@ class Loop:
                     self._step()
                 else:
                     self._beat()
-            except Exception:  # the requests have it, or `failure` says it
+            except Exception:  # handles raise it, or `failure` has its text
                 continue
 
     def _has_turn(self) -> bool:

@@ -13,7 +13,7 @@ from tpcompile.errors import UsageError
 from tpcompile.runtime.model import CompiledModel
 
 _SHARE = {"cpu": 0.5, "cuda": 0.8}
-"""The share of the free memory that they may take by default."""
+"""The share of the free memory that the cache and the states may take by default."""
 _NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),

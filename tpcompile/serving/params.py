@@ -89,7 +89,7 @@ class SamplingParams:
                 raise UsageError(f"{name} must be token ids, got {tokens!r}")
 
     def unknown_token(self, size: int) -> tuple[str, int] | None:
-        """Return the option and the token of the first one that is not one of `size` tokens."""
+        """Return the first option with a token outside a vocabulary of `size`, and that token."""
         thinking = () if self.thinking is None else self.thinking.tokens
         tokens: dict[str, Iterable[int]] = {
             "stop_tokens": self.stop_tokens,

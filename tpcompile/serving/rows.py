@@ -1,4 +1,4 @@
-"""Measurement whether rows of products depend on others. If not, chunks of prompts share a run."""
+"""A test of whether product rows are independent. If so, chunks of prompts share a run."""
 
 from __future__ import annotations
 

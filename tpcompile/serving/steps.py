@@ -73,8 +73,8 @@ def step_of(
 def _states(pieces: Many[Piece], numbers: Many[int]) -> dict[str, list[int]]:
     """Return the states that pieces and guesses read and write; without linear attention, nothing.
 
-    A new sequence reads none, so any number will do. Each guess reads what the token before it
-    writes.
+    A new sequence reads no state, so its number is arbitrary. Each guess reads the state that the
+    token before it writes.
     """
     if not numbers:
         return {}

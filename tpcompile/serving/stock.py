@@ -58,7 +58,7 @@ class Stock(ABC):
         return self.count - self._pool.used
 
     def take(self, count: int) -> list[int] | None:
-        """Take `count` items, or none if fewer are available."""
+        """Take `count` items; return None if fewer are available."""
         if count > self.available:
             return None
         for _ in range(count - self._free):

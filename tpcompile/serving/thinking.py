@@ -51,7 +51,7 @@ class Thinking:
         self._forced: list[int] = []
         """The tokens that come next, last first."""
         self._left: int | None = None
-        """The tokens that may be thought; None outside of the thinking, or without a budget."""
+        """The tokens left in the budget; None outside of the thinking, or without a budget."""
         self._over = False
         """Whether the thinking has ended, or its end is forced."""
         if rules.begun:

@@ -145,6 +145,20 @@ def test_slots_and_tables() -> None:
     assert tables_of([]).shape == (0, 0)
 
 
+def test_growth_that_is_undone_leaves_the_size_of_the_pool() -> None:
+    """The ranks may have failed to allocate the blocks, and would fail again in the next step."""
+    pool = BlockPool(4, states=BlockPool(1))
+    (row,) = grow(pool, [Row()], [5]).rows
+    sizes = pool.sizes
+    growth = grow(pool, [row, Row(), Row()], [400, 400, 4])
+    assert pool.sizes > sizes
+    growth.undo(pool, [row, Row(), Row()])
+    assert pool.sizes == sizes and pool.used == 2
+    other = pool.take(9)
+    pool.shrink_to(sizes)
+    assert pool.blocks == max(other) + 1, "blocks that are held stay"
+
+
 def test_threads_that_take_at_once_never_get_one_block() -> None:
     pool, held, twice = BlockPool(32, 64), set[int](), list[int]()
     before = sys.getswitchinterval()

@@ -37,6 +37,22 @@ def held(cache: PagedCache) -> int:
     return cache.pool.states.used
 
 
+def test_blocks_and_states_that_ranks_cannot_allocate_are_free_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(step: object) -> None:
+        raise MemoryError
+
+    with tpcompile.compile("preset:tiny-qwen3.5", random_weights=0, backend="torch") as model:
+        pool = model._cache_pool
+        assert pool.states is not None
+        sizes = pool.sizes
+        monkeypatch.setattr(model, "run_step", fail)
+        with pytest.raises(MemoryError):
+            model.reserve(50, 3)
+        assert (pool.sizes, pool.used, pool.states.used) == (sizes, 0, 0)
+
+
 def test_a_step_reads_the_state_before_and_writes_another() -> None:
     cache = paged()
     first = fill(cache, 3, 5)

@@ -20,6 +20,7 @@ from tpcompile.cores import threads_of
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.ranks import launcher
+from tpcompile.runtime.ranks.channel import Channel
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.ranks.worker_process import WorkerProcess
 from tpcompile.runtime.ranks.workers import Workers
@@ -203,6 +204,17 @@ def test_a_rank_that_hangs_is_told_with_its_stack() -> None:
     assert "forward" in second
     assert "process_group.py" not in second
     assert ranks.closed
+
+
+def test_a_rank_that_takes_no_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocked(channel: Channel, file: int) -> None:
+        raise TimeoutError
+
+    ranks = _spawn()
+    monkeypatch.setattr(Channel, "send_file", blocked)
+    with pytest.raises(RankError, match="Rank 1 did not answer"):
+        ranks._workers.send_file(1, 0)
+    ranks.close()
 
 
 def test_a_stopped_rank_is_the_one_that_is_named() -> None:

@@ -53,6 +53,11 @@ class BlockPool:
         return len(self._taken)
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        """The number of blocks, and of states, that the ranks must have."""
+        return self.blocks, 0 if self.states is None else self.states.blocks
+
+    @property
     def used(self) -> int:
         """The number of blocks that are not free."""
         with self.lock:
@@ -87,6 +92,15 @@ class BlockPool:
                 self._taken[id] = 1
                 self._holders[id] = 1
             return taken
+
+    def shrink_to(self, sizes: tuple[int, int]) -> None:
+        """Drop free blocks and states beyond `sizes`, as ranks may have failed to allocate them."""
+        blocks, states = sizes
+        with self.lock:
+            held = len(self._taken.rstrip(b"\0"))
+            del self._taken[max(blocks, held) :]
+            if self.states is not None:
+                self.states.shrink_to((states, 0))
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add one sequence to the holders of these blocks."""
@@ -156,11 +170,14 @@ class Growth:
     """The blocks to free when the old rows are no longer needed."""
     copies: tuple[tuple[int, int], ...]
     """Pairs (source, target): a shared block is copied before it is written."""
+    sizes: tuple[int, int]
+    """The blocks and the states that the pool had before."""
 
     def undo(self, pool: BlockPool, before: Sequence[Row]) -> None:
         """Free what was taken: the step did not run."""
         pool.free(self.taken)
         self._free_states(pool, self.rows, before)
+        pool.shrink_to(self.sizes)
 
     def finish(self, pool: BlockPool, before: Sequence[Row]) -> None:
         """Free what the rows `before` held and the new ones do not."""
@@ -185,6 +202,7 @@ def grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
 
 
 def _grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
+    sizes = pool.sizes
     grown = list(rows)
     taken: list[int] = []
     replaced: Counter[int] = Counter()
@@ -207,7 +225,7 @@ def _grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
         taken += fresh
         state = pool.states.take(1)[0] if pool.states is not None else None
         grown[index] = Row(blocks + fresh, length, state)
-    return Growth(tuple(grown), tuple(taken), tuple(replaced.elements()), tuple(copies))
+    return Growth(tuple(grown), tuple(taken), tuple(replaced.elements()), tuple(copies), sizes)
 
 
 def slots_of(before: Sequence[Row], after: Sequence[Row], block: int) -> torch.Tensor:

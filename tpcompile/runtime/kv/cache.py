@@ -86,8 +86,8 @@ class PagedCache(Cache):
         self.temporary = False
         """Whether `generate` created the cache and drops it when it returns."""
         self.guesses: Guesses | None = None
-        """The counts of guesses, while the tokens after the first one with requested logits are
-        guesses; else None."""
+        """The counts of guesses during assisted decoding, when all tokens with requested logits but
+        the first are guesses; otherwise None."""
         weakref.finalize(self, pool.abandon, self._rows).atexit = False
 
     @property
@@ -180,8 +180,8 @@ class PagedCache(Cache):
             raise UnsupportedError(
                 "A KV cache of a model with linear attention cannot be cropped",
                 got=f"{remaining} of {columns} columns to keep",
-                expected="no columns to keep, as reset leaves, since earlier states are gone",
-                hint="Copy the cache with copy.deepcopy before tokens that may be taken back",
+                expected="0 columns to keep, because earlier states are not stored",
+                hint="Copy the cache with copy.deepcopy before you add tokens that may be removed",
             )
         if self.guesses is not None:
             self.guesses.accepted -= columns - remaining
@@ -230,7 +230,7 @@ class PagedCache(Cache):
             self.pool.free_row(row)
 
     def activate_past_recording(self) -> None:
-        """Do nothing: the whole past of keys is kept, and that of linear attention never is."""
+        """No-op: all past keys and values are stored, and past states never are."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return self.is_croppable

@@ -30,7 +30,7 @@ class StepExecutors:
         states: Sequence[Mapping[str, torch.Tensor]],
         share: RankShare | None = None,
     ) -> None:
-        """Load a program. With `share` it is run for one rank, else for all of them.
+        """Load a program: of one rank with `share`, otherwise of all ranks.
 
         `caches` and `states` are those of each rank here.
         """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -63,30 +64,27 @@ class InProcessRanks(OneFront):
         return self.run_all(step)[0]
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
-        check_open(self.closed)
         threads = self._threads or min(self._most_threads, torch.get_num_threads())
-        with self._lock, torch_threads(threads):
+        with self._working(), torch_threads(threads):
             return run_together([partial(rank.run, step) for rank in self._ranks], self._group)
 
     def load_program(self, code: StepCode) -> None:
         """Load a program. One executor runs it for all ranks."""
-        check_open(self.closed)
-        with self._lock:
+        with self._working():
             caches = [rank.cache for rank in self._ranks]
             self._executors.load(code, caches, [rank.states for rank in self._ranks])
 
     def run_program(
         self, size: ProgramSize, step: Step, on_tokens: OnTokens | None = None
     ) -> torch.Tensor:
-        check_open(self.closed)
-        with self._lock:
+        with self._working():
             caches = [rank.cache_for(step) for rank in self._ranks]
             states = [rank.states for rank in self._ranks]
             return self._executors.run(size, step, caches, states, on_tokens)
 
     def times(self, size: ProgramSize) -> torch.Tensor:
-        check_open(self.closed)
-        return self._executors.times(size)
+        with self._working():
+            return self._executors.times(size)
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         check_open(self.closed)
@@ -97,10 +95,19 @@ class InProcessRanks(OneFront):
         """The id of this process, once per rank."""
         return [self._owner.pid] * len(self._ranks)
 
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Admit one thread at a time, while the ranks are open."""
+        check_open(self.closed)  # a fork may have inherited a held lock
+        with self._lock:
+            check_open(self.closed)  # another thread may have closed them
+            yield
+
     def close(self) -> None:
-        """Free the memory."""
-        self._executors.close()
-        self._ranks = []
+        """Free the memory, after the step that is running."""
+        with self._lock if self._owner.here else nullcontext():
+            self._executors.close()
+            self._ranks = []
 
     @property
     def closed(self) -> str:

@@ -20,7 +20,7 @@ from tpcompile.runtime.ranks.owner import Owner
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The environment variables that torch's `env://` reads; torchrun sets them."""
 _LOCAL_SIZE = "LOCAL_WORLD_SIZE"
-"""The variable in which torchrun tells the number of its processes on this machine."""
+"""The variable that torchrun sets to the number of its processes on this machine."""
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 

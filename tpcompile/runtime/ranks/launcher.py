@@ -66,7 +66,7 @@ class Launcher:
         return self._pids
 
     def death(self, rank: int) -> RankError:
-        """Return the error for an ended worker; before the fork, for the launcher, as rank 0."""
+        """Return the error for an ended worker; before the fork, the launcher's, as rank 0."""
         until = time.monotonic() + _ENDING_S
         while (status := self._status(rank)) == RUNNING and time.monotonic() < until:
             time.sleep(0.01)
@@ -76,7 +76,7 @@ class Launcher:
     def _status(self, rank: int) -> int:
         """Return the exit status of a worker, negative for a signal.
 
-        A worker ends with the launcher at the latest, so a dead launcher's status stands in.
+        No worker outlives the launcher. If it has ended, its own status is returned.
         """
         try:
             if self.pids(0.0):
@@ -130,7 +130,7 @@ class Launcher:
 def start_process(
     control: int, lifeline: int, threads: int, ranks: Sequence[Files]
 ) -> subprocess.Popen[bytes]:
-    """Start the interpreter; until the fork its output goes to that of rank 0."""
+    """Start the interpreter; until the fork, it writes to the output file of rank 0."""
     start = _START.format(
         path=[entry for entry in sys.path if isinstance(entry, str)],
         parent=os.getpid(),

@@ -73,8 +73,7 @@ def attached(
 def agreed(group: Any, device: torch.device) -> SharedExchange | None:
     """Return shared memory if all ranks of a process group can have it, else None.
 
-    Every rank must call this. Ranks on several hosts or on other devices have none, nor have groups
-    of a backend other than gloo.
+    Every rank must call this. Only ranks on one host, on the CPU, in a gloo group can have it.
     """
     rank, ranks = group.rank(), group.size()
     if device.type != "cpu" or ranks == 1:
@@ -138,7 +137,7 @@ def _library() -> ctypes.CDLL | None:
 
 @functools.cache
 def warn(reason: str) -> None:
-    """Warn once that ranks do not sum through shared memory."""
+    """Warn that ranks do not sum through shared memory, once per reason."""
     if sys.stderr is not None:
         sys.stderr.write(
             "tpcompile: warning: ranks sum over sockets, which is slower than shared memory. "

@@ -43,7 +43,7 @@ from tpcompile.runtime.ranks.workers import Workers
 from tpcompile.runtime.weights import RandomWeights
 
 _TOKENS_A_LIMIT = 256
-"""The tokens per additional timeout of a step, because a long prompt takes long."""
+"""The number of tokens that adds one timeout to a step's limit: long prompts take longer."""
 
 
 class SpawnedRanks(OneFront):

@@ -96,7 +96,7 @@ class ProgramSize(NamedTuple):
 def size_for(rows: int) -> int:
     """Return the rows of the program for `rows` rows: a power of two, or three quarters of one.
 
-    So there are few programs, and at most a quarter of the rows of one are empty.
+    So there are few programs, and less than a third of the rows of one are empty.
     """
     power = 1 << (rows - 1).bit_length()
     less = power // 4 * 3

@@ -9,7 +9,7 @@ import queue
 import select
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import combinations
@@ -67,10 +67,8 @@ class Workers:
 
     def send_file(self, rank: int, file: int) -> None:
         """Send an open file, after the message that announces it."""
-        try:
+        with self._talking(rank):
             self._workers[rank].channel.send_file(file)
-        except ChannelClosed as error:
-            raise self._launcher.death(rank) from error
 
     def introduce(self) -> None:
         """Connect every two ranks by a socket pair; a rank receives its ends in peer order."""
@@ -120,22 +118,22 @@ class Workers:
         return [by_file[file] for file, _ in watched.poll(math.ceil(seconds * 1000))]
 
     def send(self, rank: int, message: Encoded) -> None:
-        worker = self._workers[rank]
-        try:
-            worker.channel.send_encoded(message)
-        except ChannelClosed as error:
-            raise self._launcher.death(worker.rank) from error
-        except TimeoutError as error:
-            raise self._hung([worker.rank], self._timeout) from error
+        with self._talking(rank):
+            self._workers[rank].channel.send_encoded(message)
 
     def _receive(self, worker: WorkerProcess) -> object:
+        with self._talking(worker.rank):
+            return worker.channel.receive()
+
+    @contextlib.contextmanager
+    def _talking(self, rank: int) -> Iterator[None]:
+        """Raise the error of a worker that has ended or does not read or write its channel."""
         try:
-            message: object = worker.channel.receive()
+            yield
         except ChannelClosed as error:
-            raise self._launcher.death(worker.rank) from error
+            raise self._launcher.death(rank) from error
         except TimeoutError as error:
-            raise self._hung([worker.rank], self._timeout) from error
-        return message
+            raise self._hung([rank], self._timeout) from error
 
     def _hung(self, ranks: Sequence[int], seconds: float) -> RankError:
         stacks = self._launcher.stacks(ranks)

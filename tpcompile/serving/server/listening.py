@@ -137,9 +137,9 @@ def _no_password() -> str:
 class QuietServer(uvicorn.Server):
     """A server that returns after SIGINT or SIGTERM, when its requests have ended.
 
-    It takes no new connections then. Requests that have not ended after `drain_s` are ended by
-    `end_requests`. uvicorn's own would raise the signal again, which ends the process before ranks
-    are told.
+    After the signal it accepts no connections, and `end_requests` ends the requests that still
+    run after `drain_s`. uvicorn's own handler raises the signal again, which would end the process
+    before the ranks are closed.
     """
 
     def __init__(

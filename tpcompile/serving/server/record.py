@@ -42,7 +42,7 @@ class Record:
         self.metrics.prompt.inc(self._prompts)
 
     def end(self, status: int) -> None:
-        """Count the request, and write its line."""
+        """Count and log the request."""
         shared = sum(handle.shared for handle in self.handles)
         self.metrics.shared.inc(shared)
         self.metrics.requests.labels(self.path, str(status)).inc()

@@ -44,7 +44,9 @@ def take_structure(fields: dict[str, Any]) -> tuple[Structure | None, str]:
     ]
     if len(structures) > 1:
         paths = [path for _, path in structures]
-        raise StructureError(f"An answer has one structure, but there is also {paths[0]}", paths[1])
+        raise StructureError(
+            f"A request must have at most one structure, got also {paths[0]}", paths[1]
+        )
     return structures[0] if structures else (None, "")
 
 

@@ -16,7 +16,7 @@ __all__ = ["Drafter", "ModelDrafter", "PromptDrafter", "Speculation", "Wanted", 
 def speculation_of(
     speculate: str | CompiledModel | Drafter | None, model: CompiledModel
 ) -> Speculation | None:
-    """Return the guesses for an engine of a model; None for none."""
+    """Return the speculation for an engine of a model; None if it is disabled."""
     if speculate is None:
         return None
     if not model.computes_rows:

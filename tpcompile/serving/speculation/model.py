@@ -116,7 +116,7 @@ class ModelDrafter:
     def _parts(self, batch: Sequence[_Continued]) -> Iterator[list[_Continued]]:
         """Yield the sequences of each step that computes pending tokens in the cache itself.
 
-        Sequences with a single one wait for the launch of all, unless their step has room for it.
+        A sequence with a single one is left to the launch of all, unless another's step has room.
         With states, all pending tokens are computed before the cache is copied.
         """
         parts: list[list[_Continued]] = []
