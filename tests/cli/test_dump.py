@@ -163,6 +163,20 @@ def test_the_kernel(cli: Cli) -> None:
     assert "def megakernel(" in ran.out
 
 
+def test_the_kernel_of_a_model_that_is_quantized(cli: Cli) -> None:
+    options = "--weights int4:32 --head keep --kv int8"
+    ran = cli(f"dump preset:tiny-qwen3 --tp 1 --kernel h200 {options}")
+    assert ran.out == cli(f"schedule preset:tiny-qwen3 --target h200 --kernel {options}").out
+    assert ran.out != cli("dump preset:tiny-qwen3 --tp 1 --kernel h200").out
+
+
+@pytest.mark.parametrize("option", ["--layer 0", "--rank 0", "--diff", "--stop-after capture"])
+def test_options_of_graphs_are_refused_beside_a_kernel(cli: Cli, option: str) -> None:
+    ran = cli(f"dump preset:tiny-qwen3 --tp 1 --kernel h200 {option}")
+    assert ran.status == 2
+    assert f"{option.split()[0]} applies to graphs, and --kernel shows a kernel" in ran.err
+
+
 def test_the_kernel_for_a_target_that_is_not_known(cli: Cli) -> None:
     ran = cli("dump preset:tiny-qwen3 --tp 1 --kernel h20")
     assert ran.status == 2

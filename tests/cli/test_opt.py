@@ -132,6 +132,15 @@ def test_stdin_without_a_graph_is_refused(
     assert message in ran.err
 
 
+def test_a_file_may_have_the_name_stdin(
+    cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stdin").write_bytes(file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    _give(monkeypatch, b"")
+    assert cli("opt stdin").out.encode() == file.read_bytes()
+
+
 def test_files_that_cannot_be_read_are_refused(cli: Cli, tmp_path: Path) -> None:
     assert f"{tmp_path} cannot be read. Found Is a directory." in cli(f"opt {tmp_path}").err
     assert "Found No such file or directory." in cli(f"opt {tmp_path}/none").err

@@ -60,6 +60,7 @@ def test_no_tokenizer(cli: Cli, tmp_path: Path) -> None:
     assert ran.status == 0 and "has no tokenizer, so no logits are compared" in ran.err
     ran = cli(f"{line}/b --text Cat")
     assert ran.status == 2 and "holds no tokenizer" in ran.err and not (tmp_path / "b").exists()
+    assert "Compare no logits: --no-logits" in ran.err
 
 
 @pytest.mark.parametrize(

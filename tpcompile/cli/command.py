@@ -147,7 +147,7 @@ def dtype_name(text: str) -> str:
 
 
 def integers_name(text: str) -> str:
-    """Parse what weights are quantized to."""
+    """Return the name of a format of quantized weights, or raise if it is invalid."""
     if integers_of(text) is None:
         raise argparse.ArgumentTypeError(f"must be {WEIGHTS_FORM}, got {text!r}")
     return text
@@ -241,7 +241,7 @@ def add_dtype_argument(parser: Parser) -> None:
 
 
 def add_quantization_arguments(parser: Parser, *, required: bool = False) -> None:
-    """Add what the weights of a model are quantized to while they are loaded."""
+    """Add the options that quantize a model while it is loaded."""
     parser.add_argument(
         "--weights",
         metavar="W",
@@ -269,7 +269,7 @@ def add_quantization_arguments(parser: Parser, *, required: bool = False) -> Non
 
 
 def add_kv_argument(parser: Parser) -> None:
-    """Add what the KV cache stores."""
+    """Add the format of the KV cache."""
     parser.add_argument(
         "--kv",
         metavar="K",
@@ -280,7 +280,7 @@ def add_kv_argument(parser: Parser) -> None:
 
 
 def add_experts_argument(parser: Parser) -> None:
-    """Add how ranks share a mixture of experts."""
+    """Add the division of experts among ranks."""
     parser.add_argument(
         "--experts",
         metavar="E",
@@ -303,7 +303,7 @@ def add_threads_argument(parser: Parser, condition: str = "") -> None:
 
 
 def workers_of(args: argparse.Namespace) -> int | None:
-    """Return the number of workers per rank of a program that runs here, which are threads."""
+    """Return the workers per rank of a program that runs on this machine: its threads."""
     if None not in (args.workers, args.threads) and args.workers != args.threads:
         raise UsageError(
             "The workers of a program that runs on this CPU are its threads",

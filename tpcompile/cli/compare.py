@@ -101,7 +101,7 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def _add_program_arguments(parser: Parser) -> None:
-    group = parser.add_argument_group("with --backend reference or native")
+    group = parser.add_argument_group("with a backend that runs programs, such as native")
     group.add_argument("--steps", metavar="K", type=number(1, "the number of steps"),
                        help="number of tokens to decode; default: 2")  # fmt: skip
     group.add_argument("--workers", metavar="W", type=number(1, "the number of workers"),

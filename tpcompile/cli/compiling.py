@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @contextlib.contextmanager
 def plain_warnings(args: argparse.Namespace) -> Iterator[None]:
-    """Show the warnings of the body without the place in the code, which users do not know."""
+    """Show the warnings of the body without their source location."""
 
     names = tuple(vars(args))
 
@@ -150,7 +150,7 @@ def capture_model(args: argparse.Namespace, say: Say, config: Any = None) -> Cap
     """Capture the model, and report the time with `--timing` or on a terminal.
 
     A `config` is captured instead of the configuration of the model.
-    In a process of its own, the command does without transformers' extras.
+    If the process runs only this command, transformers' extras are not imported.
     """
     started = time.perf_counter()
     say(f"capturing {args.model}")

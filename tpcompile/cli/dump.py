@@ -138,13 +138,33 @@ def _kernel(args: argparse.Namespace) -> str:
         from tpcompile.scheduling import schedule
 
         step = schedule(
-            args.model, tp=args.tp, target=args.kernel, dtype=args.dtype, pipeline=args.pipeline
+            args.model,
+            tp=args.tp,
+            target=args.kernel,
+            dtype=args.dtype,
+            pipeline=args.pipeline,
+            weights=args.weights,
+            head=args.head,
+            activations=args.activations,
+            kv=args.kv,
+            experts=args.experts,
         )
         return step.kernel()
 
 
+_OF_GRAPHS = ("rank", "layer", "print_ir_after", "print_ir_before", "stop_after", "dump_dir")
+"""The options that apply to graphs, and not to the kernel."""
+
+
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse invalid options before anything is loaded."""
+    given = [name for name in _OF_GRAPHS if getattr(args, name) is not None]
+    if args.kernel and (given or args.diff):
+        option = f"--{given[0].replace('_', '-')}" if given else "--diff"
+        raise UsageError(
+            f"{option} applies to graphs, and --kernel shows a kernel",
+            hint=f"Leave out {option} or --kernel",
+        )
     if args.rank is not None and args.rank >= args.tp:
         raise UsageError(
             f"--rank must be less than --tp, got {args.rank} and {args.tp}",

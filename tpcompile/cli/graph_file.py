@@ -50,7 +50,7 @@ def name_of(file: Path) -> str:
 def _text_of(file: Path) -> str:
     name = name_of(file)
     try:
-        data = sys.stdin.buffer.read() if name == "stdin" else file.read_bytes()
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         return data.decode("utf-8-sig")  # editors of Windows begin with a mark
     except OSError as error:
         raise UsageError(f"{name} cannot be read", got=error.strerror or str(error)) from error

@@ -98,7 +98,7 @@ def _bar(steps: int) -> Iterator[Callable[[str, int, float], None] | None]:
 
 
 COMMAND = Command(
-    "train a tiny Qwen3 or Qwen3.5 and its draft, and save them",
+    "train a tiny model and its draft, and save them",
     _EXAMPLES,
     _add_arguments,
     _run,

@@ -107,9 +107,10 @@ def _tokens(args: argparse.Namespace) -> list[int] | None:
         return None
     try:
         tokenizer = tokenizer_of(args.model)
-    except CheckpointError:
+    except CheckpointError as error:
         if args.text is not None or not Path(args.model).is_dir():
-            raise
+            error.hint = "Compare no logits: --no-logits"
+            raise error.at(error.where) from error
         sys.stderr.write(f"{args.model} has no tokenizer, so no logits are compared\n")
         return None
     return encode_prompt(tokenizer, _TEXT if args.text is None else args.text)[:_MOST]

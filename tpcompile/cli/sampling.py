@@ -32,7 +32,7 @@ def add_sampling_arguments(parser: Parser) -> None:
 
 
 def add_generation_config_argument(parser: Parser) -> None:
-    """Add whether the checkpoint's generation configuration chooses tokens."""
+    """Add the option that disables the checkpoint's generation configuration."""
     parser.add_argument(
         "--generation-config",
         metavar="C",

@@ -57,7 +57,7 @@ _EXAMPLES = """\
 
 The server speaks OpenAI's API: /v1/models, /v1/completions (with text or token
 ids) and /v1/chat/completions, with streams; and vLLM's /tokenize, /detokenize
-and /version. /health says whether it lives, /metrics has measurements for
+and /version. /health says whether it works, /metrics has measurements for
 Prometheus, and / is a chat in the browser. It listens on this machine only
 unless --host says otherwise, and answers only requests for a host that it
 knows: localhost, the value of --host, or one that --allowed-host names. With
@@ -248,7 +248,7 @@ def _tokenizer(args: argparse.Namespace) -> Any:
     """Return the tokenizer; without one, the server takes token ids only."""
     try:
         tokenizer = load_tokenizer(args.model)
-    except CheckpointError as error:
+    except (CheckpointError, UnsupportedError) as error:
         sys.stderr.write(f"warning: {error.message}. Requests must consist of token ids\n")
         return None
     set_template(args, tokenizer)

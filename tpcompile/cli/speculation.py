@@ -21,9 +21,9 @@ def add_speculate_argument(parser: Parser) -> None:
         "--speculate",
         metavar="prompt:N|DIR",
         type=_speculate,
-        help="guess tokens, several of which a step computes at once: prompt:8 guesses up to 8 "
-        "that followed the last ones earlier in the text, and a smaller MODEL with the same "
-        "vocabulary guesses its own; default: none",
+        help="guess tokens, so that a step computes several: prompt:8 guesses up to 8 tokens that "
+        "followed the last ones earlier in the text, and DIR is a smaller model with the same "
+        "vocabulary that guesses them; default: none",
     )
 
 
