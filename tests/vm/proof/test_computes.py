@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from tests.vm.mutants.values import changes_numbers, edits
 from tpcompile.vm.groups import DeltaStep, Embed, NormGateUpSwiglu
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import Memory, Probe, Range, StepInstruction, unseen
+from tpcompile.vm.program.region import Region
 from tpcompile.vm.proof.computes import NOT_CHECKED, Computed, check_values, has_meaning
 from tpcompile.vm.proof.running import heads_of
 
@@ -274,6 +275,26 @@ def test_values_that_are_overwritten_beside_what_an_instruction_makes_are_lost()
         verdict = _checked(case, wrong)
         live = low.buffers[other].name in ("x0", "x1")
         assert verdict.proved is not live, (low.buffers[other].name, verdict)
+
+
+@dataclass(frozen=True)
+class _Overwriting(NormGateUpSwiglu):
+    """Also writes to the residual, except in the first tile."""
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        other = Region(self.at.normed.x, ((0, 1), (0, 1)))
+        return (*super().writes, *([other] if self.rows.start else []))
+
+
+def test_values_that_only_a_later_tile_overwrites_are_lost() -> None:
+    steps: Steps = list(lowered(PLAIN).instructions)
+    for number, step in enumerate(steps):
+        if isinstance(step, NormGateUpSwiglu):
+            steps[number] = _Overwriting(**{f.name: getattr(step, f.name) for f in fields(step)})
+    assert len({step.rows.start for step in steps if isinstance(step, _Overwriting)}) > 1
+    (fault,) = _checked(PLAIN, steps).faults
+    assert "which they also write" in fault.message
 
 
 def test_no_value_is_made_from_the_buffer_that_it_overwrites() -> None:

@@ -82,6 +82,12 @@ def test_samples_without_loads_are_refused() -> None:
         fit([Sample("argmax", 0, 0, 0, 1.0)], TARGETS["cpu"])
 
 
+def test_without_arithmetic_its_rate_stays() -> None:
+    loads = [replace(sample, work=0) for sample in samples()]
+    fitted = fit(loads, TARGETS["cpu"])
+    assert fitted.target.macs_per_us == pytest.approx(TARGETS["cpu"].macs_per_us)
+
+
 def test_samples_of_a_program() -> None:
     """A sample predicts what the cost of its instructions is."""
     program = Case("tiny-qwen3", lengths=(5, 5), workers=2).program

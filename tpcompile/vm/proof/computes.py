@@ -81,7 +81,10 @@ def check_values(gm: fx.GraphModule, program: Program) -> Computed:
 
 
 def has_meaning(kind: type) -> bool:
-    """Return whether a class of instructions says what its own `run` computes."""
+    """Return whether the `meaning` of a class of instructions describes its own `run`.
+
+    A class that overrides `run` alone has no meaning.
+    """
     for base in kind.__mro__:
         if base is StepInstruction:
             return False
@@ -123,10 +126,10 @@ class _Check:
 
     def _check_outputs(self) -> None:
         if not self._expected.outputs:
-            raise WrongError("the graph chooses no tokens, as a decode step must")
+            raise WrongError("the graph has no argmax; a decode step must choose tokens")
         for rank, role, part, value, description in self._expected.outputs:
             if role not in self._program.roles:
-                raise WrongError(f"no buffer {role.word} has {description}")
+                raise WrongError(f"the program has no {role.word} buffer for {description}")
             number = self._program.one_per_rank(role)[rank]
             buffer = self._program.buffers[number]
             held = self._running.contents.at(number, frame_of(buffer.shape, part))

@@ -87,7 +87,10 @@ def covers(tiles: Tiles, box: Box) -> bool:
 
 
 def disjoint(tiles: Sequence[Box]) -> bool:
-    """Return whether no two of some tiles, which cover a box, overlap."""
+    """Return whether the volumes of tiles add up to that of their bounding box.
+
+    Tiles that cover the box then do not overlap.
+    """
     dims = zip(*tiles, strict=True)
     whole = tuple(
         (min(a for a, _ in intervals), max(b for _, b in intervals)) for intervals in dims

@@ -95,7 +95,7 @@ def _without_implied(
 ) -> list[Group]:
     """Return the groups that the others, together with `before`, do not imply."""
     after = [before]
-    """At place k: what is known after `before` and the last k groups."""
+    """At place k: the instructions known to be complete after `before` and the last k groups."""
     for group in reversed(groups[1:]):
         after.append(union(after[-1], behind[group]))
     mandatory: list[Group] = []

@@ -114,7 +114,7 @@ class Expected:
         return None if node is None else self._parameter(node, rank)
 
     def misfit(self, buffer: Buffer) -> str:
-        """Return what a buffer of weights or of kept values must be; "" if it is that."""
+        """Describe the expected buffer of weights or states; return "" if it is this buffer."""
         if buffer.role == Role.WEIGHT:
             node = self._parameters.get(buffer.name)
         elif buffer.role in STORED_DIMS:

@@ -105,7 +105,7 @@ class Opened:
         return x
 
     def _wanted_rows(self, x: Term, dim: int, index: Term) -> Term:
-        """Leave out the choice of rows as logits: a decode step returns those of all sequences."""
+        """Skip the selection of logit rows, because a decode step returns all rows."""
         whole = dim == 0 and index.args == ("logit_rows",)
         return x if whole else self.terms.call("index_select", x, dim, index)
 

@@ -1,4 +1,4 @@
-"""An adversary that delays one instruction as long as it can, and finds those that overtake it.
+"""An adversary that delays one instruction as long as possible, and finds others that overtake it.
 
 It is slow and simple; the verifier is tested against it. It executes three steps of a program that
 repeats.

@@ -119,7 +119,7 @@ def heads_of(run: _Instructions) -> tuple[int, ...]:
             other = read.setdefault(reader, getattr(instruction, head))
             if other != getattr(instruction, head):
                 heads = f"heads {other} and {getattr(instruction, head)}"
-                raise ValueError(f"read {heads} for head {reader}; it must be one of them")
+                raise ValueError(f"read {heads} for head {reader}, which must read only one")
     if sorted(read) != list(range(len(read))):
         missing = min(set(range(max(read))) - set(read))
         raise ValueError(f"leave out head {missing}")
@@ -161,7 +161,7 @@ class Run:
         for number, operand in self._read:
             if number in spoilt or written.get(number, operand) != operand:
                 raise WrongError(
-                    f"{self._cited(self._start)} and those after it read {operand} from "
+                    f"{self._cited(self._start)} and later instructions read {operand} from "
                     f"{self._running.program.buffers[number].name}, which they also write"
                 )
             if number in written:
@@ -170,13 +170,9 @@ class Run:
             self._store(output, group, first)
 
     def _spoilt(self, written: set[int]) -> set[int]:
-        """Forget the values that instructions overwrite beside what they make.
-
-        Return the buffers.
-        """
+        """Forget values in the other buffers that the instructions write; return these buffers."""
         spoilt: set[int] = set()
-        count = len(self._instructions) if self._instructions[0].joins else 1
-        for instruction in self._instructions[:count]:
+        for instruction in self._instructions:
             for buffer, box in (*instruction.writes, *(join.region for join in instruction.joins)):
                 if buffer not in written:
                     spoilt.add(buffer)
@@ -214,7 +210,10 @@ class Run:
             tiles += writes
         if not disjoint(tiles):
             name = self._running.program.buffers[number].name
-            raise WrongError(f"{self._cited(self._start)} and those after it change {name} twice")
+            raise WrongError(
+                f"{self._cited(self._start)} and the instructions after it must change each part "
+                f"of {name} exactly once"
+            )
 
     def _cited(self, number: int) -> str:
         return cited(self._running.program, number)
@@ -232,7 +231,7 @@ class Run:
         try:
             return heads_of(self._instructions)
         except ValueError as wrong:
-            raise WrongError(f"{self._cited(self._start)} and those after it {wrong}") from None
+            raise WrongError(f"{self._cited(self._start)} and later instructions {wrong}") from None
 
     def shape(self, operand: str) -> tuple[int, ...]:
         return self._running.program.buffers[self._number(operand)].shape

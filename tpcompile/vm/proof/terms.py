@@ -1,4 +1,4 @@
-"""Terms: what a rank computes, as calls over parameters and inputs. Equal terms are one object.
+"""Terms: a rank's values as calls over parameters and inputs. Equal terms are one object.
 
 A term omits roundings of values, and the order of additions in a sum. It contains everything else:
 the function, its operands, its numbers, and the order of operands. Smart constructors bring
@@ -266,7 +266,7 @@ def _inner(wanted: Any, got: Any) -> tuple[Any, Any] | None:
 
 
 def is_mistaken(wanted: Any, got: Any, inherited: Collection[Term]) -> bool:
-    """Return whether a term is another one, also if all that it has `inherited` were right."""
+    """Return whether a term differs from the wanted one in more than its `inherited` parts."""
     if wanted is got or wanted == got or got in inherited:
         return False
     alike = isinstance(wanted, Term) and isinstance(got, Term) and wanted.name == got.name
@@ -277,7 +277,7 @@ def is_mistaken(wanted: Any, got: Any, inherited: Collection[Term]) -> bool:
 
 
 def _argument(call: Term, value: Any) -> str:
-    """Return the name of an argument of a call that is no term, such as `eps=`."""
+    """Return the name of the argument of a call that has this value, such as `eps=`."""
     names = _ARGUMENTS.get(call.name, ())
     pairs = zip(names, call.args, strict=False)
     return next((f"{name}=" for name, argument in pairs if argument is value), "")

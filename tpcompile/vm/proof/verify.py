@@ -88,8 +88,7 @@ def _faults(program: Program, parts: Parts | None) -> list[Fault]:
         problem = disagreement.problem
         message = f"in {cited(program, disagreement.number)}, {problem.message}"
         (foreign if problem.rule == "rank" else faults).append(Fault(problem.rule, message))
-    known = parts is not None and parts.instructions is program.instructions
-    boxes = parts.boxes if parts is not None and known else None
+    boxes = parts.boxes if parts and parts.instructions is program.instructions else None
     faults = faults or list(check_regions(program, boxes))
     return foreign + (faults or _order_faults(program, parts))
 

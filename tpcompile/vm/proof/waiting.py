@@ -12,7 +12,7 @@ Groups = Sequence[tuple[Group, ...]]
 
 
 class Uses(list[tuple[Group, ...]]):
-    """`Groups`, with tables that are made once: who uses each group, and who is in which groups.
+    """`Groups` with cached tables: the users of each group, and the groups of each member.
 
     It must not be changed after a table was used.
     """

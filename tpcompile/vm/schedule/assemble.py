@@ -45,7 +45,7 @@ class Assembled:
         return self._groups if self._layers is None else Uses(dependencies_of(self.parts))
 
     def longest(self, costs: Sequence[float]) -> float:
-        """Return the time of a step with unlimited workers, if the instructions take so long."""
+        """Return the time of a step with unlimited workers, given the times of instructions."""
         if self._layers is not None:
             longest = self._layers.longest(tails(self._groups, self._layers.few(costs)))
             if longest is not None:

@@ -65,7 +65,7 @@ def _simulated(program: Program, parts: Sequence[Parts], together: float, alone:
 
 
 _Event = tuple[float, int, int, bool]
-"""A moment, a worker, and the instruction that it has finished, or, if True, begins to load for."""
+"""A time, a worker, an instruction, and whether it begins its load (True) or is done (False)."""
 
 
 class _Memory:

@@ -65,7 +65,6 @@ class Fit:
     """A target with fitted constants, and the mean relative error of its samples."""
 
     target: Target
-    samples: Sequence[Sample]
     error: float
 
 
@@ -74,13 +73,13 @@ def fit(samples: Sequence[Sample], target: Target) -> Fit:
 
     The error is relative and weighted by the square root of each sample's share, so that neither
     the many short instructions nor the few long ones decide alone. For one rate of arithmetic, the
-    constants solve a linear problem. So the rates are tried in turn, from the one that every
-    sample reaches to the one at which no sample computes longer than it loads.
+    constants solve a linear problem. So rates are tried in turn, from the highest that a sample
+    reached to eight times this rate.
     """
     if not any(sample.traffic for sample in samples):
         raise UsageError("Constants can only be fitted to samples that load bytes")
     best: Fit | None = None
-    for rate in _rates(samples):
+    for rate in _rates(samples, target):
         fitted = _fitted(samples, target, rate)
         if best is None or fitted.error < best.error - _CLEARLY:
             best = fitted
@@ -88,11 +87,11 @@ def fit(samples: Sequence[Sample], target: Target) -> Fit:
     return best
 
 
-def _rates(samples: Sequence[Sample]) -> list[float]:
+def _rates(samples: Sequence[Sample], target: Target) -> list[float]:
     """Return rates of arithmetic of one worker to try, ascending."""
     reached = [sample.work / sample.us for sample in samples if sample.work]
     if not reached:
-        return [1.0]
+        return [target.worker_macs_per_us]
     low, octaves = max(reached), 3
     return [low * 2 ** (n / _RATES_PER_OCTAVE) for n in range(octaves * _RATES_PER_OCTAVE + 1)]
 
@@ -118,7 +117,7 @@ def _fitted(samples: Sequence[Sample], target: Target, rate: float) -> Fit:
         errors = (_total(columns, solution, computes) / us - 1).abs()
         weights = shares / errors.clamp(min=_LEAST_ERROR)
     error = float(((_total(columns, solution, computes) / us - 1).abs() * shares).sum())
-    return Fit(_with(target, solution, rate), samples, error)
+    return Fit(_with(target, solution, rate), error)
 
 
 def _total(columns: torch.Tensor, solution: torch.Tensor, computes: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Assembly of layers that repeat: a few of them are assembled, and the others are copies.
 
 Two layers are alike if their instructions have the same costs and access the same parts of
-buffers. Each layer may also have parts of its own, as its cache is. Layers of several kinds may
+buffers. Each layer may also have parts of its own, such as its cache. Layers of several kinds may
 repeat in turn; a period is then one layer of each. A program in which all but three periods are
 left out has the same dependencies, and its queues and counters normally repeat from period to
 period. If they do, the periods that were left out are inserted again as copies of the second. The

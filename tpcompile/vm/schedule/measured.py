@@ -122,7 +122,7 @@ def instruction_times(program: Program, step: MeasuredStep) -> list[float]:
     for number, waits in enumerate(program.waits):
         start = step.begins[number]
         for wait in waits:
-            if wait.until and wait not in ended:
+            if wait.until > 0 and wait not in ended:
                 ended[wait] = signals[wait.counter][wait.until - 1]
             start = max(start, ended.get(wait, 0.0))
         # The signal precedes the moment that counts as the end, so an instruction may start early.

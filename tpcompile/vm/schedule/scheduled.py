@@ -149,7 +149,7 @@ def is_decode_step(gm: fx.GraphModule) -> bool:
 def verdicts(gm: fx.GraphModule) -> list[Verdict]:
     """Verify the schedules of every policy with every lowering, for two workers per rank.
 
-    Policies order the same instructions, so what these compute is proved once per lowering.
+    Policies order the same instructions, so their values are proved once per lowering.
 
     With few workers, checking the largest models takes seconds. A schedule for any other target is
     verified when it is made.
