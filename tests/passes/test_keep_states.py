@@ -158,7 +158,7 @@ def two_rules(widths: tuple[int, int], *, lengths: bool = True) -> fx.GraphModul
 
 def test_layers_with_other_states_are_refused() -> None:
     message = refusal(KeepStates(), two_rules((8, 16)))
-    assert "The states of %gated_delta_rule_1 must have the type of those of" in message
+    assert "The states of %gated_delta_rule_1 must have the type of the states of" in message
     assert "f32[2, K, 4, 8, 16]" in message and "f32[2, K, 4, 8, 8]" in message
 
 

@@ -127,7 +127,7 @@ def test_a_gated_norm(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"merged": False}, "it merges no heads"),
+        ({"merged": False}, "it does not merge heads"),
         ({"gate_dtype": torch.bfloat16}, "the gate must have the type of the heads"),
         ({"other_gate": True}, ""),
     ],

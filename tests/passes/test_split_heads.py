@@ -123,7 +123,7 @@ JOINED = "l0_in_proj_qkvz_0_1_2_weight"
     ("read_twice", "dim", "reason"),
     [
         (True, -1, "another node reads the whole heads"),
-        (False, 1, "it splits no heads"),
+        (False, 1, "it does not split heads"),
     ],
 )
 def test_near_misses(read_twice: bool, dim: int, reason: str) -> None:

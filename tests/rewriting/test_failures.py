@@ -55,5 +55,7 @@ def test_what_cannot_run_has_another_error_than_wrong_numbers(graph: fx.GraphMod
 def test_inputs_without_numbers_are_refused(graph: fx.GraphModule) -> None:
     check_inputs(graph)
     builder = GraphBuilder()
-    with pytest.raises(UsageError, match=r"no numbers for the input %x.*input_ids, positions"):
+    with pytest.raises(
+        UsageError, match=r"Values for the input %x cannot be generated.*input_ids, positions"
+    ):
         check_inputs(builder.done(builder.linear(builder.input("x", "T", 4), "w", 4, 4)))

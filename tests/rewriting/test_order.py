@@ -56,7 +56,9 @@ class Misspelt(Own):
 
 @pytest.mark.parametrize("pipeline", [[Misspelt()], [*default_pipeline(2), Misspelt()]])
 def test_a_place_after_no_pass_is_refused(pipeline: list[Pass]) -> None:
-    with pytest.raises(UsageError, match=r"after 'canonicalise', which is no pass.*canonicalize"):
+    with pytest.raises(
+        UsageError, match=r"after 'canonicalise', which is not a pass.*canonicalize"
+    ):
         passes_for(pipeline, 2)
 
 

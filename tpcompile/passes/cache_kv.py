@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import Dim, Partial, Shard, ValueType
 from tpcompile.ir.values.attending import WITHOUT_PAST
 from tpcompile.ir.values.scope import Rewrite
-from tpcompile.rewriting.rewrite import Report, calls, insert_bound, replace
+from tpcompile.rewriting.rewrite import Report, calls, insert_bound, insert_input, replace
 
 CACHE = "cache"
 """The input with the keys and values of all layers, for the rank's KV heads."""
@@ -79,16 +80,7 @@ class CacheKv:
 
 def _cache_type(attentions: list[fx.Node], block: int, stored: Format | None) -> ValueType:
     """Return the type of the cache; it serves all layers, so their keys must have one type."""
-    kinds = list(dict.fromkeys(value_type(operand(node, 1)) for node in attentions))
-    odd = next((node for node in attentions if value_type(operand(node, 1)) != kinds[0]), None)
-    if odd is not None:
-        raise PassError(
-            f"The keys of %{odd.name} must have the type of the keys of %{attentions[0].name}",
-            where=str(origin_of(odd)),
-            got=str(value_type(operand(odd, 1))),
-            expected=str(kinds[0]),
-        )
-    kind = kinds[0]
+    kind = common_type("keys", {node: value_type(operand(node, 1)) for node in attentions})
     by_token = isinstance(kind.placement, Shard) and isinstance(kind.placement.layout, TokenLayout)
     if kind.dims != 3 or by_token or isinstance(kind.placement, Partial):
         raise PassError(
@@ -104,6 +96,20 @@ def _cache_type(attentions: list[fx.Node], block: int, stored: Format | None) ->
     return cache if layout is None else cache.sharded(HEADS, layout)
 
 
+def common_type(noun: str, kinds: Mapping[fx.Node, ValueType]) -> ValueType:
+    """Return the type that all nodes have for their keys or states. Raise if there are several."""
+    first, kind = next(iter(kinds.items()))
+    for node, other in kinds.items():
+        if other != kind:
+            raise PassError(
+                f"The {noun} of %{node.name} must have the type of the {noun} of %{first.name}",
+                where=str(origin_of(node)),
+                got=str(other),
+                expected=str(kind),
+            )
+    return kind
+
+
 def _new_inputs(graph: fx.Graph, cache: ValueType, tokens: Dim) -> dict[str, fx.Node]:
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     kinds = {
@@ -112,12 +118,7 @@ def _new_inputs(graph: fx.Graph, cache: ValueType, tokens: Dim) -> dict[str, fx.
         "lengths": ValueType(("N",), torch.long),
         CACHE: cache,
     }
-    inputs = {}
-    with graph.inserting_after(last):
-        for name, kind in reversed(kinds.items()):
-            inputs[name] = graph.placeholder(name)
-            inputs[name].meta |= {"type": kind, "origin": origin_of(last)}
-    return inputs
+    return {name: insert_input(last, name, kind) for name, kind in reversed(kinds.items())}
 
 
 def stored_format(gm: fx.GraphModule) -> Format | None:

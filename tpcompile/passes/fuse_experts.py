@@ -58,7 +58,8 @@ def _add_residual(graph: fx.Graph, added: fx.Node) -> None:
     terms = _terms_of(added)
     assert terms is not None
     values = [value for value in added.all_input_nodes if value is not terms]
-    check(len(values) == 1 and len(terms.users) == 1, added, "it adds no residual to the experts")
+    alone = len(values) == 1 and len(terms.users) == 1
+    check(alone, added, "it must be the only reader of the experts, and add another value to them")
     check(value_type(added) == value_type(terms), added, "the results of experts are not whole")
     with graph.inserting_before(added):
         new = insert(added, ADD_RESIDUAL, terms, values[0])

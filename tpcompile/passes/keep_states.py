@@ -23,7 +23,8 @@ from tpcompile.ir.roles import StatesOf
 from tpcompile.ir.types import ValueType
 from tpcompile.ir.values.recurrent import FROM_THE_START
 from tpcompile.ir.values.scope import Rewrite
-from tpcompile.rewriting.rewrite import Report, calls, insert_bound, replace
+from tpcompile.passes.cache_kv import common_type
+from tpcompile.rewriting.rewrite import Report, calls, insert_bound, insert_input, replace
 
 TAILS = "tails"
 """The input with the last inputs of all convolutions, for the rank's channels."""
@@ -60,14 +61,15 @@ class KeepStates:
                 expected="a graph with attention, which cache-kv has given a cache",
                 hint="Put keep-states after cache-kv",
             )
-        numbers = {name: _input(lengths, name, value_type(lengths)) for name in ("write", "read")}
+        kind = value_type(lengths)
+        numbers = {name: insert_input(lengths, name, kind) for name in ("write", "read")}
         matches = 0
         for target, resumed, name, state in _RESUMED_OPS:
             nodes = nodes_by_target[target]
             if not nodes:
                 continue
-            kinds = [state(node, len(nodes)) for node in nodes]
-            states = _input(lengths, name, _common(kinds, nodes))
+            kinds = {node: state(node, len(nodes)) for node in nodes}
+            states = insert_input(lengths, name, common_type("states", kinds))
             for layer, node in enumerate(nodes):
                 bound = {**arguments_of(node), **numbers, "lengths": lengths, name: states}
                 with gm.graph.inserting_before(node):
@@ -76,26 +78,6 @@ class KeepStates:
                 gm.graph.erase_node(node)
             matches += len(nodes)
         return Report(matches=matches)
-
-
-def _input(after: fx.Node, name: str, kind: ValueType) -> fx.Node:
-    with after.graph.inserting_after(after):
-        placeholder = after.graph.placeholder(name)
-    placeholder.meta |= {"type": kind, "origin": origin_of(after)}
-    return placeholder
-
-
-def _common(kinds: list[ValueType], nodes: list[fx.Node]) -> ValueType:
-    """Return the type of the states of all layers."""
-    odd = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)
-    if odd is not None:
-        raise PassError(
-            f"The states of %{nodes[odd].name} must have the type of those of %{nodes[0].name}",
-            where=str(origin_of(nodes[odd])),
-            got=str(kinds[odd]),
-            expected=str(kinds[0]),
-        )
-    return kinds[0]
 
 
 def _tails(node: fx.Node, layers: int) -> ValueType:

@@ -198,7 +198,7 @@ def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
 
 
 class DecodeFork:
-    """An instrument of a prompt pipeline that keeps the graph where the decode pipeline forks."""
+    """An instrument of a prompt pipeline that stores the graph where the decode pipeline forks."""
 
     def __init__(self, passes: Sequence[Pass], on_failure: OnFailure | None = None) -> None:
         self._on_failure = on_failure
@@ -278,7 +278,7 @@ def check_names(passes: Sequence[Pass]) -> None:
             for name in getattr(current, word, ()):
                 if name not in known:
                     raise UsageError(
-                        f"The pass {current.name} must run {word} {name!r}, which is no pass",
+                        f"The pass {current.name} must run {word} {name!r}, which is not a pass",
                         hint=did_you_mean(name, known),
                     )
 

@@ -69,7 +69,8 @@ def _gated_norm(node: fx.Node, bindings: Bindings) -> fx.Node:
 
 def _before_merge(merged: fx.Node) -> fx.Node:
     """Return the heads `[T, heads, width]` that a view merges to `[T * heads, width]`."""
-    check(merged.target in (aten.view.default, aten.reshape.default), merged, "it merges no heads")
+    views = (aten.view.default, aten.reshape.default)
+    check(merged.target in views, merged, "it does not merge heads")
     heads = operand(merged)
     check(value_type(heads).dims == 3, heads, "it must have the shape [T, heads, width]")
     return heads

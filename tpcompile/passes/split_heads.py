@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import fx
 
-from tpcompile.ir.info import info_of
-from tpcompile.ir.meta import Parameter, new_parameter, operand, origin_of, parameter_of, value_type
+from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import LINEAR, arguments_of
-from tpcompile.ir.recipe import head_parts, shape_of
+from tpcompile.ir.recipe import head_parts
 from tpcompile.ir.roles import HeadParts, Run
-from tpcompile.ir.types import REPLICATE
-from tpcompile.rewriting.fused_linears import split_linear
+from tpcompile.rewriting.fused_linears import insert_part, split_linear
 from tpcompile.rewriting.linears import join_linears
 from tpcompile.rewriting.pattern import MissError, check
 from tpcompile.rewriting.rewrite import (
@@ -25,7 +24,7 @@ from tpcompile.rewriting.rewrite import (
     insert,
     replace,
 )
-from tpcompile.rewriting.structure import bias_of, weight_of
+from tpcompile.rewriting.structure import weight_of
 
 aten = torch.ops.aten
 
@@ -84,12 +83,12 @@ def _split(gm: fx.GraphModule, split: fx.Node) -> None:
     bound, heads = arguments_of(split), operand(split)
     transposed = heads.target is aten.transpose.int and {*heads.args[1:]} == {0, 1}
     unflattened = operand(heads) if transposed else heads
-    check(unflattened.target is aten.unflatten.int, split, "it splits no heads")
+    check(unflattened.target is aten.unflatten.int, split, "it does not split heads")
     linear, last = operand(unflattened), value_type(unflattened).dims - 1
     check(
         linear.target is LINEAR and bound["dim"] % (last + 1) == last,
         split,
-        "it splits no heads",
+        "it does not split heads",
     )
     for node in (linear, unflattened, heads):
         check(len(node.users) == 1, node, "another node reads the whole heads")
@@ -98,7 +97,10 @@ def _split(gm: fx.GraphModule, split: fx.Node) -> None:
     for place, size in enumerate(bound["split_sizes"]):
         part_items = [item for item in items if item.args[1] == place]
         with gm.graph.inserting_before(unflattened):
-            part = _part(gm, linear, Run(0, size, first, width), place)
+            run = Run(0, size, first, width)
+            part = insert_part(
+                gm, linear, linear, place, partial(head_parts, run=run), partial(_role, run)
+            )
             whole = insert(unflattened, aten.unflatten.int, part, last - 1, [-1, size])
             if transposed:
                 whole = insert(unflattened, aten.transpose.int, whole, 0, 1)
@@ -109,27 +111,8 @@ def _split(gm: fx.GraphModule, split: fx.Node) -> None:
         first += size
 
 
-def _part(gm: fx.GraphModule, linear: fx.Node, run: Run, place: int) -> fx.Node:
-    """Insert the linear of one part of every head."""
-    operands = [_rows(gm, weight_of(linear), run, place)]
-    bias = bias_of(linear)
-    if bias is not None:
-        operands.append(_rows(gm, bias, run, place))
-    return insert(linear, LINEAR, linear.args[0], *operands)
-
-
-def _rows(gm: fx.GraphModule, node: fx.Node, run: Run, place: int) -> fx.Node:
-    """Insert the parameter with these rows of another one."""
-    whole = parameter_of(node)
-    plain = whole.type.role is None and whole.type.placement == REPLICATE
-    check(plain, node, "its rows are in another order, or on several ranks")
-    recipe = head_parts(whole.whole, run)
-    rows = shape_of(recipe)[0]
-    kind = Parameter.replicated(recipe, whole.type.dtype, info_of(gm).tp).type
-    role = HeadParts((run._replace(rows=rows),))
-    name, _, suffix = str(node.target).rpartition("_")
-    parameter = Parameter(kind.in_role(role), recipe, (recipe,) * info_of(gm).tp)
-    return new_parameter(gm.graph, f"{name}_{place}_{suffix}", parameter, origin_of(node), gm)
+def _role(run: Run, rows: int) -> HeadParts:
+    return HeadParts((run._replace(rows=rows),))
 
 
 def _view_again(item: fx.Node, part: fx.Node) -> None:

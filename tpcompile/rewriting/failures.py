@@ -37,7 +37,7 @@ def error_of_passes(passes: Sequence[Pass]) -> Callable[[fx.GraphModule], str]:
 
 
 def _run(gm: fx.GraphModule, passes: Sequence[Pass]) -> tuple[fx.GraphModule, str]:
-    """Return the graph before the first pass that fails, and its error; "" if none fails."""
+    """Run passes up to the first that fails; return the graph before it and its error, or ""."""
     for current in passes:
         try:
             gm, _ = run_passes(gm, [current])
@@ -82,11 +82,10 @@ def error_of_numbers(
 
 def check_inputs(gm: fx.GraphModule) -> None:
     """Refuse a graph with inputs that cannot be generated, such as values that became inputs."""
-    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    for name in names:
-        if name not in _INPUTS:
+    for node in gm.graph.nodes:
+        if node.op == "placeholder" and node.name not in _INPUTS:
             raise UsageError(
-                f"There are no numbers for the input %{name}",
+                f"Values for the input %{node.name} cannot be generated",
                 expected=f"inputs of a captured model: {', '.join(_INPUTS)}",
             )
 

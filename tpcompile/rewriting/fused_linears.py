@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import fx
@@ -10,7 +13,8 @@ from torch import fx
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import Parameter, new_parameter, origin_of, parameter_of, value_type
 from tpcompile.ir.ops import LINEAR, arguments_of
-from tpcompile.ir.recipe import shape_of, take
+from tpcompile.ir.recipe import Recipe, shape_of, take
+from tpcompile.ir.roles import Role
 from tpcompile.ir.types import REPLICATE
 from tpcompile.rewriting.pattern import check
 from tpcompile.rewriting.rewrite import insert, replace
@@ -27,11 +31,8 @@ def split_linear(gm: fx.GraphModule, linear: fx.Node) -> None:
     parts = _parts(linear)
     for place, ((start, stop), readers) in enumerate(sorted(parts.items())):
         with gm.graph.inserting_before(linear):
-            operands = [_rows(gm, weight_of(linear), start, stop, place)]
-            bias = bias_of(linear)
-            if bias is not None:
-                operands.append(_rows(gm, bias, start, stop, place))
-            part = insert(readers[0], LINEAR, linear.args[0], *operands)
+            rows = partial(take, dim=0, start=start, stop=stop)
+            part = insert_part(gm, linear, readers[0], place, rows)
         for reader in readers:
             replace(reader, part)
 
@@ -69,13 +70,28 @@ def _slices(linear: fx.Node, user: fx.Node) -> list[tuple[tuple[int, int], fx.No
     ]
 
 
-def _rows(gm: fx.GraphModule, node: fx.Node, start: int, stop: int, place: int) -> fx.Node:
-    """Insert the parameter with a range of the rows of another one."""
-    whole = parameter_of(node)
-    plain = whole.type.role is None and whole.type.placement == REPLICATE
-    check(plain, node, "its rows are in another order, or on several ranks")
-    recipe = take(whole.whole, 0, start, stop)
-    assert shape_of(recipe)[0] == stop - start
-    parameter = Parameter.replicated(recipe, whole.type.dtype, info_of(gm).tp)
-    name, _, suffix = str(node.target).rpartition("_")
-    return new_parameter(gm.graph, f"{name}_{place}_{suffix}", parameter, origin_of(node), gm)
+def insert_part(
+    gm: fx.GraphModule,
+    linear: fx.Node,
+    like: fx.Node,
+    place: int,
+    rows: Callable[[Recipe], Recipe],
+    role: Callable[[int], Role] | None = None,
+) -> fx.Node:
+    """Insert a linear with some rows of another one. The role may depend on their number."""
+
+    def part_of(node: fx.Node) -> fx.Node:
+        whole = parameter_of(node)
+        plain = whole.type.role is None and whole.type.placement == REPLICATE
+        check(plain, node, "its rows are in another order, or on several ranks")
+        recipe = rows(whole.whole)
+        parameter = Parameter.replicated(recipe, whole.type.dtype, info_of(gm).tp)
+        if role is not None:
+            kind = parameter.type.in_role(role(shape_of(recipe)[0]))
+            parameter = dataclasses.replace(parameter, type=kind)
+        name, _, suffix = str(node.target).rpartition("_")
+        return new_parameter(gm.graph, f"{name}_{place}_{suffix}", parameter, origin_of(node), gm)
+
+    parameters = (weight_of(linear), bias_of(linear))
+    operands = [part_of(node) for node in parameters if node is not None]
+    return insert(like, LINEAR, linear.args[0], *operands)

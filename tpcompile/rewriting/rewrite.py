@@ -16,6 +16,7 @@ from tpcompile.ir.meta import captured_value, origin_of
 from tpcompile.ir.ops import EXPERTS, LINEAR, RMS_NORM, SPECS
 from tpcompile.ir.refusals import keep_refusal, pass_refusals_on
 from tpcompile.ir.text import format_node
+from tpcompile.ir.types import ValueType
 from tpcompile.rewriting.pattern import Bindings, Call, MissError, check, match, match_calls
 
 
@@ -174,6 +175,14 @@ def insert_after(node: fx.Node, target: Any, *args: Any) -> fx.Node:
     """Insert a call right after `node`."""
     with node.graph.inserting_after(node):
         return insert(node, target, *args)
+
+
+def insert_input(after: fx.Node, name: str, kind: ValueType) -> fx.Node:
+    """Insert an input of the graph after another one."""
+    with after.graph.inserting_after(after):
+        placeholder = after.graph.placeholder(name)
+    placeholder.meta |= {"type": kind, "origin": origin_of(after)}
+    return placeholder
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:
