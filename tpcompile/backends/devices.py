@@ -1,4 +1,4 @@
-"""Devices: the fastest executor on each, and the machine that it is as a target."""
+"""Devices: the fastest executor on each, and the target that describes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def this_device() -> torch.device:
 
 
 def machine_of(device: torch.device, ranks: int = 1, threads: int | None = None) -> Target:
-    """Return the machine of a device as a target. All ranks share its cores or SMs.
+    """Return the target that describes a device. All ranks share its cores or SMs.
 
     On a CPU each rank has `threads` workers, by default an equal share of the cores.
     """

@@ -182,7 +182,7 @@ class StepMemory:
 
     @cached_property
     def vocabulary(self) -> int:
-        """The number of tokens that the logits of all ranks are of."""
+        """The size of the vocabulary, over the logits of all ranks."""
         logits = self.program.one_per_rank(Role.LOGITS)
         return sum(self.program.buffers[number].shape[1] for number in logits)
 

@@ -98,23 +98,23 @@ def check_states(
     read: torch.Tensor,
     write: torch.Tensor,
 ) -> None:
-    """Raise unless each row has states to read and to write, and none of another sequence.
+    """Raise unless each row has a state to read and one to write, not used by another sequence.
 
-    A row after another one of its sequence must read what that one writes, and may write it too. A
-    sequence of one token is new: it reads no state.
+    A row after another one of its sequence must read the state that the other row writes, and may
+    write it too. A sequence of one token is new: it reads no state.
     """
-    sequences = len(lengths)
+    rows = len(lengths)
     held = min(memory.values(role)[0].shape[1] for role in LINEAR_STATES)
     reads, writes = read.tolist(), write.tolist()
     for name, states in (("read", reads), ("write", writes)):
-        if len(states) != sequences or not all(0 <= state < held for state in states):
+        if len(states) != rows or not all(0 <= state < held for state in states):
             raise UsageError(
-                f"Each sequence must {name} one state",
-                got=f"states {states} for {sequences} sequences",
-                expected=f"{sequences} numbers from 0 to {held - 1}",
+                f"Each row must {name} one state",
+                got=f"states {states} for {rows} rows",
+                expected=f"{rows} numbers from 0 to {held - 1}",
             )
     firsts = set(starts)
-    for row in range(1, sequences):
+    for row in range(1, rows):
         if row not in firsts and reads[row] != writes[row - 1]:
             raise UsageError(
                 f"Row {row} must read the state that the row before it writes",
@@ -184,8 +184,8 @@ def _check_blocks(
 ) -> None:
     """Raise if a token has no valid block, or a new one the slot of a token of another sequence.
 
-    Each row is of one of `sequences`. Its length is in `firsts` after the first step, and in
-    `lengths` after the last one. Sequences may share past tokens.
+    `sequences` has the sequence of each row, `firsts` its length after the first step, and
+    `lengths` its length after the last one. Sequences may share past tokens.
     """
     block = memory.block
     blocks = memory.values(Role.CACHE)[0].shape[2] // block

@@ -76,7 +76,7 @@ class Choices:
     limit: float
     """The largest margin that the error of the logits explains."""
     wrong_rows: tuple[int, ...] = ()
-    """The rows of `place.tokens` with such a problem, or with a margin beyond the limit."""
+    """The rows of `place.tokens` with a wrong choice, or with a margin beyond the limit."""
     problem: str = ""
     """A choice that does not follow from the side's own logits, or ranks that differ; or empty."""
     score_error: float = 0.0

@@ -84,7 +84,7 @@ class Comparison:
     def table(self, everything: bool = False) -> str:
         """Format the worst value of each layer, or every value, and the verdict.
 
-        What is proved comes first, and then changed choices of experts.
+        Proofs come first, and then changed choices of experts.
         """
         from rich.table import Table
 

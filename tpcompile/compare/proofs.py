@@ -13,7 +13,7 @@ from tpcompile.vm.proof.computes import Computed
 
 @dataclass(frozen=True)
 class ProvedPass:
-    """A pass, and what its proof needs."""
+    """A pass, with the rewrites of its proof, or the reason why it is not proved."""
 
     name: str
     rewrites: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Proofs:
         }
 
     def text(self) -> str:
-        """Return what is proved and what is not, and what is measured instead."""
+        """List the proved and the unproved passes, and the measured parts."""
         return "".join(f"{line}\n" for line in self._lines()) if self != Proofs() else ""
 
     def _lines(self) -> Iterator[str]:

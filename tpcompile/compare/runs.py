@@ -152,7 +152,7 @@ def side_by_side(
         ranks.experts = tuple(eager.experts.values())
         outputs = compiled(ids, attention_mask=mask, use_cache=cached)
         expected, *exact = [logits[mask.bool()] for logits in eager.logits]
-        choices = _judged(eager, "emitted", compiled, ranks)
+        choices = _judged(eager, compiled, ranks)
         actual = outputs.logits[mask.bool()]
         yield Run("prompt", "", expected, actual, eager.tolerance, *_exact(exact), choices)
         if len(info_of(compiled.graph).outputs) > 1:
@@ -166,7 +166,7 @@ def side_by_side(
             past = {CACHE: outputs[CACHE]}
             outputs = compiled(token, attention_mask=mask, use_cache=True, **past)
             expected, *exact = [logits[:, -1] for logits in eager.logits]
-            choices = _judged(eager, "emitted", compiled, ranks)
+            choices = _judged(eager, compiled, ranks)
             yield Run(
                 f"decode step {step + 1}",
                 "one by one through the KV cache",
@@ -182,11 +182,9 @@ def _exact(exact: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None]:
     return (exact[0] if exact else None,)
 
 
-def _judged(
-    eager: Answers, side: str, compiled: CompiledModel, ranks: WatchedRanks
-) -> tuple[Choices, ...]:
+def _judged(eager: Answers, compiled: CompiledModel, ranks: WatchedRanks) -> tuple[Choices, ...]:
     choices = {layer: [choice] for layer, choice in zip(eager.experts, ranks.choices, strict=True)}
-    return tuple(eager.judge(side, choices, compiled.graph.graph).values())
+    return tuple(eager.judge("emitted", choices, compiled.graph.graph).values())
 
 
 def ends(

@@ -171,7 +171,7 @@ class Builder:
             self.written[name] = new_parameter(self.graph, attribute, parameter, origin, self.root)
         return self.written[name]
 
-    def _tensor_name(self, node: fx.Node, origin: Origin | None = None) -> str:
+    def _tensor_name(self, node: fx.Node, origin: Origin) -> str:
         """Return the name of a parameter in the shell."""
         signature = self.program.graph_signature
         name = signature.inputs_to_parameters.get(node.name)
@@ -179,7 +179,7 @@ class Builder:
             buffer = signature.inputs_to_buffers.get(node.name, node.name)
             raise UnsupportedError(
                 f"{self.model} reads the buffer {buffer.removeprefix('model.')}",
-                where=str(origin or ""),
+                where=str(origin),
                 expected="a forward pass that reads parameters only",
             )
         return str(name).removeprefix("model.")

@@ -109,8 +109,8 @@ def _rotary(module: nn.Module) -> Iterator[Feature]:
 def _experts(module: nn.Module) -> Iterator[Feature]:
     """Yield experts that differ from the op, or that do not call Hugging Face's interface.
 
-    Those are stacked or listed MLPs with a router: a weight that reads the residual and has one
-    row per MLP.
+    The latter are stacked or listed MLPs with a router: a weight that reads the residual and has
+    one row per MLP.
     """
     width = getattr(_config(module), "hidden_size", None)
     for path, layer in _repeated(module):

@@ -41,7 +41,7 @@ def gguf_config(path: str) -> Any:
         config = AutoConfig.for_model(model_type, **values, dtype=dtype)
     except Exception as error:  # configurations raise different errors
         raise CheckpointError(
-            "The metadata of a GGUF file is no valid configuration",
+            "The metadata of a GGUF file is not a valid configuration",
             where=path,
             got=str(error).split("\n")[0],
         ) from error

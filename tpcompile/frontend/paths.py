@@ -15,7 +15,7 @@ _CONFIG = "config.json"
 
 
 def no_model(path: Path) -> CompileError:
-    """Return the error for an existing path that is no directory with a config.json."""
+    """Return the error for an existing path that is not a directory with a config.json."""
     refusals = (refusal(path) for refusal in _REFUSALS)
     return next((error for error in refusals if error is not None), _nothing(path))
 

@@ -67,7 +67,7 @@ def quantized_config(module: Any, layers: str, scheme: Scheme) -> tuple[Any, dic
 def _tell(uneven: Sequence[ModelLinear], integers: Integers) -> None:
     if uneven:
         log.warning(
-            "%d weights get a scale per row, since their columns are no multiple of %d, such as "
+            "%d weights get a scale per row, since their columns are not a multiple of %d, such as "
             "the %d columns of %s",
             len(uneven),
             integers.columns,
@@ -85,7 +85,7 @@ def _routers(module: nn.Module) -> list[str]:
 
 
 def _source(module: nn.Module, name: str) -> str:
-    """Return the name of the tensor that has the values of a weight: of a tied one, the other."""
+    """Return the name of the tensor with a weight's values: the one it is tied to, or its own."""
     weight = module.get_parameter(name)
     named = module.named_parameters(remove_duplicate=False)
     return next((tied for tied, parameter in named if parameter is weight and tied != name), name)

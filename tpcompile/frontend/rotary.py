@@ -108,7 +108,7 @@ _VOLATILE = ("transformers_version", "_name_or_path", "architectures", "dtype", 
 
 
 def source_of(module: nn.Module, config: Any) -> RotarySource | None:
-    """Return what makes a rotary module again, or None if its class is not part of transformers."""
+    """Return the class and settings of a rotary module, or None if it is not from transformers."""
     path = f"{type(module).__module__}.{type(module).__qualname__}"
     if not _ROTARY_CLASS.fullmatch(path):
         return None

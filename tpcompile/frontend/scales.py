@@ -23,7 +23,7 @@ _DTYPES = {DType(stored.kind).name: DType(stored.kind).torch for stored in FLOAT
 def scale_dtypes(model: Any, config: Any) -> dict[str, torch.dtype]:
     """Return the dtypes of the scales in the files of MODEL, by the names of their tensors.
 
-    There are none if MODEL has no files here, or is not quantized. Scales in other dtypes are
+    The result is empty if MODEL has no files here, or is not quantized. Scales in other dtypes are
     left out; reading them is an error.
     """
     if getattr(config, "quantization_config", None) is None or not isinstance(model, str | Path):

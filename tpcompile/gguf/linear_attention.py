@@ -77,7 +77,7 @@ def rotation_in_sections(metadata: Metadata, width: int) -> dict[str, Any]:
     sections = metadata.array(_SECTIONS, int)
     if sections is not None:
         if len(sections) not in (3, 4) or min(sections) < 0 or any(sections[3:]):
-            metadata.refuse(_SECTIONS, "three numbers, of which none is negative, and perhaps a 0")
+            metadata.refuse(_SECTIONS, "three numbers of at least 0, optionally followed by a 0")
         parameters["mrope_section"] = sections[:3]
     return parameters
 

@@ -132,7 +132,7 @@ class Metadata:
         return parameters
 
     def _rotary_factors(self, width: int) -> list[float]:
-        """Return the numbers that divide the frequencies of rotary tables; empty if none do."""
+        """Return the divisors of the frequencies of rotary tables; empty without the tensor."""
         tensor = self._file.tensors.get(ROTARY_FACTORS)
         if tensor is None:
             return []

@@ -93,7 +93,7 @@ class Checker:
     def _with_others(
         self, graph: fx.Graph, typed: set[fx.Node], problems: list[Problem]
     ) -> list[Problem]:
-        """Add calls that have the same problem if the values that they depend on have none.
+        """Add the other calls that break a rule alike, as if the values they use had no problem.
 
         Values with a problem are taken to have the type that the rule names, or that they had.
         """

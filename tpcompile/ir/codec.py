@@ -289,7 +289,7 @@ class Encodings:
     components: Mapping[str, Codec] = field(default_factory=dict)
     """The codecs of these components, by name."""
     known: Mapping[str, Known] = field(default_factory=dict)
-    """The tensors that repeat what the configuration says, by name."""
+    """The tensors that repeat values of the configuration, by name."""
 
 
 NO_ENCODINGS = Encodings()

@@ -62,7 +62,7 @@ class Scales(Named):
     SUPERMIN = 18
     """The same with a minimum in int8, times one in float16 per 256 columns, which is subtracted.
 
-    Integers are not negative: they are those that are stored, plus half of their range."""
+    With minima, half of their range is added to the stored integers, so that none is negative."""
 
     @property
     def super(self) -> bool:

@@ -15,7 +15,7 @@ WORD_BITS = 32
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the integers of each row of words, in int8, with those of bits that are left over."""
+    """Return the integers of each row of words, in int8, with the unused ones of the last word."""
     octets = _viewed(words, torch.uint8)  # of a word, the lowest first
     if bits == 8:
         return (octets ^ 128).view(torch.int8)

@@ -158,7 +158,7 @@ def _check(target: Target) -> None:
 
 
 # GPU bandwidths and rates are the vendors' figures, per microsecond. A worker is a core or an SM;
-# an SM alone has 32 KB on their way in about 0.7 µs, and holds the keys and values of 128 tokens,
+# an SM alone has 32 KB in flight for about 0.7 µs, and holds the keys and values of 128 tokens,
 # with heads of 128 lanes. Matrix units have the rates of dense bf16 in the data sheets of the SXM
 # modules, in TFLOPS 312 (A100), 989 (H100 and H200) and 2,250 (B200): a multiply-accumulate is two
 # operations.

@@ -386,7 +386,7 @@ LINEAR = Case("tiny-qwen3.5", 2, lengths=(9, 4))
     [
         ([0, 4], [0, 1], "must read one state.*numbers from 0 to 3"),
         ([0, 1], [0, -1], "must write one state.*numbers from 0 to 3"),
-        ([0], [0, 1], "must read one state.*for 2 sequences"),
+        ([0], [0, 1], "must read one state.*for 2 rows"),
         ([0, 1], [2, 2], "Sequence 0 must not write the state of sequence 1"),
         ([0, 1], [2, 0], "Sequence 1 must not write the state of sequence 0"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
@@ -77,11 +78,8 @@ def library() -> ctypes.CDLL:
 
 def paths() -> list[str]:
     """Return the vector paths that this CPU has, fastest first. No kernels are built."""
-    names = iter(lambda: library().tpc_path(len(decoded)), None)
-    decoded: list[str] = []
-    for name in names:
-        decoded.append(name.decode())
-    return decoded
+    names = map(library().tpc_path, itertools.count())
+    return [name.decode() for name in itertools.takewhile(bool, names)]
 
 
 @functools.cache
@@ -153,7 +151,7 @@ def _units(path: str, dtype: torch.dtype | None) -> dict[str, tuple[str, ...]]:
 
 
 def known() -> list[str]:
-    """Return the vector paths that compilers for this CPU know."""
+    """Return the vector paths that can be compiled for this type of CPU."""
     return list(_FLAGS) if platform.machine() in ("x86_64", "AMD64") else ["portable"]
 
 

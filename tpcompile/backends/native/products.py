@@ -59,7 +59,7 @@ def takes_product(
 
 
 def is_faster(weight: torch.Tensor | FewBits) -> bool:
-    """Return whether the kernels multiply faster than torch, which does not know few bits."""
+    """Return whether the kernels multiply faster than torch, which has no kernels for few bits."""
     return isinstance(weight, FewBits) or PATHS[chosen_path()].faster
 
 

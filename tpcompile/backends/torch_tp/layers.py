@@ -34,7 +34,7 @@ class {name}(torch.nn.Module):
 '''
 
 _ATTRIBUTES = frozenset((*dir(torch.nn.Module()), "layer", "kept", "group", ROUTER))
-"""The attributes of a layer's module that are no parameters."""
+"""The attributes of a layer's module that are not parameters."""
 
 
 @dataclass(frozen=True)

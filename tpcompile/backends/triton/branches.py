@@ -1,4 +1,4 @@
-"""The constants of each instruction's tile: what all instructions of a shape share."""
+"""The constants of each instruction's tile, which all instructions of a shape share."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _constant(path: str, rule: Any) -> Source:
 
 
 def _check_size(instruction: Any, constants: Constants) -> None:
-    """Raise if the values of heads, or a state, do not fit in the registers of a worker."""
+    """Raise if the values exceed a worker's registers, or the choices of experts 2 bytes."""
     extents = [int(constants.get(name, 1)) for name in ("HEADS", "PLACES", "LANES")]  # type: ignore[arg-type]
     advice = "Choose fewer spans, or compile" if "SPANS" in constants else "Compile"
     if prod(extents) > _MOST_VALUES:

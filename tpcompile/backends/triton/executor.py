@@ -32,7 +32,7 @@ class Triton(Executor):
     On a GPU, each worker has an SM, and waits in the kernel. On the CPU, Triton's interpreter runs
     the workers one after another: a worker whose wait is not met saves its place and returns, and
     the kernel is launched again. If no worker makes progress, the program is deadlocked, and the
-    error names what each worker waits for. On a GPU, this happens after a bounded number of polls.
+    error names the waits of workers. On a GPU, this happens after a bounded number of polls.
     """
 
     name: ClassVar[str] = "triton"

@@ -1,4 +1,4 @@
-"""Checks that a GPU can run a program, and the target that it is."""
+"""Checks that a GPU can run a program, and its target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIKE = "h100"
 def check_gpu(program: Program, gpu: Any) -> None:
     """Raise unless all workers of a program can run on a GPU at the same time.
 
-    `gpu` is what `torch.cuda.get_device_properties` returns. A worker takes a whole SM.
+    `gpu` is the result of `torch.cuda.get_device_properties`. A worker takes a whole SM.
     """
     if (gpu.major, gpu.minor) < LEAST_CAPABILITY:
         raise UnsupportedError(
@@ -51,7 +51,7 @@ def check_shared(needed: int, gpu: Any) -> None:
 
 
 def target_on(device: torch.device, ranks: int) -> Target:
-    """Return a GPU as a target that `ranks` ranks share."""
+    """Return the target of a GPU that `ranks` ranks share."""
     return target_like(torch.cuda.get_device_properties(device), ranks)
 
 

@@ -12,7 +12,7 @@ from tpcompile.vm.targets import INT32_MAX
 
 
 class Grid:
-    """The turns of all workers in their queues, and what each of them waits for."""
+    """The turns of all workers in their queues, and the counters that they wait for."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self._program = program
@@ -89,7 +89,7 @@ class Grid:
         return taker
 
     def waiting(self) -> list[str]:
-        """Describe what the first eight workers that have not ended wait for."""
+        """Describe the waits of the first eight workers that have not ended."""
         instructions = self._program.instructions
         return [
             f"worker {worker} before {instructions[self._next(worker)].label} for counter "

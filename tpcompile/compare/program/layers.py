@@ -47,7 +47,7 @@ class Layer(ABC):
 
     number: int
     place: int
-    """The layer of the cache or of the states that hold what the layer keeps."""
+    """The index of the layer in the cache or in the states."""
     nodes: dict[str, fx.Node]
 
     def groups(self, texts: Texts, spans: int) -> Iterator[Group]:
@@ -137,7 +137,7 @@ class DeltaLayer(Layer):
         return {"key head": _extent(rule["k"], 1), "value head": _extent(rule["v"], 1)}
 
     def after(self, name: str, texts: Texts, spans: int) -> Iterator[Group]:
-        """Yield what the new token leaves behind: the last inputs, and the matrices of heads."""
+        """Yield the states after the new token: the last inputs, and the matrices of heads."""
         batch = len(texts.lengths)
         if name == "gates":
             tail = self._group("tail", self.conv, batch * self.tail_length)

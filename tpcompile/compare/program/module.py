@@ -118,7 +118,7 @@ def put_kept(
     states: Sequence[Mapping[str, torch.Tensor]],
     texts: Texts,
 ) -> None:
-    """Add what sequences keep after the step, from the cache and the states of each rank."""
+    """Add the keys, values and states after the step, from the memory of each rank."""
     for attention in structure.attention:
         _put_cached(pieces, attention, caches, texts)
     for delta in structure.deltas:

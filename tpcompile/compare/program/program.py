@@ -143,7 +143,9 @@ class LaunchedSide(ProgramSide):
             isinstance(instruction, TopExperts) for instruction in start.program.instructions
         )
         self._free = kind(start.memory()) if routes else None
-        """A launch makes its own choices of experts, so its logits are compared with these."""
+        """An executor that chooses experts itself, as a launch does; both must have equal logits.
+
+        None if the program has no routers."""
 
     def step(self, texts: Texts, groups: Sequence[Group], experts: Experts) -> Side:
         """Run the new tokens once more as a launch, and collect the values of both runs."""

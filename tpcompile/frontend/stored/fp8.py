@@ -52,9 +52,9 @@ def weights_of(
 
 
 def _converted(module: nn.Module, left: Any) -> list[str]:
-    """Return the names of the linears but those that are left; by default that is the head.
+    """Return the names of the quantized linears: all except those in `left`, by default the head.
 
-    Experts are left by the name of the module that has all of a layer, as in Hugging Face.
+    Experts are excluded by the name of the module with all experts of a layer, as in Hugging Face.
     """
     linears = {linear.name: linear for linear in model_linears(module)}
     if left is None:

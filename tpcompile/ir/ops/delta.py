@@ -52,7 +52,7 @@ def causal_conv(
 
 
 def convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return the results of all tokens but the first ones, which only later tokens read.
+    """Return the results of the rows of `x` after the first `taps - 1`, which are only inputs.
 
     Products are added tap by tap, in fp32, so a token's bits depend on its own inputs alone.
     """
@@ -168,8 +168,8 @@ def _chunk(
 ) -> torch.Tensor:
     """Apply the recurrence to the tokens of a chunk at once.
 
-    What the tokens add to the state solves a triangular system: each replaces a share of what the
-    state, with the additions of the tokens before it, returns for its key.
+    The additions of the tokens to the state solve a triangular system: each token replaces a share
+    of the value that the state, with the additions of the tokens before it, returns for its key.
     """
     query, key, value = (operand.transpose(0, 1) for operand in (query, key, value))
     share = beta.t().unsqueeze(-1)

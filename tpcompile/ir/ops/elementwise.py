@@ -114,7 +114,7 @@ def product_rule(self: ValueType, other: ValueType | float) -> ValueType:
 def quotient_rule(self: ValueType, other: ValueType | float) -> ValueType:
     require(self.dtype.is_floating_point, "floating", self, "a floating-point value")
     if isinstance(other, ValueType) and isinstance(other.placement, Partial):
-        return _pointwise(self, other)  # refuses it: a sum of quotients is no quotient of the sum
+        return _pointwise(self, other)  # refuses it: x / (a + b) is not x / a + x / b
     return product_rule(self, other)
 
 

@@ -226,7 +226,8 @@ def _sum_rule(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> ValueType:
-    require(dim is not None and len(dim) == 1 and keepdim, "router", dim, "a sum of scores, kept")
+    valid, got = dim is not None and len(dim) == 1 and keepdim, f"dim={dim}, keepdim={keepdim}"
+    require(valid, "router", got, "a sum over one dimension with keepdim=True")
     _require_last(self, dim[0] if dim else 0)
     return ValueType((*self.shape[:-1], 1), dtype or self.dtype)
 

@@ -14,7 +14,7 @@ from tpcompile.ir.types import REPLICATE, Partial, ValueType
 
 
 def check_whole_heads(kind: ValueType, dim: int) -> None:
-    """Refuse a value that is not sharded in single heads along `dim`, nor replicated."""
+    """Refuse a value that is neither replicated nor sharded in single heads along `dim`."""
     if isinstance(kind.placement, Partial):
         refuse("partial-nonlinear", kind, "an operand that is already summed")
     layout = kind.layout_of(dim)

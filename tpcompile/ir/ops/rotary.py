@@ -84,7 +84,7 @@ def rope_rule(x: ValueType, cos: ValueType, sin: ValueType, interleaved: bool = 
     )
     width, rotated = x.extent(2), cos.extent(1)
     pairs = rotated % 2 == 0
-    require(pairs, "rope", x, "heads of an even width, since they are rotated in pairs")
+    require(pairs, "rope", cos, "tables of an even width, since heads are rotated in pairs")
     fits = rotated == width or (rotated < width and not interleaved)
     require(
         fits,

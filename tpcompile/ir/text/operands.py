@@ -26,7 +26,7 @@ _MOST_DIGITS = 18
 
 
 class OperandParser:
-    """A parser of operands, given the values that lines before have defined."""
+    """A parser of operands, given the values that earlier lines define."""
 
     def __init__(self, values: Mapping[str, fx.Node]) -> None:
         self._values = values
@@ -91,7 +91,7 @@ class OperandParser:
         return items
 
     def value(self, line: Scanner) -> fx.Node:
-        """Read the name of a value that a line before has defined."""
+        """Read the name of a value that an earlier line defines."""
         start = line.place
         name = line.match(VALUE, "a value such as %x").group(1)
         if name not in self._values:

@@ -115,7 +115,7 @@ class _Parser:
             raise line.refusal(f"%{name} is defined twice")
         line.expect(" = ")
         if (line.sees("input :")) != (self._section == INPUTS):
-            raise line.refusal(f"The section {self._section!r} has only other lines")
+            raise line.refusal(f"Inputs belong in the section {INPUTS!r}, and other values do not")
         builder = self._expression(line, name)
         line.expect(" : ")
         kind = self._types.any(line)
@@ -210,7 +210,7 @@ class _Parser:
 
 
 def _whole(kind: ValueType) -> tuple[int, ...]:
-    """Return the extents of a type; those that are not known count as none."""
+    """Return the known extents of a type."""
     return tuple(extent for extent in kind.shape if isinstance(extent, int))
 
 

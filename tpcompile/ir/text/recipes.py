@@ -43,7 +43,7 @@ def _listed(values: tuple[int, ...]) -> str:
 
 
 class RecipeParser:
-    """A parser of recipes. Tensors have the format of their parameter, and its shape if none."""
+    """A parser of recipes. Tensors have the format of their parameter, and by default its shape."""
 
     def __init__(self, line: Scanner, shape: tuple[int, ...], stored: Format | None = None) -> None:
         self._line, self._shape, self._stored = line, shape, stored

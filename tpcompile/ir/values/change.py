@@ -55,11 +55,11 @@ class Change:
         return self._deep[depth]
 
     def done(self, depth: int) -> dict[Term, Term]:
-        """Return the terms that have been replaced at a depth, if that matters."""
+        """Return the replaced terms by term, per depth if the replacement depends on it."""
         return self._done[depth if self._local else 0]
 
     def moved(self, depth: int) -> dict[tuple[Index, ...], tuple[Index, ...]]:
-        """Return the indices that have been replaced at a depth, if that matters."""
+        """Return the replaced indices by index, per depth if the replacement depends on it."""
         return self._moved[depth if self._local else 0]
 
     def touches(self, term: Term, depth: int) -> bool:

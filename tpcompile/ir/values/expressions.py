@@ -157,7 +157,7 @@ class Expressions:
         kwargs = {name: _arguments(arg, values) for name, arg in node.kwargs.items()}
         spec = spec_of(node)
         if spec is None:
-            raise UnprovedError(f"{op_name(node)} is no op of the dialect", node)
+            raise UnprovedError(f"{op_name(node)} is not an op of the dialect", node)
         return self._once(scope, spec, args, kwargs, node)
 
     def input(self, name: str, kind: ValueType) -> Value:
@@ -195,7 +195,7 @@ class Expressions:
         kwargs: dict[str, Any],
         node: fx.Node | None,
     ) -> Any:
-        """Return the value of a call, which is that of the last one with the same operands."""
+        """Return the value of a call, from the table if a call with the same operands was read."""
         key: Any = (spec.target, *map(_keyed, args), *kwargs, *map(_keyed, kwargs.values()))
         known = self._calls.setdefault(key, [])
         for result, events in known:

@@ -17,7 +17,7 @@ class Variable(NamedTuple):
 
     A coordinate is an axis of the value, a bound variable that of a sum (counted from the
     innermost one), and a computed one an element of a value of integers, or a quotient or a
-    remainder that is no digit.
+    remainder that is not a digit.
     """
 
     kind: int
@@ -45,7 +45,7 @@ ZERO = Index(0, ())
 
 
 class Inexact(NamedTuple):
-    """The name of a computed variable: a quotient (or remainder) that is no sum of digits."""
+    """The name of a computed variable: a quotient (or remainder) that is not a sum of digits."""
 
     dividend: Index
     divisor: int

@@ -25,7 +25,7 @@ class LocalExpressions:
     _table: Expressions = field(default_factory=Expressions)
 
     def of(self, node: fx.Node) -> list[str]:
-        """Return the expression of each result of a node; none if it has no expression."""
+        """Return the expression of each result of a node; [] if it has no expression."""
         try:
             value = self._value(node)
         except (OpaqueError, UnprovedError, RuleError):

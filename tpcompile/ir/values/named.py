@@ -93,7 +93,7 @@ def _head(term: Term) -> Any:
 
 
 def _likeness(term: Term, depth: int) -> Any:
-    """Return what terms have in common that are elements of the same value."""
+    """Return a key that is the same for terms that are elements of the same value."""
     head = _head(term)
     if not depth or term.kind in ("tensor", "input", "call"):
         return term.kind, head, term.dtype
@@ -104,7 +104,7 @@ def _likeness(term: Term, depth: int) -> Any:
 
 
 def _bindings(body: Term, term: Term, coordinates: tuple[Index, ...]) -> dict[int, Index] | None:
-    """Return an index for each coordinate of a body, such that it may be a term."""
+    """Return an index for each coordinate of a body, at which the body may equal a term."""
     bindings: dict[int, Index] = {}
     pairs, visited = [(body, term, 0)], {(body, term)}
     while pairs and len(bindings) < len(coordinates) and len(visited) < _MOST_PAIRS:

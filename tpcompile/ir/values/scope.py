@@ -21,7 +21,7 @@ class Rewrite:
 
     name: str
     says: str
-    """The equality, and what it leaves out, as a sentence."""
+    """The equality and its limits, as a sentence."""
     adds_states: bool = False
     """Whether the graph may keep further states, such as a cache."""
     reorders_states: bool = False
@@ -85,7 +85,7 @@ class Scope:
         self._do("write", (states.body, layer), state)
 
     def leave_out(self, value: Value) -> None:
-        """Record a call, the value of which is that of another one under a rewrite."""
+        """Record a call that a rewrite has replaced."""
         self._do("leave out", value.body, None)
 
     def replay(self, events: Sequence[Event]) -> bool:

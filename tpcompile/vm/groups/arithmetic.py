@@ -20,8 +20,8 @@ from tpcompile.vm.program.instruction import Range
 from tpcompile.vm.program.weight import Weight
 
 LEAVES = 8
-"""The number of partial sums of a projection, over all ranks. Up to this many ranks hold whole
-partial sums, so they add up the same terms as a single rank."""
+"""The number of partial sums of a projection, over all ranks. A power of two
+up to this many ranks hold whole partial sums, so they add up the same terms as a single rank."""
 
 
 _AT_ONCE = 1 << 20

@@ -80,8 +80,8 @@ class PartialAttention(StepInstruction):
     """Attention of some sequences to some spans of their blocks: the query heads of one KV head.
 
     If several rows may belong to one sequence, each reads the new tokens of the rows before it.
-    Which rows do is known only within the step, so every span reads the new tokens of all of them.
-    Else only the last span reads the new token.
+    Their sequences are known only within the step, so every span reads the new tokens of all of
+    them. Otherwise only the last span reads the new token.
     """
 
     at: AttentionOperands
@@ -106,7 +106,7 @@ class PartialAttention(StepInstruction):
 
     @property
     def planned(self) -> int:
-        """The tokens of a sequence that the cost assumes, whatever the window."""
+        """The tokens of a sequence that the cost assumes, regardless of the window."""
         operands = self.at
         first, _ = span_of(operands.planned, operands.block, self.span.start, operands.spans, None)
         _, last = span_of(
@@ -116,7 +116,7 @@ class PartialAttention(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        """Those of the sequences; rows of one sequence read its tokens once."""
+        """The bytes of the keys and values; rows of one sequence read its tokens once."""
         size = 2 * self.planned * self.at.format.row_bytes(0, self.at.width)
         return size * -(-self.sequences.extent // self.at.sequence_rows)
 

@@ -22,6 +22,7 @@ from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import DELTA_STEP, DELTA_STEP_APART, DELTA_STEPS
 from tpcompile.ir.ops.decode.norm_linear import SPLIT
 from tpcompile.ir.ops.groups import heads_read, runs_of
+from tpcompile.ir.ops.resumed import STATE_HEADS, TAIL_CHANNELS
 from tpcompile.vm.groups.arithmetic import exp, rms_norm, sigmoid, total
 from tpcompile.vm.groups.kv import together
 from tpcompile.vm.lowering.building import Building
@@ -47,7 +48,7 @@ _COLUMNS_OF = {
     **dict.fromkeys(("v_conv", "delta_rule"), "out_columns"),
     **dict.fromkeys(("decay", "beta"), "heads"),
 }
-"""The columns of each value that is not stored, among those of its kind."""
+"""The attribute with the columns of each value that is reported but not stored."""
 
 
 def _by_channels(
@@ -262,8 +263,8 @@ def delta_step(builder: Building, node: fx.Node) -> None:
     out = builder.declare("mixed", shapes, value_type(node).dtype)
     builder.put(node, out)
     bound = builder.bound(node)
-    tails = _declare_states(builder, bound["tails"], 3)
-    states = _declare_states(builder, bound["states"], 2)
+    tails = _declare_states(builder, bound["tails"], TAIL_CHANNELS)
+    states = _declare_states(builder, bound["states"], STATE_HEADS)
     for rank in range(builder.ranks):
         operands = _operands(builder, node, rank, tails + rank, states + rank, out + rank)
         read = heads_read(operands.v_heads, operands.k_heads, builder.bound(node, rank)["k_heads"])
@@ -274,7 +275,7 @@ def delta_step(builder: Building, node: fx.Node) -> None:
 
 
 def _declare_states(builder: Building, node: fx.Node, dim: int) -> int:
-    """Declare tails or states. Regions index sequences, and memory indexes what is kept for them.
+    """Declare tails or states. Regions index sequences, and memory indexes kept states.
 
     `dim` is the dimension of the channels or of the value heads.
     """

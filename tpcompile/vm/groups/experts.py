@@ -1,9 +1,9 @@
 """A mixture of experts: the projections of chosen experts, and the terms of their sum.
 
-Which experts run is known only within the step. So an instruction reads the choices of all
-sequences, and does its rows of every expert that some sequence has chosen and the rank holds, in
-the order of their numbers. The work of a phase is balanced whatever is chosen, and a batch reads
-each chosen expert once. Regions name the rows of all experts, and costs are those of the expected
+The chosen experts are known only within the step. So an instruction reads the choices of all
+sequences, and computes its rows of every chosen expert that the rank holds, in the order of their
+numbers. The work of a phase is balanced for every choice, and a batch reads each chosen expert
+once. Regions name the rows of all experts, and costs are those of the expected
 number.
 """
 

@@ -23,8 +23,8 @@ class Site(IntEnum):
     ATTENTION = 1
     MLP = 2
     EXPERTS = 3
-    """An MLP that is a mixture of experts. The terms of a shared expert are in a slot of their own;
-    those of all ranks in one slot are added up before those in the next."""
+    """An MLP that is a mixture of experts. The terms of a shared expert are in a second slot. The
+    sum takes the terms of all ranks in one slot, then those in the next."""
 
     @property
     def group(self) -> str:

@@ -66,7 +66,7 @@ class RowsOperands(NormedOperands):
 @instruction
 @dataclass(frozen=True)
 class NormRows(WeightInstruction):
-    """Some rows of a linear, for instructions of linear attention or for gates of attention."""
+    """Some rows of a linear of the normed residual, for other instructions of the layer."""
 
     at: RowsOperands
     rows: Annotated[Range, rules.Within("width")]

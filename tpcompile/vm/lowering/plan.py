@@ -158,7 +158,7 @@ class StepPlan:
             return laps * (-(-units // count) + 0.5)
 
         count = min(range(min(2, units), units + 1), key=rows_in_all)
-        return _cut([*range(0, width, self.grain), width], count)
+        return self.pieces(width, count)
 
 
 def _check_size(name: str, value: Any) -> None:

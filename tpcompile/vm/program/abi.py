@@ -64,9 +64,9 @@ COLUMNS = {
 
 `block` is the tokens per block of the KV cache, and 0 for other buffers. Strides count elements.
 A weight of several components has the shape of the weight, and the address, dtype and strides of
-its values, of which `high` has the highest bits of some; `first` is its first column. The last
-columns are addresses of further components, or 0. A cache in a format has the shape and the dtype
-of its values, and the strides of its rows, in which the scale follows the values.
+its values; `first` is its first column. The last columns are addresses of further components, or 0;
+`high` has the highest bits of integers of 5 and 6 bits. A cache in a format has the shape and the
+dtype of its values, and the strides of its rows, in which the scale follows the values.
 """
 PARTS = {
     "high": HIGH,
@@ -76,7 +76,7 @@ PARTS = {
     "super_scales": SUPER_SCALE,
     "super_minima": SUPER_MINIMUM,
 }
-"""The columns with the addresses of the components of a weight after its values, by suffix."""
+"""The suffix of the component of a weight whose address each of these columns has."""
 
 
 @dataclass(frozen=True)

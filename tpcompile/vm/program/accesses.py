@@ -75,7 +75,7 @@ class _Source:
         return f"{before}{source}{after}", f"{before}({source} + 1){after}"
 
     def _operand(self, name: str) -> tuple[str, type]:
-        """Return the source of a name and its type. Attributes of instructions must be ranges."""
+        """Return the source of a name and its type. In intervals, attributes must be ranges."""
         for path in (f"at.{self._prefix}{name}", f"at.{name}", name):
             if path in self._types:
                 kind = self._types[path]

@@ -73,8 +73,9 @@ _KINDS = {
 
 _MATRIX, _MOST_COLUMNS = 2, 2**31 - 1
 STORED_DIMS = {Role.CACHE: 5, Role.TAILS: 4, Role.STATES: 5}
-"""The roles of buffers whose dimensions in memory are not those of regions, which index sequences,
-and the number of these dimensions."""
+"""The number of dimensions in memory of buffers whose regions have other dimensions, by role.
+
+Regions index sequences."""
 CACHE_ORDER = (0, 1, 3, 2, 4)
 """The dimensions of the cache's storage, the one with the largest stride first."""
 

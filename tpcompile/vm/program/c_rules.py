@@ -114,7 +114,7 @@ class _Table:
     def _rows(
         self, field: Field, prefix: str, rule: Any, when: tuple[int, int, int]
     ) -> Iterator[_Row]:
-        """Yield the rows of a rule. The rules of real numbers concern no memory."""
+        """Yield the rows of a rule; real numbers have none, because they do not affect memory."""
         word = field.offset
         if isinstance(rule, rules.Chosen):
             chooser = self._fields[f"at.{rule.operand}"].offset

@@ -123,7 +123,7 @@ class StepInstruction:
 
     @property
     def traffic(self) -> int:
-        """The bytes of weights or cache that the instruction loads; other loads are negligible."""
+        """The bytes that the instruction loads from memory, without small operands."""
         raise NotImplementedError
 
     @property
@@ -217,7 +217,7 @@ class WeightInstruction(StepInstruction):
 
     @property
     def source(self) -> Any:
-        """The operands that say what the weight is multiplied by; `x` is its buffer."""
+        """The operands of the values that the weight multiplies; `x` is their buffer."""
         return getattr(self.at, "normed", self.at)
 
     @property

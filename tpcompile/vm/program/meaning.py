@@ -39,7 +39,7 @@ class Values(Protocol):
     def part(self, operand: str, *part: Part, rank: int | None = None) -> Any:
         """Return the value that takes this part of a buffer.
 
-        With `rank`, the buffer is that of this rank, where the operand is the first of all ranks.
+        With `rank`, it is in the buffer of this rank; the operand is the buffer of rank 0.
         """
 
     def shape(self, operand: str) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class Values(Protocol):
         """Return an input of the graph that has no buffer."""
 
     def call(self, name: str, *operands: Any) -> Any:
-        """Apply a function that is no op to values and numbers."""
+        """Apply a function that is not an op to values and numbers."""
 
     def new(self, operand: str) -> Any:
         """Return the value that ops of this meaning have stored in a state, such as `tails`."""

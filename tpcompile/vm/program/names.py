@@ -46,7 +46,7 @@ class Names:
             if value is None:
                 if free:
                     raise UnsupportedError(
-                        f"The rule {expression!r} has two names that nothing binds",
+                        f"The rule {expression!r} has two free names",
                         got=f"{free} and {factor}",
                         expected="at most one free name per dimension",
                     )

@@ -1,4 +1,4 @@
-// Attention of one sequence's new token in spans of the cache, and the merge of the spans.
+// Attention of new tokens to spans of the cache, and the merge of the spans.
 #pragma once
 
 #include "attention_integers.h"
@@ -59,7 +59,7 @@ inline void mix_columns(const Side<T>& values, Span tokens, const float* weights
   }
 }
 
-// The same for the last columns, which fill no vector.
+// The same for the last columns, which do not fill a vector.
 template <class T, int kHeads>
 inline void mix_rest(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
                      int64_t width, int64_t columns, float* out) {
@@ -185,8 +185,8 @@ TPC_INLINE Span span_of_row(const Memory& memory, const tpc_partial_attention& o
   return span_of(length, operands.block, span, operands.spans, operands.window);
 }
 
-// How many of the sequences from one on, of `left`, are rows of a sequence that can attend to a span
-// together: those with the same blocks, each of which sees all tokens of the one before it.
+// Return the number of rows, from `row` on and at most `left`, that can attend to a span together:
+// rows of one sequence, with the same blocks, each of which sees all tokens of the row before it.
 inline int64_t rows_together(const Memory& memory, const tpc_partial_attention& operands,
                              int64_t row, int64_t span, int64_t left) {
   constexpr int64_t kMostHeads = 16;

@@ -1,7 +1,7 @@
 // Attention of 16-bit queries to a KV cache in int8, in integers.
 //
-// The queries of a head, and the weights of a chunk of tokens, are rounded to 16-bit integers with a
-// common scale. Their error is at most 2^-16 of the largest one, which is small beside that of
+// The queries of a head, and the weights of a chunk of tokens, are rounded to 16-bit integers with
+// a common scale. Their error is at most 2^-16 of the largest one, which is small beside that of
 // values in 16 bits. Sums of products of integers are exact. Chunks are added in order, in fp32.
 #pragma once
 

@@ -45,7 +45,7 @@ class alignas(64) Bell {
   std::atomic<uint32_t> rings_, sleepers_, moving_;
 };
 
-// What others know of a worker.
+// The state of a worker that other workers can read.
 struct alignas(64) Seat {
   enum : int32_t { kSleeps = 0, kWaits = 1, kRuns = 2 };
 

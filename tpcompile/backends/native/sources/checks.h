@@ -8,8 +8,8 @@
 
 namespace tpc {
 
-// Whether a program cannot run on a path. `tpc_refusal` then says why. If it can run, `kernels`
-// receives the kernel of each instruction in the queues of this process, by number.
+// Whether a program cannot run on a path; `tpc_refusal` then returns the reason. If it can run,
+// `kernels` receives the kernel of each instruction in the queues of this process, by number.
 bool refuses(const tpc_program* program, const Path* path, std::vector<Kernel>& kernels);
 
 }  // namespace tpc

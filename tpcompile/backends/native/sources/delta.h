@@ -77,7 +77,7 @@ struct Columns {
   }
 };
 
-// What a head does to its state: the key, the query, the decay and the share of a token.
+// The operands of a state update: a token's key, query, value, decay and share.
 struct Token {
   const float *key, *query, *value;
   float decay, share;

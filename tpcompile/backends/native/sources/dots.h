@@ -45,8 +45,8 @@ class Sums {
   int count_ = 0;
 };
 
-// Increase the sums of even and odd chunks by the products of a row with `kBatch` sequences. `ahead`
-// is where loads will be later; it is fetched into the second-level cache.
+// Increase the sums of even and odd chunks by the products of a row with `kBatch` sequences.
+// `ahead` is the address of later loads, which is fetched into the second-level cache.
 template <class F, int kBatch>
 TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
                              const typename F::Value* x, int64_t stride, int64_t columns,
@@ -102,8 +102,8 @@ TPC_INLINE void add_every_second(typename F::Weights::Row row, int64_t column,
     total[b] = F::add(total[b], weights, F::some_values(x + b * stride + column, columns - column));
 }
 
-// The sequences that a row is multiplied by at a time, and those for which registers have the sums of
-// even and of odd chunks.
+// The maximum number of sequences that a row is multiplied by at a time, and that for which the
+// sums of even and of odd chunks fit in registers together.
 constexpr int kOfRow = kRegisters > 1 ? 4 : 8, kOfChunks = kRegisters > 1 ? 2 : 8;
 
 // Multiply one row by `kBatch` sequences.
@@ -198,9 +198,10 @@ template <class F>
 struct Operand {
   Sequences<F> values;
   int64_t batch, columns, leaves;
-  // If there are enough sequences, columns of some of them: tiles for AMX, panels for AVX2, or chunks.
+  // If there are enough sequences, columns of some of them: tiles for AMX, panels for AVX2, or
+  // chunks.
   const void* const* packed;
-  // If not 0, the sums of leaves are not added: those of a leaf are stored so far from the last ones.
+  // If not 0, the sums of leaves are not added, but stored at this distance from each other.
   int64_t apart = 0;
 };
 
@@ -213,8 +214,8 @@ TPC_INLINE int64_t join_leaves(const X& x, Term* terms, int64_t size) {
 }
 
 // Prefetches of the rows after a block of rows, a few lines at a time. They come in the order of
-// memory, so that the prefetchers of the CPU follow them. They go into the second-level cache: in the
-// first, which holds this block and values, they would wait for each other.
+// memory, so that the prefetchers of the CPU follow them. They go into the second-level cache: in
+// the first, which holds this block and values, they would wait for each other.
 class NextRows {
  public:
   // `first` is the first of the rows, of `bytes` bytes each and `stride` bytes apart.
@@ -261,15 +262,16 @@ inline const void* const* packed_runs(const T* x, int64_t stride, int64_t batch,
 #include "float8.h"
 #include "grouped.h"
 
-// The least number of sequences whose values are packed, and the most that are multiplied at a time.
+// The minimum number of sequences whose values are packed, and the maximum number that are
+// multiplied at a time.
 constexpr int kFewestPacked = 3;
 #if defined(TPC_PANELS)
 constexpr int kTogether = kFewest - 1;
 #else
 constexpr int kTogether = 8;
 #endif
-// The rows of a block, and those whose leaves are multiplied one after the other, so that the values
-// of a leaf stay in the nearest cache.
+// The rows of a block, and the rows whose leaves are multiplied one after the other, so that the
+// values of a leaf stay in the nearest cache.
 constexpr int kBlock = 2, kPanel = 8;
 
 // Lay out columns of some sequences as `[chunk][sequence][column]`; the last columns are zeros.
@@ -367,7 +369,7 @@ template <class F, int kRows, int kBatch>
   return sums_of_all(totals);
 }
 
-// Multiply rows, in blocks of `kRows`, by all sequences: `rows` of the `left` rows of an instruction.
+// Multiply `rows` of the `left` rows of an instruction by all sequences, in blocks of `kRows`.
 template <class F, int kRows>
 TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t left,
                            const Operand<F>& x, float* out, int64_t out_stride, Scratch& scratch,

@@ -286,7 +286,8 @@ inline void add_experts(const Memory& memory, const tpc_expert_terms& operands, 
   sums.store(memory.at<float>(operands.out) + operands.rows.start, operands.extent, scratch);
 }
 
-// The sums over each leaf are those of all experts, so that they do not depend on the number of ranks.
+// The sums over each leaf are those of all experts, so that they do not depend on the number of
+// ranks.
 template <class Types>
 void expert_terms(const Memory& memory, const int32_t* words, Scratch& scratch) {
   using F = typename Types::Product;

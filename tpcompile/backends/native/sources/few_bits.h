@@ -1,4 +1,4 @@
-// The kernels of weights of few bits, two tables for each path: those of `rounded` round values to int8.
+// The kernels of weights of few bits, two tables per path; those of `rounded` round values to int8.
 #pragma once
 
 #include "machine.h"

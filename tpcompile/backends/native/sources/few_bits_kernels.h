@@ -1,5 +1,5 @@
-// The kernels of weights of few bits of one vector path. Those that round values to int8 are compiled
-// on their own, so that two cores share the work.
+// The kernels of weights of few bits of one vector path. Kernels that round values to int8 are
+// compiled on their own, so that two cores share the work.
 #pragma once
 
 #include "few_bits.h"

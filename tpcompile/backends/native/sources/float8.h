@@ -1,7 +1,8 @@
-// Weights of 8-bit floating point, with a scale per group of columns or per row. Included by dots.h.
+// Weights of 8-bit floating point, with a scale per group of columns or per row. Included by
+// dots.h.
 //
-// The products of a group are added like those of a row of plain numbers. Their sums, still in lanes,
-// are multiplied by the scale of the group, and added to those of the groups before.
+// The products of a group are added like those of a row of plain numbers. Their sums, still in
+// lanes, are multiplied by the scale of the group, and added to the sums of the groups before it.
 
 class Float8 {
  public:
@@ -119,8 +120,8 @@ constexpr bool kWidens<T, Float8> = std::is_same_v<typename Form<T, Float8>::Val
 // The columns of a group in most checkpoints.
 constexpr int64_t kUsualGroup = 128;
 
-// Multiply one row by `kBatch` sequences. Compilers would take several times as long for one function
-// with this code for each number of sequences.
+// Multiply one row by `kBatch` sequences. Compilers would take several times as long for one
+// function with this code for each number of sequences.
 template <class F, int kBatch>
 [[gnu::noinline]] void scaled_dots(const Float8& weight, int64_t row, const char* ahead,
                                    const typename F::Value* x, int64_t stride, int64_t columns,

@@ -1,12 +1,12 @@
-// Numbers of 8 bits: a sign, four bits of exponent and three of mantissa (e4m3). The largest is 448,
-// the smallest above 0 is 2^-9. Checkpoints with NaN are refused.
+// Numbers of 8 bits: a sign, four bits of exponent and three of mantissa (e4m3). The largest is
+// 448, the smallest above 0 is 2^-9. Checkpoints with NaN are refused.
 #pragma once
 
 #include "numbers.h"
 
 namespace {
 
-// What `float8` must be multiplied by.
+// The factor between the results of `float8` and the numbers.
 #if defined(__F16C__)
 constexpr float kFloat8 = 256.0f;
 #else
@@ -29,7 +29,7 @@ constexpr Float8Values float8_values() {
 constexpr Float8Values kFloat8Values = float8_values();
 #endif
 
-// Load a register of numbers, as multiples of `kFloat8`. All are exact.
+// Load a register of numbers, divided by `kFloat8`. All quotients are exact.
 TPC_INLINE Register float8(const uint8_t* bytes) {
 #if defined(__AVX512F__)  // the same fields in float16, whose exponents are larger by 8
   const __m256i wide = _mm256_cvtepi8_epi16(load_bytes<__m128i>(bytes));

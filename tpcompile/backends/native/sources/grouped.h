@@ -1,19 +1,19 @@
 // Dot products with weights of few bits, whose columns share scales in groups.
 //
-// Included by dots.h. Weights are integers, and an arithmetic says what values are. Integers of 16 or
-// 8 bits have a common factor in each block of columns, so that the sum of a block is exact in 32
-// bits. A block is a group, or 128 columns of a wider one, less the columns of other leaves and
-// ranks. Its sum is multiplied by its factor and its scale in fp32. 16 lanes add these products, each
-// those of every 16th block, and a fixed tree adds the lanes. So a result does not depend on the
-// batch, on the rows of the instruction, or on the worker.
-//
+// Included by dots.h. Weights are integers, and an arithmetic defines the representation of values.
+// Integers of 16 or 8 bits have a common factor in each block of columns, so that the sum of a
+// block is exact in 32 bits. A block is a group, or 128 columns of a wider one, less the columns of
+// other leaves and ranks. Its sum is multiplied by its factor and its scale in fp32. 16 lanes add
+// these products, each lane those of every 16th block, and a fixed tree adds the lanes. So a result
+// does not depend on the batch, on the rows of the instruction, or on the worker.
 // Weights are loaded 64 bytes at a time, which begin at multiples of 64 bytes of the whole row. The
-// integers of a load are taken apart by shifts and masks: if values have 16 bits, into the first ones
-// of all lanes of 16 bits, then the second ones, and so on. Values are laid out in this order.
+// integers of a load are taken apart by shifts and masks: if values have 16 bits, into the first
+// integers of all lanes of 16 bits, then the second ones, and so on. Values are laid out in this
+// order.
 
 constexpr int64_t kLoad = 64;
 
-// The bits of integers that are loaded together, and those of each integer that are apart.
+// The bits of each integer that are loaded together, and those that are stored apart.
 template <int kBits>
 constexpr int kLow = kBits == 8 ? 8 : 4;
 template <int kBits>
@@ -156,8 +156,8 @@ class Grouped {
     return load_register(reinterpret_cast<const f16*>(place.minima) + after);
   }
 
-  // The numbers of a register of blocks, times those of their superblocks, of `kEach` blocks each, of
-  // which one begins with the place.
+  // The numbers of a register of blocks, times those of their superblocks, of `kEach` blocks each.
+  // One superblock begins with the place.
   template <int kEach>
   static TPC_INLINE Register of_whole_supers(const char* small, const f16* supers, int64_t after) {
     const f16* first = supers + after / kEach;
@@ -334,7 +334,7 @@ inline void copy_inside(const char* row, int64_t bytes, int64_t offset, int64_t 
 #include "grouped_values.h"
 
 // Call `run` with constants: the bits of the weight, the loads of a sum of lanes, and its blocks.
-template <class A, int kBits, class Run>
+template <int kBits, class Run>
 TPC_INLINE void by_block(const Grouped& weight, const Run& run) {
   constexpr int kWhole = kMostBlock / kColumns<kBits>;  // loads of the widest block
   const auto with = [&](auto loads, auto blocks) TPC_ALWAYS {
@@ -347,13 +347,13 @@ TPC_INLINE void by_block(const Grouped& weight, const Run& run) {
   else with(std::integral_constant<int, kWhole>(), One());
 }
 
-template <class A, class Run>
+template <class Run>
 TPC_INLINE void by_form(const Grouped& weight, const Run& run) {
   switch (weight.bits()) {
-    case 4: return by_block<A, 4>(weight, run);
-    case 5: return by_block<A, 5>(weight, run);
-    case 6: return by_block<A, 6>(weight, run);
-    default: return by_block<A, 8>(weight, run);
+    case 4: return by_block<4>(weight, run);
+    case 5: return by_block<5>(weight, run);
+    case 6: return by_block<6>(weight, run);
+    default: return by_block<8>(weight, run);
   }
 }
 
@@ -388,7 +388,7 @@ template <class A>
                             int64_t out_stride, Scratch& scratch) {
   int64_t done = 0;
 #if defined(__AVX2__)
-  by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
+  by_form(weight, [&](auto bits, auto loads, auto blocks) {
     constexpr int kBits = decltype(bits)::value, kLoads = decltype(loads)::value;
     constexpr int kBlocks = decltype(blocks)::value;
     if constexpr (!std::is_same_v<A, Wide> && kHigh<kBits> == 0)
@@ -408,7 +408,7 @@ template <class A>
 [[gnu::noinline]] void arrange(const Grouped& weight, LaidValues<A>& x, Scratch& scratch) {
   if constexpr (!std::is_same_v<A, Wide>) {
 #if defined(__AVX2__)
-    by_form<A>(weight, [&](auto bits, auto loads, auto blocks) {
+    by_form(weight, [&](auto bits, auto loads, auto blocks) {
       constexpr int kBits = decltype(bits)::value, kLoads = decltype(loads)::value;
       constexpr int kBlocks = decltype(blocks)::value;
       if constexpr (kHigh<kBits> == 0)

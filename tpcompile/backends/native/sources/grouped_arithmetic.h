@@ -26,7 +26,8 @@ struct Integers {
 };
 
 // An arithmetic: how values are held, and how the integers of a load become parts that they are
-// multiplied by. Those of a part are raised by `raised`, for their bits. This one has values of 16 bits.
+// multiplied by. The integers of a part are raised by `raised`, depending on their bits. This one
+// has values of 16 bits.
 struct Exact : Integers {
   using Value = int16_t;
   static constexpr int kBitsOfValues = 16;

@@ -1,9 +1,10 @@
 // Products of weights of few bits with several sequences.
 //
-// Included by grouped.h. A piece is the two or four values in the 32 bits of a lane. Lanes belong to
-// sequences: each of `kSequences` has `kSpread` adjacent pieces in a register. Parts of some rows are
-// stored in the nearest cache, and each piece of a row is multiplied by all sequences. Sums of blocks
-// are exact, and their products are added in the order of `run_dots`, so the bits are the same.
+// Included by grouped.h. A piece is the two or four values in the 32 bits of a lane. Lanes belong
+// to sequences: each of `kSequences` has `kSpread` adjacent pieces in a register. Parts of some
+// rows are stored in the nearest cache, and each piece of a row is multiplied by all sequences.
+// Sums of blocks are exact, and their products are added in the order of `run_dots`, so the bits
+// are the same.
 
 // The most columns of rows in the nearest cache.
 constexpr int64_t kHeld = 128;
@@ -152,8 +153,8 @@ struct Lines {
   }
 };
 
-// Multiplies a run of some rows by a panel, one leaf after the other. Rows from `rows` on are the last
-// one again.
+// Multiplies a run of some rows by a panel, one leaf after the other. The last row also stands for
+// rows from `rows` on.
 template <class A, int kLowBits, int kSequences>
 class PanelRows {
   using X = Panel<A, kSequences>;

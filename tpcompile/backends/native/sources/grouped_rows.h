@@ -155,8 +155,9 @@ TPC_INLINE const char* inside(const char* row, int64_t bytes, int64_t offset, in
 }
 
 // Store the sums of the blocks of a run of some rows, `[row][block]`. `readable` bytes may be read
-// from the start of a row on. Sums of lanes have `kLoads` loads and `kBlocks` blocks. Consumers are not
-// templates over these forms: each would be instantiated for all, which takes minutes to compile.
+// from the start of a row on. Sums of lanes have `kLoads` loads and `kBlocks` blocks. Callers are
+// not templates over these forms: each would be instantiated for all, which takes minutes to
+// compile.
 template <class A, int kBits, int kLoads, int kBlocks>
 [[gnu::noinline]] void row_sums(const Grouped& weight, int64_t row, int64_t rows,
                                 const LaidRun<A>& run, const typename A::Value* x,
@@ -210,7 +211,7 @@ using RowForm = decltype(&row_sums<A, 8, 1, 1>);
 template <class A>
 inline RowForm<A> row_form(const Grouped& weight) {
   RowForm<A> form;
-  by_form<A>(weight, [&](auto bits, auto loads, auto blocks) TPC_ALWAYS {
+  by_form(weight, [&](auto bits, auto loads, auto blocks) TPC_ALWAYS {
     form = row_sums<A, decltype(bits)::value, decltype(loads)::value, decltype(blocks)::value>;
   });
   return form;
@@ -240,7 +241,7 @@ TPC_INLINE void each_row(const Grouped& weight, RowForm<A> form, int64_t first, 
   }
 }
 
-// Multiply the sums of a row's blocks by what belongs to whole superblocks of `kEach` blocks.
+// Multiply the sums of a row's blocks by their factors, in whole superblocks of `kEach` blocks.
 template <class A, int kEach, bool kMinima, class Take>
 TPC_INLINE void super_dots(const Grouped& weight, int64_t row, const LaidRun<A>& run,
                            const Laid<A>& x, const typename A::Sums* sums, const Take& take) {
@@ -261,9 +262,9 @@ TPC_INLINE void super_dots(const Grouped& weight, int64_t row, const LaidRun<A>&
     });
 }
 
-// Multiply the sums of a row's blocks by what belongs to them. `take` gets the products of 16 blocks,
-// a register at a time, and their scales; then, if there are minima, the sums of values and the
-// minima, which are the last ones of a register.
+// Multiply the sums of a row's blocks by their factors. `take` gets the products of 16 blocks, a
+// register at a time, and their scales. If there are minima, it then gets the sums of values and
+// the minima of the same register.
 template <class A, class Take>
 TPC_INLINE void run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& run, const Laid<A>& x,
                          const typename A::Sums* sums, const Take& take) {
@@ -387,7 +388,7 @@ template <class A>
   }
 }
 
-// Sums of the products of blocks over each leaf, of which none has two blocks in a lane. Products are
+// Sums of the products of blocks over each leaf; no leaf has two blocks in a lane. Products are
 // transposed, so that leaves are added for some rows at a time.
 template <class A>
 class LeafSums {
@@ -444,8 +445,8 @@ template <class A>
 }
 #endif
 
-// The same for several leaves. Their totals are in memory; in one function with the above, compilers
-// would also hold the total of a single leaf there.
+// The same for several leaves. Their totals are in memory; in one function with the above,
+// compilers would also hold the total of a single leaf there.
 template <class A>
 [[gnu::noinline]] void grouped_leaves(const Grouped& weight, RowForm<A> form, int64_t rows,
                                       int64_t left, const LaidValues<A>& x, int64_t b, float* out,

@@ -1,8 +1,8 @@
-// Products of rows of few bits that have scales of 16 bits and nothing else, as those of most weights
-// have. Included by grouped_rows.h.
+// Products of rows of few bits that have only scales of 16 bits, as most weights do. Included by
+// grouped_rows.h.
 //
-// `run_dots` asks of each row what its blocks have. Here rows are alike. The bits are those of
-// `run_dots`.
+// `run_dots` checks for each row what its blocks have. Here all rows are alike. The bits are those
+// of `run_dots`.
 
 // The scales of such rows, from the block on with which a run begins.
 class SteadyScales {
@@ -38,8 +38,9 @@ class SteadyScales {
   const int64_t block_, here_;  // the latter is the number of scales of a row from the block on
 };
 
-// Multiply the first rows by a sequence. `take` gets the products of blocks, a register at a time, and
-// their scales; then `end` gets the row. Return how many rows; the others need `run_dots`.
+// Multiply the first rows by a sequence. `take` gets the products of blocks, a register at a time,
+// and their scales; then `end` gets the row. Return the number of these rows; the others need
+// `run_dots`.
 template <class A, class Take, class End>
 TPC_INLINE int64_t steady_dots(const Grouped& weight, RowForm<A> form, int64_t rows,
                                const LaidValues<A>& x, int64_t b,

@@ -21,7 +21,7 @@ constexpr int64_t kWide = 4 * kRegister;
 
 // A turn is one block for each lane of a register; its loads are as many registers as a block has
 // words. Some are transposed together, and a block then has so many adjacent lanes.
-template <int kBits, int kLoads, int kBlocks>
+template <int kLoads, int kBlocks>
 struct Transposed {
   static constexpr int kWords = kLanes * kLoads / kBlocks;
   static constexpr int kTaken = kWords < 8 ? kWords : 8;
@@ -87,7 +87,7 @@ struct ValuesTogether {
 template <class A, int kBits, int kLoads, int kBlocks>
 inline ValuesTogether values_together(const LaidRun<A>& run, int64_t first, int64_t count,
                                       Scratch& scratch) {
-  using Form = Transposed<kBits, kLoads, kBlocks>;
+  using Form = Transposed<kLoads, kBlocks>;
   constexpr int kTaken = Form::kTaken, kParts = ::kParts<A, kBits>;
   const int batch = static_cast<int>(count < 2 ? 2 : count > 4 ? (count + 1) / 2 * 2 : count);
   const int64_t turns = run.rounds * kRegisters, registers = turns * Form::kWords;
@@ -150,7 +150,7 @@ struct RowsTogether {
 template <class A, int kBits, int kLoads, int kBlocks, int kRows, int kBatch>
 TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, int64_t offset,
                               int64_t left, const char* values, IntRegister* sums) {
-  using Form = Transposed<kBits, kLoads, kBlocks>;
+  using Form = Transposed<kLoads, kBlocks>;
   constexpr int kTaken = Form::kTaken, kSpread = Form::kSpread, kSums = kBatch * kRows;
   constexpr int kParts = ::kParts<A, kBits>;
   constexpr int kHalves = kSpread > 1 ? kSpread / 2 : 1;
@@ -235,7 +235,7 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
                                          const ValuesTogether& x, float* products,
                                          const Scratch& scratch) {
   constexpr int kRows = (kBatch > 4 ? 2 : 4) / kRegisters;
-  constexpr int kEach = Transposed<kBits, kLoads, kBlocks>::kWords;  // the registers of a turn
+  constexpr int kEach = Transposed<kLoads, kBlocks>::kWords;  // the registers of a turn
   const int64_t stride = weight.stride(), groups = weight.groups(), far = rows_far_ahead(weight);
   const SteadyScales of_blocks(weight, run.block);
   const int64_t width = single ? kLanes : run.rounds * kLanes;

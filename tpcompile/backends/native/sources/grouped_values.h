@@ -1,6 +1,7 @@
-// Values as loads of weights meet them. Included by grouped.h.
+// Values in the order in which weights are loaded. Included by grouped.h.
 
-// The values of some columns, in the order of the parts of loads, and the factors and sums of blocks.
+// The values of some columns, in the order of the parts of loads, and the factors and sums of
+// blocks.
 template <class A>
 struct Laid {
   const typename A::Value* values;
@@ -215,9 +216,10 @@ inline const Share* const* shares_of(const LaidRun<A>& run, Scratch& scratch) {
   return shares;
 }
 
-// Lay out values in runs. Adjacent leaves that begin with a load are a run; if leaves are added side
-// by side, those that begin with a block. Another leaf is a run of its own. The blocks of a leaf have
-// lanes one after another, from any one on: the tree of their sums is the same for all.
+// Lay out values in runs. Adjacent leaves that begin with a load are a run; if leaves are added
+// side by side, adjacent leaves that begin with a block. Any other leaf is a run of its own. The
+// blocks of a leaf have consecutive lanes, beginning with any one: the tree of their sums is the
+// same for all.
 template <int kBits, class A>
 inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64_t stride,
                                int64_t batch, int64_t columns, int64_t leaves, Scratch& scratch) {

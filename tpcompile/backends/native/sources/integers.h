@@ -137,7 +137,7 @@ constexpr bool kSignedBytes = false;
 constexpr bool kSignedBytes = true;
 #endif
 
-// What is added to integers of so many bits for `multiply_bytes`.
+// The offset that is added to integers with this number of bits for `multiply_bytes`.
 constexpr int32_t raised_bytes(int bits) {
   return bits == 8 && kSignedBytes ? 0 : 1 << (bits - 1);
 }

@@ -43,8 +43,8 @@ int32_t tpc_abi_version();
 // Return the name of the path at this place among those that run here, fastest first, or null.
 const char* tpc_path(int32_t place);
 
-// Return the kernels of a path, for the functions below. Each path and dtype of values has a library
-// of its own, which has one of these functions.
+// Return the kernels of a path, for the functions below. Each path and dtype of values has its own
+// library, with one of these functions.
 const void* tpc_portable();
 const void* tpc_avx2();
 const void* tpc_avx512_vnni();
@@ -78,7 +78,7 @@ int32_t tpc_wait(void* machine, int64_t milliseconds, int64_t wanted);
 // Return the number of steps of the launch whose tokens are known.
 int64_t tpc_steps_done(void* machine);
 
-// Fail a launch: instructions that wait do so in vain, because another rank has ended.
+// Fail a launch whose waits will not be met, because another rank has ended.
 void tpc_give_up(void* machine);
 
 // End a launch after its current step. Return the number of its steps, or -1 if it failed: by

@@ -81,7 +81,7 @@ class Usual {
   int64_t usual_ns_ = 0;
 };
 
-// What a worker has for itself.
+// The private state of a worker.
 struct Worker {
   int number;
   Seat& seat;
@@ -270,8 +270,8 @@ class Machine {
     if (bell_.has_sleepers() && completes(turn)) bell_.ring();
   }
 
-  // Whether a counter that an instruction signals has all signals of its step. Waits for fewer
-  // signals look again after a while.
+  // Whether a counter that an instruction signals has all signals of its step. Workers that wait
+  // for fewer signals poll again after a while.
   bool completes(const Turn& turn) const {
     const int32_t* signals = program_.signal_offsets + turn.number;
     return std::any_of(program_.signal_values + signals[0], program_.signal_values + signals[1],

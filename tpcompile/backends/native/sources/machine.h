@@ -10,14 +10,14 @@
 
 namespace tpc {
 
-// Memory of one worker for intermediate values of one instruction, and for what it prepares once for
-// a family of instructions in a step.
+// Memory of one worker for intermediate values of one instruction, and for data that it prepares
+// once for a family of instructions in a step.
 class Scratch {
  public:
   ~Scratch();
 
-  // Begin an instruction. The memory that earlier ones have taken is free, but for what `once` has
-  // prepared in this step for the same family.
+  // Begin an instruction. The memory that earlier ones have taken is free, except the memory that
+  // `once` has prepared in this step for the same family.
   void begin(int64_t family, int64_t step) {
     if (has_ && family == family_ && step == step_) used_ = blocks_ == once_block_ ? once_used_ : 0;
     else reset();
@@ -37,7 +37,8 @@ class Scratch {
     return *static_cast<const Found*>(once_);
   }
 
-  // Return memory for `count` values, aligned to a cache line. It is valid until `begin` or `reset`.
+  // Return memory for `count` values, aligned to a cache line. It is valid until `begin` or
+  // `reset`.
   template <class T>
   T* take(int64_t count) {
     return static_cast<T*>(bytes(sizeof(T) * static_cast<size_t>(count)));
@@ -114,13 +115,13 @@ inline bool has_minima(int64_t format) {
   return scales_of(format) == TPC_SCALES_F16MIN || scales_of(format) == TPC_SCALES_SUPERMIN;
 }
 
-// The bits of integers of a kind, of which four are together, and others apart.
+// The bits of integers of a kind. Of 5 or 6 bits, those above the lowest four are stored apart.
 inline int bits_of(int64_t format) {
   const int64_t kind = kind_of(format);
   return kind == TPC_KIND_INT4 ? 4 : kind == TPC_KIND_INT5 ? 5 : kind == TPC_KIND_INT6 ? 6 : 8;
 }
 
-// The columns with a common factor of their scales.
+// The columns of a superblock, whose scales have a common factor.
 constexpr int64_t kSuper = 256;
 
 // Set if linears round their values to int8 before they multiply them.

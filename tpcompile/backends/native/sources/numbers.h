@@ -45,8 +45,9 @@ TPC_INLINE V load_bytes(const void* source) {
 }
 
 // Fetch a line of memory into the second-level cache, or into the nearest one. Compilers keep such
-// fetches in order, and do not move them over a value that must be computed before the next one. They
-// would gather builtin ones, and a CPU that begins many at a time reads at two thirds of its rate.
+// fetches in order, and do not move them over a value that must be computed before the next one.
+// They would gather builtin ones, and a CPU that begins many at a time reads at two thirds of its
+// rate.
 TPC_INLINE void fetch_line(const void* line) {
 #if defined(__x86_64__)
   __asm__ volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(line)));
@@ -138,7 +139,7 @@ TPC_INLINE Register load_register(const f16* source) {
 #endif
 }
 
-// A value in all lanes. The sum of `Register{}` and a value is an addition, since that of 0 and -0 is 0.
+// A value in all lanes. `Register{}` plus a value needs an addition, because 0 plus -0 is 0.
 TPC_INLINE Register everywhere(float value) {
 #if defined(__AVX512F__)
   return (Register)_mm512_set1_ps(value);

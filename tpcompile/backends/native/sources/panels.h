@@ -7,8 +7,8 @@
 constexpr int64_t kPlaces = 2 * kLanes;
 // The columns of a block of rows that stays in the nearest cache, in steps of 32.
 constexpr int64_t kStepsHeld = 32;
-// The sequences of a register, and the most that are multiplied at a time. Blocks of rows are faster
-// for fewer than `kFewest`.
+// The sequences of a register, and the maximum number that are multiplied at a time. Blocks of rows
+// are faster for fewer than `kFewest`.
 constexpr int64_t kHalf = 8, kGroup = 16, kFewest = 5;
 static_assert(kRegister == kHalf && Form<bf16, Plain<bf16>>::kChunk == kLanes);
 

@@ -14,8 +14,8 @@ struct Heads {
   int64_t token_stride, head_stride;
 };
 
-// x / rms(x), rounded, times the weight, for each head. If the weight is zero-centred, 1 is added to
-// it, and only the product is rounded.
+// x / rms(x), rounded, times the weight, for each head. If the weight is zero-centred, 1 is added
+// to it, and only the product is rounded.
 struct Norm {
   Heads x;
   const uint16_t* weight;
@@ -76,8 +76,8 @@ struct Append {
   int64_t heads, width, rounds;
 };
 
-// Attention to tokens in the cache. An item is a part of a sequence's new tokens, and a run of query
-// heads that read the same KV head.
+// Attention to tokens in the cache. An item is a part of a sequence's new tokens, and a run of
+// query heads that read the same KV head.
 struct Attention {
   Heads q, keys, values;
   uint16_t* out;
@@ -113,7 +113,8 @@ struct Linear {
   int64_t threads;
 };
 
-// Several products. The items of a product follow those of the one before it, and end before `ends`.
+// Several products. The items of a product follow those of the product before it, and end before
+// `ends`.
 struct Products {
   const Linear* each;
   const int64_t* ends;
@@ -128,8 +129,8 @@ struct Mix {
   int64_t count, width;
 };
 
-// The tokens of each sequence, its length with them, and the numbers of its states. A sequence whose
-// tokens are all new resumes from no state.
+// The tokens of each sequence, its length including them, and the numbers of its states. A sequence
+// whose tokens are all new resumes from no state.
 struct Sequences {
   const int64_t *starts, *lengths, *read, *write;
   int64_t count;

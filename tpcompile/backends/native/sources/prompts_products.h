@@ -69,7 +69,7 @@ TPC_INLINE float scale_at(const Linear& a, int64_t place) {
   return number(static_cast<const f16*>(a.scales) + place);
 }
 
-// What integers of a group, with a sign, become: less `offset`, times `scale`, plus `least`.
+// The map from signed integers of a group to numbers: minus `offset`, times `scale`, plus `least`.
 struct Group {
   float offset, scale, least;
 
@@ -101,13 +101,14 @@ TPC_INLINE Group group_at(const Linear& a, int64_t row, int64_t group, int64_t c
   return Group(a, row * a.groups + group, row * a.supers + super);
 }
 
-// The columns before a row whose highest bits are in the same 32 bits as those of its first column.
+// The columns before a row whose highest bits are in the same 32-bit word as those of its first
+// column.
 TPC_INLINE int64_t columns_before(const Linear& a) {
   return a.high ? a.first % (32 / (tpc::bits_of(a.format) - 4)) : 0;
 }
 
 #if defined(__AVX512BF16__)
-// Look up 32 columns at a time among the 16 values of a group. Return the first column that is left.
+// Look up 32 columns at a time among the 16 values of a group. Return the first remaining column.
 TPC_INLINE int64_t look_up(const char* row, int64_t column, int64_t end, const Group& group,
                            Packed* held) {
   const Lanes integers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};

@@ -19,7 +19,7 @@ TPC_INLINE int64_t words_of(const Linear& a) {
   return (a.columns + kLanes * kWord - 1) / (kLanes * kWord) * kLanes;
 }
 
-// The blocks of columns. They lie on the columns of the whole weight.
+// The blocks of columns. They begin at multiples of a block in the whole weight.
 class ColumnBlocks {
  public:
   explicit ColumnBlocks(const Linear& a)
@@ -124,7 +124,7 @@ struct RoundedPanel {
 #if defined(__AMX_INT8__)
 #include "prompts_rounded_tiles.h"
 #else
-// What is added to integers of so many bits.
+// The offset that is added to integers with this number of bits.
 constexpr int32_t raised_by(int bits) { return raised_bytes(bits); }
 
 // Multiply 6 rows with 16·kVectors tokens.

@@ -1,9 +1,11 @@
 // Products of rounded tokens by AMX. Included by prompts_rounded.h in the path that has tiles.
 
-// What is added to integers of so many bits: tiles multiply those with a sign.
+// The offset that is added to integers with this number of bits: 0, since tiles multiply signed
+// integers.
 constexpr int32_t raised_by(int) { return 0; }
 
-// The words of a row that are multiplied at a time: the most whose multiples are all ends of blocks.
+// The words of a row that are multiplied at a time: the most, up to a tile, that divide the ends of
+// all blocks.
 inline int64_t words_together(const ColumnBlocks& blocks) {
   int64_t words = kTile;
   for (int64_t block = 0; block < blocks.count(); ++block)

@@ -54,9 +54,9 @@ inline const float* tiled(const bf16* x, int64_t stride, int64_t sequences, int6
   return packed;
 }
 
-// Multiply up to 16 rows: `sums[row][sequence]`. Fetch as many bytes from `ahead`, a line of them between
-// two lines of a later tile, which go into the nearest cache: a tile whose lines are not there would
-// wait for all fetches that have begun.
+// Multiply up to 16 rows: `sums[row][sequence]`. Fetch as many bytes from `ahead`, alternating with
+// lines of a later tile, which go into the nearest cache: a tile whose lines are missing there
+// would wait for all fetches in flight.
 inline void tile_block(Plain<bf16> weight, int64_t rows, int64_t columns, const float* x,
                        int64_t sequences, const char* ahead, float* sums) {
   const int64_t step = 4 * sequences;

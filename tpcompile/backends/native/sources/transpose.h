@@ -5,7 +5,7 @@
 
 namespace {
 
-// As many values as a transposition has rows.
+// A vector with one lane per row of a transposition.
 #if defined(__AVX512F__)
 using Square = Lanes;
 

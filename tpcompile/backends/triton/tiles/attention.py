@@ -88,7 +88,7 @@ def partial_attention(words, buffers, scratch, SHAPE):
 
 @triton.jit
 def attention_reduce(words, buffers, scratch, SHAPE):
-    """Merge the spans of some heads of a sequence, and multiply them by their gates."""
+    """Merge the spans of some heads of a sequence, and multiply them by their gates, if any."""
     sequence = tl.load(words + abi.ATTENTION_REDUCE_SEQUENCE)
     number = tl.load(words + abi.ATTENTION_REDUCE_VALUES)
     values = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)

@@ -202,7 +202,7 @@ def _plus_products(sums, weights, values):
     """Add the products of weights and values to sums.
 
     The interpreter multiplies with a library, whose order of additions may depend on the place in a
-    matrix, and which does not know bf16. In fp64 the order does not change the rounded result.
+    matrix, and which does not support bf16. In fp64 the order does not change the rounded result.
     """
     if INTERPRETED:
         wide = values.to(tl.float32).to(tl.float64)

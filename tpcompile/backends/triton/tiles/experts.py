@@ -148,7 +148,7 @@ def _share_out(ids, first, items, SHAPE):
     """Store the items of all choices in the order of experts, and return their number.
 
     Each expert that the rank holds, from the `first` on, counts and places its choices alone, so no
-    values pass between threads. Places that an item has left are no choices.
+    values pass between threads. Unused places of an item are NONE.
     """
     experts = tl.arange(0, SHAPE.PLACES)
     choices = tl.zeros([SHAPE.PLACES], tl.int32)

@@ -66,7 +66,7 @@ def linear_terms(words, buffers, scratch, SHAPE):
 
 @triton.jit
 def store_terms(x, weight, gates, out, stride, rows, width, GATED: tl.constexpr, SHAPE):
-    """Store terms at `out[BATCH, stride]`, multiplied by the sigmoid of a gate of each sequence.
+    """Store terms at `out[BATCH, stride]`; if GATED, times the sigmoid of each sequence's gate.
 
     `weight` and `out` begin with the first of the rows, `weight` and `x` with that of the columns.
     """

@@ -1,4 +1,4 @@
-"""Rows of a linear of the normed residual, as they are or for the heads and logits of others."""
+"""Rows of a linear of the normed residual; heads and logits use `store_rows` too."""
 
 import triton
 import triton.language as tl

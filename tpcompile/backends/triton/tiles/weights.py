@@ -195,13 +195,13 @@ def _above(integers, DTYPE: tl.constexpr):
 
 @triton.jit
 def _of_rows(columns):
-    """Return what columns have, with a dimension for rows before theirs."""
+    """Insert a dimension for rows before the last dimension, that of columns."""
     return tl.expand_dims(columns, len(columns.shape) - 1)
 
 
 @triton.jit
 def by_column(runs):
-    """Return what runs of 16 columns have, for each of their columns."""
+    """Repeat the value of each run of 16 columns for each of its columns."""
     repeated = tl.broadcast_to(tl.expand_dims(runs, len(runs.shape)), _with(runs.shape, STEP))
     return repeated.reshape(_widened(runs.shape, STEP))
 

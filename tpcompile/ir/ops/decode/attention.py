@@ -25,6 +25,7 @@ from tpcompile.ir.ops.cache import (
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.composite import composite
 from tpcompile.ir.ops.elementwise import SIGMOID_GATE
+from tpcompile.ir.ops.groups import heads_read
 from tpcompile.ir.ops.paged_attention import attend_rows, read_tokens
 from tpcompile.ir.ops.shape import FLATTEN
 from tpcompile.ir.ops.spec import Cost, define, refuse, require, streaming_cost
@@ -91,8 +92,7 @@ def partial_attention(
     tokens, heads, width = q.shape
     values = q.new_zeros((tokens, heads, spans, width), dtype=torch.float32)
     lse = q.new_full((tokens, heads, spans), -torch.inf, dtype=torch.float32)
-    shared = cache.shape[-2]
-    read = kv_heads or [head // (heads // shared) for head in range(heads)]
+    read = heads_read(heads, cache.shape[-2], kv_heads)
     for row, (length, table) in enumerate(zip(lengths.tolist(), tables, strict=True)):
         for span in range(spans):
             first, last = span_of(length, block, span, spans, window)

@@ -43,7 +43,7 @@ def delta_step_apart(
     """Convolve, update the state, and return the gated results of all value heads, `[T, values]`.
 
     `projected` has the channels of the convolution, and `z` the gates of the results; `gates` has
-    the shares of all heads, then what their decays depend on.
+    the shares of all heads, then the inputs of their decays.
     """
     heads, value = rate.shape[0], norm.shape[0]
     channels, values, key = weight.shape[0], heads * value, states.shape[-2]

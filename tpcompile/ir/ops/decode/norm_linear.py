@@ -58,7 +58,7 @@ def _halves(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check_gate_up(weight: ValueType, **_: Any) -> None:
-    """Refuse a weight whose rows are not as many of gate as of up."""
+    """Refuse a weight with an odd number of rows, which gate and up cannot share."""
     require(weight.extent(0) % 2 == 0, "gate-up", weight, "as many rows of gate as of up")
 
 

@@ -128,7 +128,7 @@ def _append(
 
 
 def _append_rule(q: ValueType, *stored: Any) -> ValueType:
-    """Return the type of queries that attention may compare with what is stored."""
+    """Return the type of queries for attention to the stored keys."""
     check_append(*stored)
     *_, layer, block = stored
     return q.in_role(QueriesOf(layer, block))
