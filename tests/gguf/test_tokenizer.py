@@ -137,7 +137,7 @@ def test_marks_are_parts_of_words(tmp_path: Path) -> None:
         ({"tokenizer.ggml.merges": ["a b c"]}, "a merge that does not have two tokens"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "tokenizer of a GGUF file is not valid"),
         ({"tokenizer.ggml.merges": [1, 2]}, "merges that are not texts"),
-        ({"tokenizer.ggml.token_type": [1, 1]}, "other numbers of types"),
+        ({"tokenizer.ggml.token_type": [1, 1]}, "different numbers of types and tokens"),
         ({"tokenizer.ggml.padding_token_id": 10**6}, "padding_token_id=1000000, of "),
     ],
 )
@@ -282,8 +282,8 @@ def test_flags(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scores": [1.0]}, "other numbers of scores"),
-        ({"scores": "none"}, "other numbers of scores"),
+        ({"scores": [1.0]}, "different numbers of scores and tokens"),
+        ({"scores": "none"}, "different numbers of scores and tokens"),
         ({"merges": ["a b c"]}, "a merge that does not have two tokens"),
         ({"bos_token_id": 10**6}, "bos_token_id=1000000, of "),
         ({"add_space_prefix": "yes"}, "add_space_prefix='yes', not true or false"),

@@ -130,7 +130,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"guided_regex": "a", "response_format": {"type": "json_object"}},
         "guided_regex",
-        "there is also response_format",
+        "got also response_format",
     ),
 ]
 

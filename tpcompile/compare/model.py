@@ -20,13 +20,13 @@ import torch
 from tpcompile.compare.agreement import WatchedRanks, same_bits
 from tpcompile.compare.choices import Choices
 from tpcompile.compare.comparison import Comparison, compare
+from tpcompile.compare.program.texts import random_ids
 from tpcompile.compare.proofs import Proofs
 from tpcompile.compare.rounded_cache import rounding_attention
 from tpcompile.compare.routing import Replay
 from tpcompile.compare.rows import Row, row_of
 from tpcompile.compare.runs import Answers, Eager, Run, ends, side_by_side
 from tpcompile.compare.source import Source, in_fp32
-from tpcompile.errors import UsageError
 from tpcompile.frontend import Captured, capture
 from tpcompile.ir.format import Format
 from tpcompile.ir.info import info_of
@@ -180,14 +180,8 @@ def _agreement(ranks: WatchedRanks) -> Row:
 def _tokens(
     captured: Captured, lengths: Sequence[int], seed: int
 ) -> tuple[Packed, torch.Tensor, torch.Tensor]:
-    if not lengths or min(lengths) < 1:
-        raise UsageError(
-            "The batch or one of its sequences is empty",
-            expected="one or more sequences of at least one token",
-        )
     generator = torch.Generator().manual_seed(seed)
-    shape = (len(lengths), max(lengths))
-    ids = torch.randint(captured.config.vocab_size, shape, generator=generator)
+    ids = random_ids(lengths, captured.config.vocab_size, generator)
     mask = torch.zeros_like(ids)
     for row, length in enumerate(lengths):
         mask[row, max(lengths) - length :] = 1

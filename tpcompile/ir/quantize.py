@@ -108,9 +108,17 @@ def _error(groups: torch.Tensor, scales: torch.Tensor, kind: Kind) -> torch.Tens
     wide = scales.float()
     errors = _integers(groups, wide, kind).mul_(wide).sub_(groups)
     errors.mul_(errors)
-    count = len(errors)
-    while count > 1:  # a sum in an order that does not depend on the number of groups
+    return fold(errors)
+
+
+def fold(terms: torch.Tensor) -> torch.Tensor:
+    """Sum over the first dimension, in an order that depends on nothing else; overwrite the terms.
+
+    The second half is added to the first until one term is left.
+    """
+    count = len(terms)
+    while count > 1:
         half = (count + 1) // 2
-        errors[: count - half] += errors[half:count]
+        terms[: count - half] += terms[half:count]
         count = half
-    return errors[0]
+    return terms[0]

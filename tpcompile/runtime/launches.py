@@ -170,6 +170,7 @@ class Launches(Leading):
             raise UnsupportedError(
                 "The model was compiled without a KV cache",
                 expected="a pipeline that ends in cache-kv",
+                hint="Pass the whole sequence in each call, with use_cache=False",
             )
         return self._pool
 

@@ -312,14 +312,8 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
 
     def new_cache(self) -> PagedCache:
         """Return an empty KV cache to pass as `past_key_values`, or `cache`."""
-        if self._pool is None:
-            raise UnsupportedError(
-                "The model was compiled without a KV cache",
-                expected="a pipeline that ends in cache-kv",
-                hint="Pass the whole sequence in each call, with use_cache=False",
-            )
         layers = self.config.num_hidden_layers
-        return PagedCache(self._pool, layers, self.max_seq_len, self.max_batch)
+        return PagedCache(self._cache_pool, layers, self.max_seq_len, self.max_batch)
 
     def _cache_for(self, cache: Any, use_cache: bool | None) -> PagedCache | None:
         if cache is None:

@@ -154,7 +154,7 @@ def test_a_librarys_sum_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum whose order depends on the number of rows, as in torch.matmul, is detected."""
     monkeypatch.setattr(
         arithmetic,
-        "_fold",
+        "fold",
         lambda terms: terms.sum(0) if terms.shape[2] > 1 else terms.cumsum(0)[-1],
     )
     x, weight = random(1, 997), random(9, 997, seed=1)

@@ -71,18 +71,22 @@ class Texts:
         }
 
 
-def random_texts(
-    lengths: Sequence[int], steps: int, vocabulary: int, block: int, seed: int
-) -> Texts:
-    """Generate random tokens in scattered blocks, with room for all steps."""
+def random_ids(lengths: Sequence[int], vocabulary: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw tokens, `[sequences, longest]`. Raise unless there are sequences, each with a token."""
     if not lengths or min(lengths) < 1:
         raise UsageError(
             "The batch or one of its sequences is empty",
             expected="one or more sequences of at least one token",
         )
+    return torch.randint(vocabulary, (len(lengths), max(lengths)), generator=generator)
+
+
+def random_texts(
+    lengths: Sequence[int], steps: int, vocabulary: int, block: int, seed: int
+) -> Texts:
+    """Generate random tokens in scattered blocks, with room for all steps."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (len(lengths), max(lengths))
-    ids = torch.randint(vocabulary, shape, generator=generator)
+    ids = random_ids(lengths, vocabulary, generator)
     most = -(-(max(lengths) + steps - 1) // block)
     dealt = torch.randperm(len(lengths) * most, generator=generator)
     rows = (row[:length] for row, length in zip(ids, lengths, strict=True))

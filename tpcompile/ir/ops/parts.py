@@ -26,8 +26,7 @@ def select_rule(self: ValueType, dim: int, index: int) -> ValueType:
     extent = self.shape[dim]
     inside = isinstance(extent, str) or -extent <= index < extent
     require(inside, "dimension", f"index {index}", f"an index within the extent {extent} of {self}")
-    is_after = isinstance(self.placement, Shard) and self.placement.dim > dim
-    return shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(is_after))
+    return shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -1, dim)
 
 
 def slice_rule(
@@ -46,7 +45,7 @@ def slice_rule(
         )
         return self
     length = len(range(extent)[slice(start, end, step)])
-    return shifted(self, (*self.shape[:dim], length, *self.shape[dim + 1 :]), 0)
+    return shifted(self, (*self.shape[:dim], length, *self.shape[dim + 1 :]))
 
 
 def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
@@ -75,7 +74,7 @@ def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
         )
         extents.append(int(extent))
         unsharded(kind, dim, "concatenate")
-    return shifted(first, (*first.shape[:dim], sum(extents), *first.shape[dim + 1 :]), 0)
+    return shifted(first, (*first.shape[:dim], sum(extents), *first.shape[dim + 1 :]))
 
 
 def stack_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
@@ -84,8 +83,7 @@ def stack_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
     for kind in tensors:
         require(kind == first, "stack", kind, f"the type of the first value, {first}")
     require(not isinstance(first.placement, Partial), "partial-nonlinear", first, "a summed value")
-    is_after = isinstance(first.placement, Shard) and first.placement.dim >= dim
-    return shifted(first, (*first.shape[:dim], len(tensors), *first.shape[dim:]), int(is_after))
+    return shifted(first, (*first.shape[:dim], len(tensors), *first.shape[dim:]), 1, dim - 1)
 
 
 def split_rule(
@@ -110,7 +108,7 @@ def split_rule(
             "an operand that is already summed",
         )
         return tuple(
-            shifted(self, shape, 0).in_role(role) for shape, role in zip(shapes, roles, strict=True)
+            shifted(self, shape).in_role(role) for shape, role in zip(shapes, roles, strict=True)
         )
     segments = layout.segments if isinstance(layout, FusedLayout) else ()
     parts = _joined_segments(segments, split_sizes)
@@ -162,7 +160,7 @@ def rows_rule(self: ValueType, dim: int, index: ValueType) -> ValueType:
     valid = index.placement == REPLICATE and index.dims == 1
     require(valid, "rows", index, "a one-dimensional tensor of rows, replicated on every rank")
     require(index.dtype in _WHOLE_NUMBERS, "rows", index, "row numbers, not a mask")
-    return shifted(self, (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :]), 0)
+    return shifted(self, (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :]))
 
 
 def index_rule(self: ValueType, indices: tuple[ValueType | None, ...]) -> ValueType:

@@ -33,10 +33,10 @@ def unsharded(kind: ValueType, dim: int, action: str) -> None:
         refuse("whole-axis", kind, f"dimension {dim} whole on every rank, to {action} it")
 
 
-def shifted(kind: ValueType, shape: Sequence[Dim], moved: int) -> ValueType:
-    """Return a type with the new shape and the placement's dimension shifted by `moved`."""
+def shifted(kind: ValueType, shape: Sequence[Dim], moved: int = 0, after: int = -1) -> ValueType:
+    """Return a type with the new shape, in which dimensions after `after` shift by `moved`."""
     placement = kind.placement
-    if isinstance(placement, Shard):
+    if isinstance(placement, Shard) and placement.dim > after:
         placement = Shard(placement.dim + moved, placement.layout)
     return ValueType(tuple(shape), kind.dtype, placement)
 
@@ -103,15 +103,13 @@ def transpose_rule(self: ValueType, dim0: int, dim1: int) -> ValueType:
 
 def unsqueeze_rule(self: ValueType, dim: int) -> ValueType:
     dim = dim_of(self, dim, extra=1)
-    is_after = isinstance(self.placement, Shard) and self.placement.dim >= dim
-    return shifted(self, (*self.shape[:dim], 1, *self.shape[dim:]), int(is_after))
+    return shifted(self, (*self.shape[:dim], 1, *self.shape[dim:]), 1, dim - 1)
 
 
 def squeeze_rule(self: ValueType, dim: int) -> ValueType:
     dim = dim_of(self, dim)
     require(self.shape[dim] == 1, "squeeze", self, f"an extent of 1 in dimension {dim}")
-    is_after = isinstance(self.placement, Shard) and self.placement.dim > dim
-    return shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(is_after))
+    return shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -1, dim)
 
 
 def expand_rule(self: ValueType, size: tuple[Any, ...], implicit: bool = False) -> ValueType:
@@ -144,8 +142,7 @@ def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueTy
     role = role_of_heads(self, dim, width)
     layout = self.layout_of(dim)
     if layout is None:
-        is_after = isinstance(self.placement, Shard) and self.placement.dim > dim
-        return shifted(self, shape, int(is_after)).in_role(role)
+        return shifted(self, shape, 1, dim).in_role(role)
     whole = isinstance(layout, Layout) and layout.grain == width
     require(
         whole,
@@ -168,8 +165,7 @@ def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> Valu
     shape = (*self.shape[:start], outer * inner, *self.shape[end + 1 :])
     layout = self.layout_of(start)
     if layout is None:
-        is_after = isinstance(self.placement, Shard) and self.placement.dim > end
-        return shifted(self, shape, -int(is_after))
+        return shifted(self, shape, -1, end)
     require(isinstance(layout, Layout), "flatten", self, "one logical axis")
     assert isinstance(layout, Layout)
     return ValueType(shape, self.dtype, Shard(start, layout.with_grain(layout.grain * inner)))

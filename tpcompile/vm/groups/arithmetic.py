@@ -15,7 +15,7 @@ import torch
 from tpcompile.ir.layout import even_runs
 from tpcompile.ir.ops import Activation, elementwise, norm
 from tpcompile.ir.ops.collectives import fold_tree
-from tpcompile.ir.quantize import rounded
+from tpcompile.ir.quantize import fold, rounded
 from tpcompile.vm.program.instruction import Range
 from tpcompile.vm.program.weight import Weight
 
@@ -30,18 +30,7 @@ _AT_ONCE = 1 << 20
 
 def total(terms: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Sum over a dimension: add the second half to the first until one term is left."""
-    return _fold(terms.movedim(dim, 0).clone(memory_format=torch.contiguous_format))
-
-
-def _fold(terms: torch.Tensor) -> torch.Tensor:
-    """Sum over the first dimension, and overwrite the terms."""
-    count = terms.shape[0]
-    while count > 1:
-        pairs, left = count // 2, count - count // 2
-        first = terms[:pairs]
-        first += terms[left:count]
-        count = left
-    return terms[0]
+    return fold(terms.movedim(dim, 0).clone(memory_format=torch.contiguous_format))
 
 
 def dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -108,7 +97,7 @@ def _run_dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     blocks = []
     for first in range(0, weight.shape[0], rows):
         part = weight[first : first + rows].float().permute(2, 0, 1).contiguous()
-        blocks.append(_fold(part.unsqueeze(1) * columns))
+        blocks.append(fold(part.unsqueeze(1) * columns))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
 
 
@@ -130,7 +119,7 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def _normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
-    mean = _fold((x * x).movedim(-1, 0)) / x.shape[-1]
+    mean = fold((x * x).movedim(-1, 0)) / x.shape[-1]
     return x / torch.sqrt(mean + eps).unsqueeze(-1)
 
 

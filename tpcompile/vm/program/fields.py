@@ -24,6 +24,12 @@ def field_types(kind: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, hints[field.name]) for field in fields(kind))
 
 
+@cache
+def own_types(kind: Any) -> Mapping[str, Any]:
+    """Return the types of the operands that each instruction of this kind has for itself."""
+    return {name: inner for name, inner in field_types(kind) if name != "at"}
+
+
 def operands_of(kind: Any) -> Any:
     """Return the class of the operands that instructions of this kind share."""
     return dict(field_types(kind))["at"]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -21,7 +20,7 @@ from tpcompile.ir.format import Kind
 from tpcompile.lazy import cached_property
 from tpcompile.vm.program.accesses import joins_of, regions_of
 from tpcompile.vm.program.buffer import Box
-from tpcompile.vm.program.fields import field_types, has_fields
+from tpcompile.vm.program.fields import field_types, has_fields, own_types
 from tpcompile.vm.program.meaning import HeadRead, Result, Values
 from tpcompile.vm.program.region import NONE as NONE
 from tpcompile.vm.program.region import Join, Region
@@ -248,13 +247,8 @@ class WeightInstruction(StepInstruction):
 def own_fields(instruction: StepInstruction) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each operand that the instruction does not share."""
     kind: Any = type(instruction)
-    for name in _own_names(kind):
+    for name in own_types(kind):
         yield name, getattr(instruction, name)
-
-
-@cache
-def _own_names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.name != "at")
 
 
 def _shown(value: Any) -> str:

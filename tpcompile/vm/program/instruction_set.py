@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from tpcompile.errors import UsageError
 from tpcompile.registry import Registry
-from tpcompile.vm.program.fields import field_types, operands_of
+from tpcompile.vm.program.fields import operands_of, own_types
 from tpcompile.vm.program.instruction import (
     StepInstruction,
     from_words,
@@ -111,7 +111,7 @@ def decode(words: Sequence[int], shared: dict[Any, Any] | None = None) -> StepIn
     try:
         if key not in shared:
             shared[key] = from_words(operands, iter(operand_words))
-        values = {n: from_words(inner, own_words) for n, inner in field_types(kind) if n != "at"}
+        values = {n: from_words(inner, own_words) for n, inner in own_types(kind).items()}
     except ValueError as error:
         raise UsageError(
             f"The words are not valid operands of {kind.name}: {error}",

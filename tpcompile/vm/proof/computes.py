@@ -23,7 +23,7 @@ from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.proof.expected import Expected
-from tpcompile.vm.proof.fault import Fault, cited
+from tpcompile.vm.proof.fault import Fault, cited, listed
 from tpcompile.vm.proof.running import (
     ComputedValue,
     Run,
@@ -31,7 +31,6 @@ from tpcompile.vm.proof.running import (
     UnfinishedError,
     WrongError,
     frame_of,
-    listed,
     runs_of,
 )
 from tpcompile.vm.proof.terms import Difference, Term, Terms, is_mistaken, unlike

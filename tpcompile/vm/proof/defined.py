@@ -13,10 +13,7 @@ from tpcompile.vm.program import Box, Program, Region
 from tpcompile.vm.program.program import joined
 from tpcompile.vm.program.region import box_text, remainder
 from tpcompile.vm.proof.cells import Parts
-from tpcompile.vm.proof.fault import Fault, cited
-
-_MOST_PIECES = 3
-"""The maximum number of undefined pieces of a region that a message lists."""
+from tpcompile.vm.proof.fault import Fault, cited, listed
 
 
 def check_defined(program: Program, parts: Parts) -> Iterator[Fault]:
@@ -59,10 +56,7 @@ def _undefined(program: Program, parts: Parts) -> set[Region]:
 
 def _description(program: Program, number: int, region: Region, pieces: Sequence[Box]) -> str:
     name = program.buffers[region.buffer].name
-    listed = ", ".join(name + box_text(box) for box in pieces[:_MOST_PIECES])
-    more = len(pieces) - _MOST_PIECES
-    listed += f" and {more} more parts" if more > 0 else ""
     return (
         f"{cited(program, number)} reads {name}{box_text(region.box)}, but no earlier instruction "
-        f"of the step writes {listed}; scratch memory is undefined before a step"
+        f"of the step writes {listed(name, pieces)}; scratch memory is undefined before a step"
     )

@@ -24,7 +24,7 @@ from tpcompile.vm.program.meaning import Part, Result
 from tpcompile.vm.program.region import box_text
 from tpcompile.vm.proof.contents import Contents, Stored, disjoint
 from tpcompile.vm.proof.expected import Expected
-from tpcompile.vm.proof.fault import cited
+from tpcompile.vm.proof.fault import cited, listed
 from tpcompile.vm.proof.opened import Opened
 from tpcompile.vm.proof.terms import Term, Terms
 
@@ -68,11 +68,6 @@ def frame_of(shape: Sequence[int], part: Sequence[Part]) -> Box:
         else:
             frame.append((index[0], index[1]))
     return tuple(frame)
-
-
-def listed(name: str, pieces: Sequence[Box]) -> str:
-    listed = ", ".join(name + box_text(box) for box in pieces[:3])
-    return listed + (f" and {len(pieces) - 3} more parts" if len(pieces) > 3 else "")
 
 
 _Instructions = Sequence[Any]

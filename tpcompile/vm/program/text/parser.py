@@ -10,7 +10,7 @@ from tpcompile.errors import UsageError
 from tpcompile.ir.dtypes import DTYPES
 from tpcompile.ir.format import Format
 from tpcompile.vm.program.buffer import Buffer, wrong_buffers
-from tpcompile.vm.program.fields import field_types, operands_of
+from tpcompile.vm.program.fields import field_types, operands_of, own_types
 from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.operands import NOT_IN_AGREEMENT, WRONG_BUFFER, disagreements
@@ -23,7 +23,6 @@ from tpcompile.vm.program.text.values import (
     operand_kinds,
     operand_types,
     operands_name,
-    own_types,
     run_of,
     shaped,
     whole,
@@ -190,13 +189,14 @@ class _Parser:
 
     def _instruction(self, line: Line) -> StepInstruction:
         name = line.word(1, "instruction name")
-        kind = line.known("instruction", name, INSTRUCTIONS)
+        kind: Any = line.known("instruction", name, INSTRUCTIONS)
         operands = self._shared_operands(line, kind)
         operand_words, waits, signals = _divided(line)
         values = line.values(operand_words, own_types(kind))
         self._waits.append(tuple(self._wait(line, word) for word in waits))
         self._signals.append(tuple(self._counter(line, word) for word in signals))
-        return kind(operands, **values)
+        instruction: StepInstruction = kind(operands, **values)
+        return instruction
 
     def _shared_operands(self, line: Line, kind: type[StepInstruction]) -> Any:
         word = line.word(2, "operands")

@@ -12,7 +12,7 @@ from typing import Any
 
 from tpcompile.ir.format import Format
 from tpcompile.vm.program.buffer import Role
-from tpcompile.vm.program.fields import field_types, flat_fields, operands_of
+from tpcompile.vm.program.fields import flat_fields, operands_of
 from tpcompile.vm.program.instruction import NONE, Range, to_fp32
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
@@ -32,11 +32,6 @@ def operands_name(kind: type) -> str:
     """Return the name of an operand class in text: `qkv` for `QkvOperands`."""
     words = re.findall(r"[A-Z][a-z0-9]*", kind.__name__.removesuffix("Operands"))
     return "_".join(words).lower()
-
-
-def own_types(kind: Any) -> Mapping[str, type]:
-    """Return the fields of an instruction's own operands."""
-    return {name: inner for name, inner in field_types(kind) if name != "at"}
 
 
 def operand_types(operands: Any) -> Mapping[str, type]:
