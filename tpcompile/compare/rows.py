@@ -54,11 +54,13 @@ def row_of(
     layer: int | None = None,
     ranks: list[torch.Tensor] | None = None,
     exact: torch.Tensor | None = None,
+    depth: int = 0,
 ) -> Row:
     """Compare a value with the expected one; `ranks` are replicas, which must be equal.
 
     With an `exact` value and no tolerance, a value passes if its distance from the exact value is
-    within `rounding_limit`.
+    within `rounding_limit`. Otherwise, `depth` is the number of layers before a value of a narrow
+    dtype.
     """
     problem = _problem(actual, expected, ranks or [])
     max_abs = rel = float("inf")
@@ -67,7 +69,7 @@ def row_of(
         rel = max_abs / _magnitude(expected)
     elif actual.shape == expected.shape:
         max_abs = rel = 0.0
-    error, limit = rel, _tolerance(expected.dtype, tolerance)
+    error, limit = rel, _tolerance(expected.dtype, tolerance, depth)
     fp32 = exact is not None and tolerance is None and math.isfinite(rel) and actual.numel() > 0
     expected_error = 0.0
     if fp32 and exact is not None:
@@ -100,12 +102,15 @@ def token_margin(
     by eager's largest error, and each of the compiled model's two by as much.
     """
     if tolerance is not None or exact is None:
-        return _tolerance(eager.dtype, tolerance)
+        return _tolerance(eager.dtype, tolerance, 0)
     return 4 * float((eager.double() - exact.double()).abs().max()) / _magnitude(eager)
 
 
-def _tolerance(dtype: torch.dtype, tolerance: float | None) -> float:
-    return TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
+def _tolerance(dtype: torch.dtype, tolerance: float | None, depth: int) -> float:
+    if tolerance is not None:
+        return tolerance
+    limit = TOLERANCES.get(dtype, 0.0)
+    return limit if dtype == torch.float32 else limit * math.sqrt(1 + depth)
 
 
 def _magnitude(values: torch.Tensor) -> float:
