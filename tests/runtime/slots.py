@@ -26,7 +26,9 @@ class Slots:
         }
         self.kept |= copied
         self.kept |= dict(zip(appended.slots.tolist(), tokens, strict=True))
-        assert max(self.kept, default=-1) < appended.blocks * BLOCK
+        read = appended.tables.flatten().tolist()
+        written = [slot // BLOCK for slot in (*copied, *appended.slots.tolist())]
+        assert max(*read, *written, -1, -1) < appended.blocks
 
     def rows(self, appended: Appended) -> Iterator[list[int]]:
         for table, length in zip(appended.tables.tolist(), appended.lengths.tolist(), strict=True):
