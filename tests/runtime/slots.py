@@ -28,7 +28,7 @@ class Slots:
         self.kept |= dict(zip(appended.slots.tolist(), tokens, strict=True))
         read = appended.tables.flatten().tolist()
         written = [slot // BLOCK for slot in (*copied, *appended.slots.tolist())]
-        assert max(*read, *written, -1, -1) < appended.blocks
+        assert max([*read, *written], default=-1) < appended.blocks
 
     def rows(self, appended: Appended) -> Iterator[list[int]]:
         for table, length in zip(appended.tables.tolist(), appended.lengths.tolist(), strict=True):

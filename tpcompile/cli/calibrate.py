@@ -96,6 +96,7 @@ def _run(args: argparse.Namespace) -> Result:
 
         device = device_of(args.device)
         check_threads(args.threads, device)
+        quantized = {name: getattr(args, name) for name in ("weights", "head", "activations", "kv")}
         calibration = calibrate(
             args.model,
             device=device,
@@ -103,16 +104,12 @@ def _run(args: argparse.Namespace) -> Result:
             name=args.output.stem,
             workers=workers_of(args),
             repeats=args.repeats,
-            weights=args.weights,
-            head=args.head,
-            activations=args.activations,
-            kv=args.kv,
             say=_phase_printer(say),
+            **quantized,
         )
         write_file(args.output, lambda file: file.write(target_text(calibration.target)))
         sys.stderr.write(f"wrote {args.output}\n")
         cases = cases_of(args.model, args.other) if args.verify else []
-        quantized = {name: getattr(args, name) for name in ("weights", "head", "activations", "kv")}
         cases = [replace(case, **quantized) for case in cases]
         steps = verify(
             calibration.target, cases, repeats=args.repeats, device=device, say=_phase_printer(say)

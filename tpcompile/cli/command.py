@@ -228,6 +228,12 @@ def add_model_arguments(
         )
 
 
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a model that `compile`, `schedule` and `explore` share."""
+    names = ("tp", "dtype", "pipeline", "weights", "head", "activations", "kv", "experts")
+    return {name: getattr(args, name) for name in names}
+
+
 def add_dtype_argument(parser: Parser) -> None:
     """Add the dtype of a model."""
     parser.add_argument(

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpcompile.cli.command import FailedError
+from tpcompile.cli.command import FailedError, model_options
 from tpcompile.cli.wording import with_options
 from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
@@ -87,20 +87,13 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
     with plain_warnings(args):
         model = compile(
             args.model,
-            tp=args.tp,
             backend=args.backend,
-            dtype=args.dtype,
             device=args.device,
             max_seq_len=args.max_seq_len,
-            pipeline=args.pipeline,
             random_weights=args.random_weights,
             threads=args.threads,
-            weights=args.weights,
-            head=args.head,
-            activations=args.activations,
-            kv=args.kv,
-            experts=args.experts,
             adapter=args.adapter,
+            **model_options(args),
             **more,
         )
     if args.generation_config == "none":

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpcompile.cli.command import Command, Parser, Result, add_model_arguments, choice, number
+from tpcompile.cli.command import (
+    Command,
+    Parser,
+    Result,
+    add_model_arguments,
+    choice,
+    model_options,
+    number,
+)
 from tpcompile.cli.compiling import lower_model, passes_of, progress, warn_unsharded
 from tpcompile.cli.printing import (
     CAPTURE,
@@ -137,19 +145,7 @@ def _kernel(args: argparse.Namespace) -> str:
         say(f"scheduling for {args.kernel}")
         from tpcompile.scheduling import schedule
 
-        step = schedule(
-            args.model,
-            tp=args.tp,
-            target=args.kernel,
-            dtype=args.dtype,
-            pipeline=args.pipeline,
-            weights=args.weights,
-            head=args.head,
-            activations=args.activations,
-            kv=args.kv,
-            experts=args.experts,
-        )
-        return step.kernel()
+        return schedule(args.model, target=args.kernel, **model_options(args)).kernel()
 
 
 _OF_GRAPHS = ("rank", "layer", "print_ir_after", "print_ir_before", "stop_after", "dump_dir")

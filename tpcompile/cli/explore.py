@@ -14,6 +14,7 @@ from tpcompile.cli.command import (
     Result,
     add_model_arguments,
     add_threads_argument,
+    model_options,
     number,
     workers_of,
 )
@@ -106,9 +107,6 @@ def _run(args: argparse.Namespace) -> Result:
 
         exploration = explore(
             args.model,
-            args.tp,
-            dtype=args.dtype,
-            pipeline=args.pipeline,
             beside=args.beside,
             target=args.target,
             policy=args.policy,
@@ -119,14 +117,10 @@ def _run(args: argparse.Namespace) -> Result:
             measured=args.measured,
             compare=args.compare,
             random_weights=args.random_weights,
-            weights=args.weights,
-            head=args.head,
-            activations=args.activations,
-            kv=args.kv,
-            experts=args.experts,
             adapter=args.adapter,
             threads=args.threads,
             say=say,
+            **model_options(args),
         )
         say(f"writing {args.output}")
         exploration.write(args.output)

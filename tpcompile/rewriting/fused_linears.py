@@ -31,7 +31,7 @@ def split_linear(gm: fx.GraphModule, linear: fx.Node) -> None:
     parts = _parts(linear)
     for place, ((start, stop), readers) in enumerate(sorted(parts.items())):
         with gm.graph.inserting_before(linear):
-            rows = partial(take, dim=0, start=start, stop=stop)
+            rows = partial(_run_of, start=start, stop=stop)
             part = insert_part(gm, linear, readers[0], place, rows)
         for reader in readers:
             replace(reader, part)
@@ -68,6 +68,12 @@ def _slices(linear: fx.Node, user: fx.Node) -> list[tuple[tuple[int, int], fx.No
         ((starts[place], starts[place] + sizes[place]), item)
         for place, item in zip(places, items, strict=True)
     ]
+
+
+def _run_of(whole: Recipe, start: int, stop: int) -> Recipe:
+    recipe = take(whole, 0, start, stop)
+    assert shape_of(recipe)[0] == stop - start
+    return recipe
 
 
 def insert_part(

@@ -21,6 +21,7 @@ from tpcompile.vm.program.buffer import LINEAR_STATES
 from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.meaning import Part, Result
+from tpcompile.vm.program.program import joined
 from tpcompile.vm.program.region import box_text
 from tpcompile.vm.proof.contents import Contents, Stored, disjoint
 from tpcompile.vm.proof.expected import Expected
@@ -168,7 +169,7 @@ class Run:
         """Forget values in the other buffers that the instructions write; return these buffers."""
         spoilt: set[int] = set()
         for instruction in self._instructions:
-            for buffer, box in (*instruction.writes, *(join.region for join in instruction.joins)):
+            for buffer, box in (*instruction.writes, *joined(instruction)):
                 if buffer not in written:
                     spoilt.add(buffer)
                     self._running.contents.spoil(buffer, box)
