@@ -19,7 +19,7 @@ pytestmark = NEEDS
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("shape", [(1, 32), (47, 64), (100, 96), (352, 224)])
+@pytest.mark.parametrize("shape", [(1, 32), (47, 64), (100, 608), (352, 224)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_linears(tokens: int, shape: tuple[int, int], biased: bool) -> None:
     weight, bias = random(*shape), random(shape[0]) if biased else None
@@ -44,13 +44,22 @@ def peak_bytes() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the peak of /proc")
 def test_products_of_many_tokens_reuse_their_memory() -> None:
-    """A thread needs about 200 KB for 48 rows; it once took them again for each of 1,376 items."""
+    """A thread needs 200 to 300 KB; it once took them again for each of 1,376 items."""
     x, weight = random(2048, 1024), random(4096, 1024)
     peak_bytes()
     before = peak_bytes()
     out = products.linear(x, weight, None)
     packed = 4 * x.numel()
     assert peak_bytes() - before < out.numel() * out.itemsize + packed + (32 << 20)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16, 200])
+def test_every_thread_has_items(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    product = products.Product.of(random(100, 64), few_bits(4, CUTS[0], False, 1024, 64), 128)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    path = many.PATHS[many.chosen_path()]
+    assert product.part_rows % path.together == 0
+    assert product.part_rows in (path.rows, path.together) or product.items(100) >= 2 * threads
 
 
 Cut = tuple[int, int, bool, torch.dtype]
@@ -77,8 +86,8 @@ def few_bits(bits: int, cut: Cut, rounds: bool, rows: int = 101, width: int = 16
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("rounds", [False, True])
 def test_products_with_weights_of_few_bits(tokens: int, bits: int, cut: Cut, rounds: bool) -> None:
-    weight = few_bits(bits, cut, rounds)
-    x, bias = random(tokens, 160), random(101)
+    weight = few_bits(bits, cut, rounds, width=608)
+    x, bias = random(tokens, 608), random(101)
     assert products.takes_product(x, weight, bias)
     actual = functions.linear(x, weight, bias)
     near(actual, torchs.linear(x, weight.decoded(torch.bfloat16), bias))

@@ -18,16 +18,18 @@ class Products(NamedTuple):
     packed: torch.dtype
     """The dtype of packed tokens."""
     rows: int
-    """The rows of a weight in an item: a multiple of those that are multiplied together."""
+    """The most rows of a weight in an item."""
+    together: int
+    """The rows that are multiplied together: `kRows` of the path's source file."""
     faster: bool = True
     """Whether a product in bf16 is faster than torch's, which uses AMX where the CPU has it."""
 
 
 PATHS = {
-    "amx_bf16": Products(torch.bfloat16, 64, faster=False),
-    "avx512_bf16": Products(torch.bfloat16, 48),
-    "avx512_vnni": Products(torch.float32, 48),
-    "avx2": Products(torch.float32, 48),
+    "amx_bf16": Products(torch.bfloat16, 256, 32, faster=False),
+    "avx512_bf16": Products(torch.bfloat16, 48, 6),
+    "avx512_vnni": Products(torch.float32, 48, 6),
+    "avx2": Products(torch.float32, 48, 6),
 }
 """The vector paths that have the kernels."""
 

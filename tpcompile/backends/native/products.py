@@ -33,6 +33,8 @@ _TOKENS = 128
 """The tokens of an item of a product: whole panels, few enough to keep all threads busy."""
 _MANY_TOKENS = 512
 """The same for weights of few bits, whose rows each item decodes."""
+_ITEMS = 2
+"""The minimum number of items of a product per thread, if its rows suffice."""
 _LANES = 16
 """The columns that kernels decode at a time."""
 PACKED = 64
@@ -149,8 +151,11 @@ class Product:
 
     @property
     def part_rows(self) -> int:
-        """The rows of an item."""
-        return PATHS[chosen_path()].rows
+        """The rows of an item: as many as leave some items to each thread."""
+        path = PATHS[chosen_path()]
+        parts = -(-len(self.x) // self.part_tokens)
+        share = self.memory["out"].shape[1] * parts // (_ITEMS * torch.get_num_threads())
+        return min(path.rows, max(1, share // path.together) * path.together)
 
     def items(self, tokens: Any) -> Any:
         """Return the number of items of these tokens."""

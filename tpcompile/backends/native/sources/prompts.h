@@ -92,7 +92,7 @@ struct Attention {
   double scale;
 };
 
-// Products of tokens and the rows of a weight. First the tokens are packed in panels, side by side;
+// Products of tokens and the rows of a weight. First the tokens are packed, 16 side by side;
 // an item is 64 tokens. Then an item is some rows of the weight and some panels. The numbers of a
 // weight of few bits are rounded to bf16.
 struct Linear {

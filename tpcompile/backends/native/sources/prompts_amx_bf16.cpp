@@ -9,8 +9,9 @@ namespace {
 constexpr int64_t kTile = 16;
 constexpr int64_t kRows = 2 * kTile, kSteps = kTile;
 
-// Rows at a distance of a power of two would compete for places in the cache.
-constexpr bool kCopiesRows = true;
+// Return rows in bf16 as an operand: null, because those at a distance of a power of two would
+// compete for places in the cache.
+TPC_INLINE const Packed* as_packed(const bf16*) { return nullptr; }
 
 // The tiles of a function, whose operands have `words` words of each row and token.
 class Tiles {
@@ -36,7 +37,7 @@ class Tiles {
 // Set or increase `out` by products of 32 rows of `a` with 16·kTiles columns of `b`.
 template <int kTiles, bool kAdd>
 TPC_INLINE void multiply_tiles(const Packed* a, int64_t a_stride, const Packed* b, int64_t b_stride,
-                               int64_t steps, float* out, int64_t out_stride) {
+                               int64_t b_next, int64_t steps, float* out, int64_t out_stride) {
   const int64_t a_bytes = a_stride * int64_t{sizeof *a}, b_bytes = b_stride * int64_t{sizeof *b};
   const int64_t out_bytes = out_stride * int64_t{sizeof *out};
   const auto place = [&](int64_t row, int64_t column) {
@@ -62,7 +63,7 @@ TPC_INLINE void multiply_tiles(const Packed* a, int64_t a_stride, const Packed* 
     _tile_loadd(5, a + kTile * a_stride + step, a_bytes);
     _tile_dpbf16ps(1, 5, 6);
     if constexpr (kTiles == 2) {
-      _tile_loadd(7, b + step * b_stride + kTile, b_bytes);
+      _tile_loadd(7, b + b_next + step * b_stride, b_bytes);
       _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
@@ -75,17 +76,18 @@ TPC_INLINE void multiply_tiles(const Packed* a, int64_t a_stride, const Packed* 
   }
 }
 
-// Set or increase `out` by products of 32 rows of `a` with 16·kVectors columns of `b`.
+// Set or increase `out` by products of 32 rows of `a` with 16·kVectors columns of `b`, 16 of which
+// are side by side.
 template <int kVectors, bool kAdd>
 TPC_INLINE void multiply(const Packed* a, int64_t a_stride, const Packed* b, int64_t b_stride,
-                         int64_t steps, float* out, int64_t out_stride) {
+                         int64_t b_next, int64_t steps, float* out, int64_t out_stride) {
   complete_writes();
 #pragma GCC unroll 2
   for (int v = 0; v < kVectors / 2 * 2; v += 2)
-    multiply_tiles<2, kAdd>(a, a_stride, b + v * kTile, b_stride, steps, out + v * kTile,
+    multiply_tiles<2, kAdd>(a, a_stride, b + v * b_next, b_stride, b_next, steps, out + v * kTile,
                             out_stride);
   if constexpr (kVectors % 2)
-    multiply_tiles<1, kAdd>(a, a_stride, b + (kVectors - 1) * kTile, b_stride, steps,
+    multiply_tiles<1, kAdd>(a, a_stride, b + (kVectors - 1) * b_next, b_stride, b_next, steps,
                             out + (kVectors - 1) * kTile, out_stride);
   complete_writes();
 }

@@ -57,14 +57,13 @@ TPC_INLINE Lanes larger(Lanes a, Lanes b) {
 TPC_INLINE float greatest_of(Lanes x) { return largest(x); }
 
 constexpr int64_t kPanel = 16, kRows = 6, kSteps = 1;
-constexpr bool kCopiesRows = false;
 
 struct Tiles {};
 
 using Packed = float;
 constexpr int64_t kColumns = 1;
 
-// Return values in bf16 as operands: null, because they must be widened.
+// Return rows in bf16 as an operand: null, because they must be widened.
 TPC_INLINE const Packed* as_packed(const bf16*) { return nullptr; }
 
 // Widen values to an operand.
@@ -111,12 +110,13 @@ TPC_INLINE void multiply_16(const Packed* a, int64_t a_stride, const Packed* b, 
   }
 }
 
-// Set or increase `out` by products of 6 rows of `a` with 16·kVectors columns of `b`.
+// Set or increase `out` by products of 6 rows of `a` with 16·kVectors columns of `b`, 16 of which
+// are side by side.
 template <int kVectors, bool kAdd>
-void multiply(const Packed* a, int64_t a_stride, const Packed* b, int64_t b_stride, int64_t steps,
-              float* out, int64_t out_stride) {
+void multiply(const Packed* a, int64_t a_stride, const Packed* b, int64_t b_stride, int64_t b_next,
+              int64_t steps, float* out, int64_t out_stride) {
   for (int v = 0; v < kVectors; ++v)
-    multiply_16<kAdd>(a, a_stride, b + kLanes * v, b_stride, steps, out + kLanes * v, out_stride);
+    multiply_16<kAdd>(a, a_stride, b + v * b_next, b_stride, steps, out + kLanes * v, out_stride);
 }
 
 // Lay out 16 rows as `[column][row]`, with `stride` between columns; null stands for zeros.

@@ -62,9 +62,6 @@ constexpr int64_t kPanel = 64;
 using Packed = uint32_t;
 constexpr int64_t kColumns = 2;
 
-// Return values in bf16 as operands; they are stored so.
-TPC_INLINE const Packed* as_packed(const bf16* x) { return reinterpret_cast<const Packed*>(x); }
-
 // Copy values to an operand.
 TPC_INLINE void hold(const bf16* x, int64_t count, Packed* held) {
   std::memcpy(held, x, sizeof(bf16) * static_cast<size_t>(count));

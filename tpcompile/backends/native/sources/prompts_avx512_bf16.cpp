@@ -4,14 +4,19 @@
 namespace {
 
 constexpr int64_t kRows = 6, kSteps = 1;
-constexpr bool kCopiesRows = false;
 
 struct Tiles {};
 
-// Set or increase `out` by products of 6 rows of `a` with 16·kVectors columns of `b`.
+// Return rows in bf16 as an operand; they are stored so.
+TPC_INLINE const Packed* as_packed(const bf16* rows) {
+  return reinterpret_cast<const Packed*>(rows);
+}
+
+// Set or increase `out` by products of 6 rows of `a` with 16·kVectors columns of `b`, 16 of which
+// are side by side.
 template <int kVectors, bool kAdd>
 TPC_INLINE void multiply(const Packed* a, int64_t a_stride, const Packed* b, int64_t b_stride,
-                         int64_t steps, float* out, int64_t out_stride) {
+                         int64_t b_next, int64_t steps, float* out, int64_t out_stride) {
   __m512 sums[kRows][kVectors];
 #pragma GCC unroll 6
   for (int64_t row = 0; row < kRows; ++row)
@@ -23,7 +28,7 @@ TPC_INLINE void multiply(const Packed* a, int64_t a_stride, const Packed* b, int
     __m512bh columns[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v)
-      columns[v] = (__m512bh)_mm512_loadu_si512(b + step * b_stride + kLanes * v);
+      columns[v] = (__m512bh)_mm512_loadu_si512(b + v * b_next + step * b_stride);
 #pragma GCC unroll 6
     for (int64_t row = 0; row < kRows; ++row) {
       const auto factor =

@@ -2,9 +2,8 @@
 //
 // A path includes this file after its own vectors (see prompts_avx2.cpp), which define
 // - `Packed` and `kColumns`: an operand of products, and the values of a row that it holds;
-// - `kPanel`: the tokens that are packed side by side;
+// - `kPanel`: the tokens that are multiplied together;
 // - `multiply`, for `kRows` rows and a multiple of `kSteps` steps, with `Tiles` if it has any;
-// - `kCopiesRows`: whether rows of a weight are copied although they are stored as operands;
 // - the functions that lay out its operands: `as_packed`, `hold`, `pack_rows`,
 //   `interleave`, `load_transposed`;
 // - `rounded`, `put_some`, `power_of_e`, `square_roots`, and the choice of lanes: `Chosen`,
@@ -409,7 +408,8 @@ void attend(const Attention& a, int64_t part, int64_t run, Scratch& scratch) {
     pack_keys(seen, begin, vectors * kLanes, a.width, widened, keys);
     pack_values(seen, begin, used, a.width, widened, values);
     for (int64_t row = 0; row < held; row += kRows)
-      kScores[vectors - 1](q + row * steps, steps, keys, kKeys, steps, scores + row * kKeys, kKeys);
+      kScores[vectors - 1](q + row * steps, steps, keys, kKeys, kLanes, steps,
+                            scores + row * kKeys, kKeys);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t own_key = position + row % tokens - begin;  // the place of its own key
       const int64_t oldest_key = a.window > 0 ? own_key + 1 - a.window : 0;
@@ -426,11 +426,11 @@ void attend(const Attention& a, int64_t part, int64_t run, Scratch& scratch) {
       float* sums = mixed + row * a.width;
       int64_t column = 0;
       for (; column + 4 * kLanes <= a.width; column += 4 * kLanes)
-        multiply<4, true>(row_chances, kKeySteps, values + column, a.width, used, sums + column,
-                          a.width);
+        multiply<4, true>(row_chances, kKeySteps, values + column, a.width, kLanes, used,
+                          sums + column, a.width);
       if (column < a.width)
-        multiply<2, true>(row_chances, kKeySteps, values + column, a.width, used, sums + column,
-                          a.width);
+        multiply<2, true>(row_chances, kKeySteps, values + column, a.width, kLanes, used,
+                          sums + column, a.width);
     }
   }
   for (int64_t row = 0; row < rows; ++row) {

@@ -16,27 +16,17 @@ void pack_panels(const void* arguments, int64_t first, int64_t last, Scratch&) {
   const auto& a = *static_cast<const Linear*>(arguments);
   auto* packed = static_cast<Packed*>(a.packed);
   const int64_t end = last * kItem < a.tokens ? last * kItem : a.tokens;
-  for (int64_t begin = first * kItem; begin < end; begin += kPanel) {
-    const int64_t width = panel_width(a.tokens - begin);
-    for (int64_t token = 0; token < width; token += kLanes) {
-      const bf16* rows[kLanes];
-      for (int64_t lane = 0; lane < kLanes; ++lane) {
-        const int64_t place = begin + token + lane;
-        rows[lane] = place < a.tokens ? at(a.x, place, 0) : nullptr;
-      }
-      pack_rows(rows, a.columns, packed + begin * (a.columns / kColumns) + token, width);
-    }
+  for (int64_t begin = first * kItem; begin < end; begin += kLanes) {
+    const bf16* rows[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      rows[lane] = begin + lane < a.tokens ? at(a.x, begin + lane, 0) : nullptr;
+    pack_rows(rows, a.columns, packed + begin * (a.columns / kColumns), kLanes);
   }
 }
 
-// Multiply some rows of a weight with a panel: `out[row][token]`.
-template <int kVectors>
-void multiply_panel(const Packed* weight, int64_t stride, int64_t rows, const Packed* panel,
-                    int64_t steps, float* out) {
-  for (int64_t row = 0; row < rows; row += kRows)
-    multiply<kVectors, false>(weight + row * stride, stride, panel, kLanes * kVectors, steps,
-                              out + row * kPanel, kPanel);
-}
+// The columns that are multiplied at a time: those of some rows stay in the nearest cache while
+// the tokens of an item pass by.
+constexpr int64_t kBlock = 256;
 
 // The integers of 16 columns of a row as bytes, those of 4 bits without their offset of 8.
 template <int kBits>
@@ -110,15 +100,15 @@ TPC_INLINE int64_t columns_before(const Linear& a) {
 #if defined(__AVX512BF16__)
 // Look up 32 columns at a time among the 16 values of a group. Return the first remaining column.
 TPC_INLINE int64_t look_up(const char* row, int64_t column, int64_t end, const Group& group,
-                           Packed* held) {
+                           Packed*& held) {
   const Lanes integers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
   const __m512i values = _mm512_castsi256_si512(narrow(group.of(integers)));
   const __m512i low = _mm512_set1_epi32(0x000f000f);
-  for (; column + 32 <= end; column += 32) {
+  for (; column + 32 <= end; column += 32, held += 32 / kColumns) {
     const __m512i pairs = _mm512_cvtepu8_epi32(load_bytes<__m128i>(row + column / 2));
     const __m512i places = (pairs | _mm512_slli_epi32(pairs, 12)) & low;
     const __m512i numbers = _mm512_permutexvar_epi16(places, values);
-    std::memcpy(held + column / kColumns, &numbers, sizeof numbers);
+    std::memcpy(held, &numbers, sizeof numbers);
   }
   return column;
 }
@@ -146,34 +136,37 @@ TPC_INLINE __m128i integers_at(const char* row, const char* high, int64_t column
   }
 }
 
-// Write the columns from `column` to `end` of a row, which share a scale.
+// Write the columns from `column` to `end` of a row, which share a scale, to `held`.
 template <int kBits>
 TPC_INLINE void hold_group(const char* row, const char* high, int64_t before, int64_t column,
                            int64_t end, const Group& group, Packed* held) {
 #if defined(__AVX512BF16__)
   if constexpr (kBits == 4) column = look_up(row, column, end, group, held);
 #endif
-  for (; column < end; column += kLanes) {
+  for (; column < end; column += kLanes, held += kLanes / kColumns) {
     const __m128i integers = integers_at<kBits>(row, high, column, before);
-    hold(group.of(numbers_of(integers)), held + column / kColumns);
+    hold(group.of(numbers_of(integers)), held);
     if constexpr (kRegister < kLanes)
-      hold(group.of(numbers_of(_mm_srli_si128(integers, kRegister))),
-           held + (column + kRegister) / kColumns);
+      hold(group.of(numbers_of(_mm_srli_si128(integers, kRegister))), held + kRegister / kColumns);
   }
 }
 
 // The same of 8-bit floating point.
 inline void hold_floats(const char* row, const char*, int64_t, int64_t column, int64_t end,
                         const Group& group, Packed* held) {
-  for (; column < end; column += kRegister)
-    hold(float8(reinterpret_cast<const uint8_t*>(row) + column) * (group.scale * kFloat8),
-         held + column / kColumns);
+  for (; column < end; column += kRegister, held += kRegister / kColumns)
+    hold(float8(reinterpret_cast<const uint8_t*>(row) + column) * (group.scale * kFloat8), held);
 }
 
-// Write a row of a weight to an operand. Groups have multiples of 16 columns.
-void hold_row(const Linear& a, int64_t row, Packed* held) {
+TPC_INLINE const bf16* bf16_row(const Linear& a, int64_t row) {
+  return static_cast<const bf16*>(a.weight) + row * a.columns;
+}
+
+// Write the columns from `first` to `last` of a row of a weight to an operand. Groups and blocks
+// have multiples of 16 columns.
+void hold_columns(const Linear& a, int64_t row, int64_t first, int64_t last, Packed* held) {
   if (a.scales == nullptr) {
-    hold(static_cast<const bf16*>(a.weight) + row * a.columns, a.columns, held);
+    hold(bf16_row(a, row) + first, last - first, held);
     return;
   }
   const char* bytes = static_cast<const char*>(a.weight) + row * a.row_bytes;
@@ -186,10 +179,12 @@ void hold_row(const Linear& a, int64_t row, Packed* held) {
                    : bits == 5 ? hold_group<5>
                    : bits == 6 ? hold_group<6>
                                : hold_group<8>;
-  int64_t group = 0, left = width - a.first % width;
-  for (int64_t column = 0, end; column < a.columns; column = end, left = width, ++group) {
-    end = left < a.columns - column ? column + left : a.columns;
-    run(bytes, high, before, column, end, group_at(a, row, group, column), held);
+  int64_t group = (a.first + first) / width - a.first / width;
+  int64_t left = width - (a.first + first) % width;
+  for (int64_t column = first, end; column < last; column = end, left = width, ++group) {
+    end = left < last - column ? column + left : last;
+    run(bytes, high, before, column, end, group_at(a, row, group, column),
+        held + (column - first) / kColumns);
   }
 }
 
@@ -207,17 +202,33 @@ TPC_INLINE Item item_of(const Linear& a, int64_t number) {
           tokens < a.part_tokens ? a.tokens : token + a.part_tokens};
 }
 
-// Fetch the rows of few bits that this thread probably decodes next, a part with each panel of an
-// item.
-TPC_INLINE void fetch_next(const Linear& a, int64_t number, const Item& item, int64_t begin) {
-  const Item next = item_of(a, number + a.threads);
-  if (next.rows <= 0 || next.row == item.row) return;
-  const int64_t bytes = next.rows * a.row_bytes, tokens = item.end - item.token;
-  const auto place = [&](int64_t token) { return bytes * (token - item.token) / tokens; };
-  const int64_t end = begin + kPanel < item.end ? place(begin + kPanel) : bytes;
-  const char* rows = static_cast<const char*>(a.weight) + next.row * a.row_bytes;
-  for (int64_t offset = place(begin); offset < end; offset += 64)
-    __builtin_prefetch(rows + offset, 0, 2);
+// Write columns of the rows of an item to an operand, followed by zeros up to a multiple of kRows.
+TPC_INLINE void hold_rows(const Linear& a, const Item& item, int64_t first, int64_t last,
+                          Packed* held, int64_t stride) {
+  int64_t row = 0;
+  for (; row < item.rows; ++row) hold_columns(a, item.row + row, first, last, held + row * stride);
+  const auto bytes = sizeof(Packed) * static_cast<size_t>((last - first) / kColumns);
+  for (; row % kRows; ++row) std::memset(held + row * stride, 0, bytes);
+}
+
+// Fetch what this thread probably decodes next for some rows of few bits: their next columns, or
+// the first ones of the rows in their place of its next item.
+TPC_INLINE void fetch_columns(const Linear& a, int64_t number, const Item& item, int64_t row,
+                              int64_t column) {
+  const Item next = column < a.columns ? item : item_of(a, number + a.threads);
+  if (column >= a.columns) {
+    if (next.row == item.row) return;
+    column = 0;
+  }
+  const int64_t left = a.columns - column, rows = next.rows - row < kRows ? next.rows - row : kRows;
+  const int64_t bits = tpc::bits_of(a.format) == 8 ? 8 : 4;
+  const int64_t bytes = (left < kBlock ? left : kBlock) * bits / 8;
+  for (int64_t line = 0; line < rows; ++line) {
+    const char* values = static_cast<const char*>(a.weight) +
+                         (next.row + row + line) * a.row_bytes + column * bits / 8;
+    for (int64_t offset = 0; offset < bytes; offset += 64)
+      __builtin_prefetch(values + offset, 0, 2);
+  }
 }
 
 // Write the sums of a panel, `[row][token]`, with the bias.
@@ -249,37 +260,43 @@ inline void put_panel(const Linear& a, const Item& item, int64_t begin, const fl
   }
 }
 
+// Multiply blocks of columns in turn; sums are `[panel][row][token]`.
 void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
-  constexpr decltype(&multiply_panel<1>) kWidths[] = {multiply_panel<1>, multiply_panel<2>,
-                                                      multiply_panel<3>, multiply_panel<4>};
+  using Multiply = decltype(&multiply<1, false>);
+  constexpr Multiply kFirst[] = {multiply<1, false>, multiply<2, false>, multiply<3, false>,
+                                 multiply<4, false>};
+  constexpr Multiply kOther[] = {multiply<1, true>, multiply<2, true>, multiply<3, true>,
+                                 multiply<4, true>};
+  constexpr int64_t kStride = kBlock / kColumns + kLanes;  // not a power of two
   const auto& a = *static_cast<const Linear*>(arguments);
   const auto* packed = static_cast<const Packed*>(a.packed);
   const int64_t steps = a.columns / kColumns;
-  float* sums = scratch.take<float>(a.part_rows * kPanel);
-  Packed* held = nullptr;
+  float* sums = scratch.take<float>(a.part_rows * a.part_tokens);
+  Packed* held = scratch.take<Packed>(a.part_rows * kStride);
   [[maybe_unused]] const Tiles tiles;
   for (int64_t number = first; number < last; ++number) {
     const Item item = item_of(a, number);
-    const auto* stored = static_cast<const bf16*>(a.weight) + item.row * a.columns;
-    const Packed* weight = a.scales || kCopiesRows ? nullptr : as_packed(stored);
-    int64_t stride = steps;
-    // Copy the rows if they must be decoded or widened, or followed by zeros up to a multiple of
-    // kRows.
-    if (!weight || item.rows % kRows) {
-      stride = steps + kLanes;  // lines at a power of two would compete for places in the cache
-      if (!held) held = scratch.take<Packed>(a.part_rows * stride);
-      for (int64_t row = 0; row < item.rows; ++row)
-        hold_row(a, item.row + row, held + row * stride);
-      for (int64_t row = item.rows; row % kRows; ++row)
-        std::memset(held + row * stride, 0, sizeof(Packed) * static_cast<size_t>(steps));
-      weight = held;
+    const auto sums_of = [&](int64_t begin) { return sums + (begin - item.token) * a.part_rows; };
+    // Rows are copied if they must be decoded, or followed by zeros up to a multiple of kRows.
+    const bool as_stored = !a.scales && item.rows % kRows == 0;
+    const Packed* stored = as_stored ? as_packed(bf16_row(a, item.row)) : nullptr;
+    const int64_t stride = stored ? steps : kStride;
+    for (int64_t column = 0, end; column < a.columns; column = end) {
+      end = column + kBlock < a.columns ? column + kBlock : a.columns;
+      const auto* run = column ? kOther : kFirst;
+      if (!stored) hold_rows(a, item, column, end, held, stride);
+      const Packed* rows = stored ? stored + column / kColumns : held;
+      for (int64_t row = 0; row < item.rows; row += kRows) {
+        if (a.scales) fetch_columns(a, number, item, row, end);
+        for (int64_t begin = item.token; begin < item.end; begin += kPanel)
+          run[panel_width(item.end - begin) / kLanes - 1](
+              rows + row * stride, stride, packed + begin * steps + column / kColumns * kLanes,
+              kLanes, kLanes * steps, (end - column) / kColumns, sums_of(begin) + row * kPanel,
+              kPanel);
+      }
     }
-    for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
-      const int64_t width = panel_width(item.end - begin);
-      if (a.scales) fetch_next(a, number, item, begin);
-      kWidths[width / kLanes - 1](weight, stride, item.rows, packed + begin * steps, steps, sums);
-      put_panel(a, item, begin, sums);
-    }
+    for (int64_t begin = item.token; begin < item.end; begin += kPanel)
+      put_panel(a, item, begin, sums_of(begin));
   }
 }
 

@@ -199,6 +199,19 @@ void hold_raised(const Linear& a, int64_t row, Word* held) {
   }
 }
 
+// Fetch the rows of few bits that this thread probably decodes next, a part with each panel of an
+// item.
+TPC_INLINE void fetch_next(const Linear& a, int64_t number, const Item& item, int64_t begin) {
+  const Item next = item_of(a, number + a.threads);
+  if (next.rows <= 0 || next.row == item.row) return;
+  const int64_t bytes = next.rows * a.row_bytes, tokens = item.end - item.token;
+  const auto place = [&](int64_t token) { return bytes * (token - item.token) / tokens; };
+  const int64_t end = begin + kPanel < item.end ? place(begin + kPanel) : bytes;
+  const char* rows = static_cast<const char*>(a.weight) + next.row * a.row_bytes;
+  for (int64_t offset = place(begin); offset < end; offset += 64)
+    __builtin_prefetch(rows + offset, 0, 2);
+}
+
 template <int kBits>
 void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& scratch) {
   constexpr bool kSigned = kBits == 8 && kSignedBytes;
