@@ -15,15 +15,16 @@ from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, sta
 from tests.stages import graph_after
 from tpcompile.backends.native import functions as native_functions
 from tpcompile.backends.torch_tp import Router, emit_sources, functions, load_rank, run_simulated
-from tpcompile.backends.torch_tp.matrix import as_matrix, experts, linear
+from tpcompile.backends.torch_tp.matrix import as_matrix, experts, linear, linear_swiglu
 from tpcompile.comm import SimulatedGroup
 from tpcompile.errors import RankError, UnsupportedError
 from tpcompile.ir.meta import OUTPUTS
-from tpcompile.ir.ops import SPECS
+from tpcompile.ir.ops import SPECS, SWIGLU
 from tpcompile.ir.ops.argmax import local_argmax
 from tpcompile.ir.ops.few_bits import DecodedExperts, decoded, decoded_rows
 from tpcompile.ir.simulate import materialise, rank_inputs
 from tpcompile.passes import default_pipeline, parse_pipeline
+from tpcompile.rewriting.rewrite import calls
 from tpcompile.rewriting.structure import output_of
 
 
@@ -59,6 +60,21 @@ def test_layers_of_two_kinds_have_a_class_each(golden: Any) -> None:
     golden("torch_tp/tiny-qwen3.5-tp4-rank0.py.txt", source)
     assert "Layer3(3, 0, parameters, group)" in source
     assert source.count("self.kept = kept") == source.count("class Layer")
+
+
+def test_only_a_swiglu_of_both_halves_is_one_call_with_its_linear() -> None:
+    gm = graph_after(preset_pair("tiny-qwen3"), default_pipeline(2))
+    first, second = calls(gm, SWIGLU)
+    first.args = first.args[::-1]
+    with gm.graph.inserting_after(second):
+        reader = gm.graph.call_function(SWIGLU, (second.args[0], second.args[0]), name="reader")
+    reader.meta.update(second.meta)
+    lines = [line for line in emit_sources(gm)[0].splitlines() if "swiglu(" in line]
+    assert [line.split("  #")[0].strip() for line in lines] == [
+        "swiglu = tpc.swiglu(up_proj, gate_proj)",
+        "swiglu = tpc.swiglu(gate_proj, up_proj)",
+        "reader = tpc.swiglu(gate_proj, gate_proj)",
+    ]
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
@@ -154,6 +170,7 @@ def test_every_function_that_source_calls_is_a_reference() -> None:
     named = {spec.name.removeprefix("tpc."): spec.reference for spec in SPECS.values()}
     named["local_argmax"] = local_argmax  # a rank's part of argmax
     named |= {"linear": linear, "as_matrix": as_matrix}  # torch's, with another weight layout
+    named["linear_swiglu"] = linear_swiglu  # two calls of the graph
     named |= {"decoded": decoded, "decoded_rows": decoded_rows}  # the values of a weight
     named |= {"DecodedExperts": DecodedExperts, "experts": experts}  # with torch's linears
     named["Router"] = Router  # a module that calls top_experts

@@ -154,6 +154,7 @@ class Format(int):
         return Format.grouped(Kind.INT4, scales, columns, offsets=offsets)
 
     @staticmethod
+    @cache
     def parsed(word: str) -> Format:
         """Return the format of this name. Raise ValueError with the expected form."""
         if word in _WORDS:

@@ -161,3 +161,16 @@ def test_products_of_rounded_tokens_are_equal_on_all_paths(
     slowest = [path for path in build.paths() if path in many.PATHS][-1]
     monkeypatch.setattr(many, "_path", lambda: slowest)
     assert torch.equal(functions.linear(x, weight, None), actual)
+
+
+@pytest.mark.parametrize("tokens", [1, 65, 200])
+@pytest.mark.parametrize("word", ["bf16", "int4:64:bf16", "int5:32:supermin", "int8:64:f16:a8"])
+@pytest.mark.parametrize("rows", [2, 202, 608])
+def test_swiglu_of_a_product_is_that_of_its_halves(rows: int, word: str, tokens: int) -> None:
+    stored = Format.parsed(word)
+    weight = random(rows, 320) if stored.plain else random_weight(stored, 16, rows, 320)
+    x = random(tokens, 320)
+    for bias in (None, random(rows)):
+        gate, up = products.linear(x, weight, bias).chunk(2, -1)
+        expected = functions.swiglu(gate, up)
+        assert torch.equal(products.linear(x, weight, bias, swiglu=True), expected)

@@ -52,6 +52,16 @@ def linear(
     )
 
 
+def linear_swiglu(
+    x: torch.Tensor, weight: torch.Tensor | FewBits, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute the SwiGLU of both halves of a linear."""
+    if len(x) and products.takes_product(x, weight, bias) and products.is_faster(weight):
+        return products.linear(x, weight, bias, swiglu=True)
+    gate, up = linear(x, weight, bias).chunk(2, -1)
+    return swiglu(gate, up)
+
+
 def experts(
     x: torch.Tensor,
     scores: torch.Tensor,

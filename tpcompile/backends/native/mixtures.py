@@ -21,7 +21,6 @@ from tpcompile.backends.native.products import (
     parts_of,
     takes_product,
 )
-from tpcompile.backends.native.prompts import swiglu
 from tpcompile.ir.format import Format
 from tpcompile.ir.ops import few_bits
 
@@ -114,8 +113,8 @@ def experts(
 ) -> torch.Tensor:
     """Compute `tpcompile.ir.ops.experts`."""
     groups = Groups(ids, first, len(down))
-    gate, up = _products(x[groups.tokens], gate_up, groups.counts).chunk(2, -1)
-    rows = _products(swiglu(gate, up), down, groups.counts)
+    activated = _products(x[groups.tokens], gate_up, groups.counts, swiglu=True)
+    rows = _products(activated, down, groups.counts)
     order = ids.argsort(1)
     places, shares = groups.places(order), scores.float().gather(1, order)
     out = x.new_empty(x.shape)
@@ -136,12 +135,14 @@ def _columns(weights: Weights) -> int:
     return weights.columns[1] - weights.columns[0]
 
 
-def _products(x: torch.Tensor, weights: Weights, counts: torch.Tensor) -> torch.Tensor:
+def _products(
+    x: torch.Tensor, weights: Weights, counts: torch.Tensor, swiglu: bool = False
+) -> torch.Tensor:
     """Multiply the tokens of each expert, `counts` of them one after another, by its weight."""
     chosen = counts.nonzero().flatten()
     tokens = counts[chosen]
     padded = -(-tokens // _LANES) * _LANES
-    product = Product.of(x, weights[0], int(padded.sum()))
+    product = Product.of(x, weights[0], int(padded.sum()), swiglu)
     starts, panels = (count.cumsum(0) - count for count in (tokens, padded))
     table = torch.frombuffer(bytearray(product.arguments()), dtype=torch.int64)
     table = table.repeat(len(chosen), 1)

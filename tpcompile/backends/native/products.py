@@ -71,7 +71,8 @@ LinearOf = structure(
     ("x", Heads), *fields_of(ADDRESS, "weight", *PARTS),
     *fields_of(NUMBER, *_OF_ROWS),
     *fields_of(ADDRESS, "bias", "out", "packed", "factors", "sums"),
-    *fields_of(NUMBER, "tokens", "columns", "rows", "part_rows", "part_tokens", "threads"),
+    *fields_of(NUMBER, "tokens", "columns", "rows", "part_rows", "part_tokens"),
+    *fields_of(NUMBER, "swiglu", "threads"),
 )  # fmt: skip
 
 
@@ -109,13 +110,16 @@ class FewBits(NamedTuple):
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor | FewBits, bias: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor | FewBits,
+    bias: torch.Tensor | None,
+    swiglu: bool = False,
 ) -> torch.Tensor:
-    """Compute the product of `x[tokens, columns]` and `weight[rows, columns]`.
+    """Compute the product of `x[tokens, columns]` and `weight[rows, columns]`, or its SwiGLU.
 
     The values of a weight of few bits are rounded to bf16, unless its format rounds the tokens.
     """
-    product = Product.of(x, weight, -(-len(x) // PACKED) * PACKED)
+    product = Product.of(x, weight, -(-len(x) // PACKED) * PACKED, swiglu)
     arguments = product.arguments(bias)
     run(product.pack, arguments, -(-len(x) // PACKED), PACKED * x.shape[1])
     run(product.multiply, arguments, product.items(len(x)), product.item_values)
@@ -130,14 +134,18 @@ class Product:
     weight: torch.Tensor | FewBits
     memory: Mapping[str, torch.Tensor]
     """The memory per token of `Linear` of prompts.h, by name: results, and packed tokens."""
+    swiglu: bool
+    """Whether the result is the SwiGLU of both halves of the product."""
 
     @classmethod
-    def of(cls, x: torch.Tensor, weight: torch.Tensor | FewBits, packed: int) -> Product:
+    def of(
+        cls, x: torch.Tensor, weight: torch.Tensor | FewBits, packed: int, swiglu: bool = False
+    ) -> Product:
         """Allocate memory with room for this number of packed tokens."""
-        rows = len(weight.parts[0] if isinstance(weight, FewBits) else weight)
+        rows = len(weight.parts[0] if isinstance(weight, FewBits) else weight) // (1 + swiglu)
         names = ("packed", "factors", "sums")
         memory = dict(zip(names, _packed(packed, x.shape[1], weight), strict=False))
-        return cls(x, weight, {"x": x, "out": x.new_empty(len(x), rows), **memory})
+        return cls(x, weight, {"x": x, "out": x.new_empty(len(x), rows), **memory}, swiglu)
 
     @property
     def rounds(self) -> bool:
@@ -155,7 +163,8 @@ class Product:
         path = PATHS[chosen_path()]
         parts = -(-len(self.x) // self.part_tokens)
         share = self.memory["out"].shape[1] * parts // (_ITEMS * torch.get_num_threads())
-        return min(path.rows, max(1, share // path.together) * path.together)
+        most = path.rows // (1 + self.swiglu)
+        return min(most, max(1, share // path.together) * path.together)
 
     def items(self, tokens: Any) -> Any:
         """Return the number of items of these tokens."""
@@ -186,7 +195,8 @@ class Product:
             *(self.weight.numbers if isinstance(self.weight, FewBits) else (0,) * len(_OF_ROWS)),
             *(None if bias is None else bias.data_ptr(), address["out"], address["packed"]),
             *(address.get("factors"), address.get("sums")),
-            *(tokens, columns, rows, self.part_rows, self.part_tokens, torch.get_num_threads()),
+            *(tokens, columns, rows, self.part_rows, self.part_tokens),
+            *(self.swiglu, torch.get_num_threads()),
         )
 
 

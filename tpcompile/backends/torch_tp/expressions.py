@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from tpcompile.ir.ops import (
     LINEAR,
     REDISTRIBUTE,
     REDUCE_SCATTER,
+    SWIGLU,
     TOP_EXPERTS,
     VOCAB_EMBEDDING,
     OpSpec,
@@ -102,24 +104,56 @@ class Scope:
 
 
 def statements(nodes: Iterable[fx.Node], scope: Scope) -> Iterator[Line]:
-    """Yield one line per call, with its place in the model."""
+    """Yield one line per call, with its place in the model.
+
+    A linear and the SwiGLU of its halves are one call.
+    """
+    nodes = list(nodes)
+    linears = _linears_of_swiglus(nodes)
+    inside = {node for linear in linears.values() for node in (linear, *linear.users)}
     for node in nodes:
+        if node in inside or (node.target is operator.getitem and operand(node) in inside):
+            continue
         if node.target is operator.getitem:
             first = _item_names(operand(node), scope)[int(node.args[1])]  # type: ignore[arg-type]
             if first != scope.name(node):
                 yield scope.line(f"        {scope.name(node)} = {first}")
             continue  # other results are named where their producer is emitted
-        yield _statement(node, scope)
+        yield _statement(node, scope, linears.get(node))
 
 
-def _statement(node: fx.Node, scope: Scope) -> Line:
-    """Return the statement of a call; between ranks, only local arguments differ."""
-    spec = _emitted(node)
-    local = [_local_args(node, spec, rank) for rank in range(scope.ranks)]
+def _linears_of_swiglus(nodes: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Return the linear of each SwiGLU of both halves of one, if nothing else reads them."""
+    linears, inside = {}, set(nodes)
+    for node in nodes:
+        sides = [operand(node), operand(node, 1)] if node.target is SWIGLU else []
+        items = [side.args[1] for side in sides if side.target is operator.getitem]
+        if items != [0, 1]:
+            continue
+        split = operand(sides[0])
+        linear = operand(split)
+        if split.target is not aten.split_with_sizes.default or linear.target is not LINEAR:
+            continue
+        last = value_type(linear).dims - 1
+        users = [set(value.users) for value in (linear, split, *sides)]
+        alone = users == [{split}, set(sides), {node}, {node}]
+        if alone and linear in inside and arguments_of(split)["dim"] in (-1, last):
+            linears[node] = linear
+    return linears
+
+
+def _statement(node: fx.Node, scope: Scope, linear: fx.Node | None = None) -> Line:
+    """Return the statement of a call; between ranks, only local arguments differ.
+
+    `linear` is the one whose halves the node reads, if one call computes both.
+    """
+    called = node if linear is None else linear
+    spec = _emitted(called)
+    local = [_local_args(called, spec, rank) for rank in range(scope.ranks)]
     targets, place = _targets(node, scope), _place(node, scope.layer)
 
     def text(args: dict[str, Any]) -> str:
-        call = _call_text(node, spec, args, scope)
+        call = _call_text(called, spec, args, scope, linear is not None)
         return f"        {targets} = {call}  # {place}".rstrip(" #")
 
     if all(args == local[0] for args in local):
@@ -197,10 +231,15 @@ def _stored_weights(node: fx.Node) -> dict[str, fx.Node]:
     }
 
 
-def _call_text(node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope) -> str:
-    """Return the expression that computes a node, given its local arguments."""
+def _call_text(
+    node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope, swiglu: bool = False
+) -> str:
+    """Return the expression that computes a node, or the SwiGLU of its halves.
+
+    `local` are its arguments that differ between ranks.
+    """
     arguments = {**arguments_of(node), **local}
-    writer = _WRITERS.get(node.target)
+    writer = _write_linear_swiglu if swiglu else _WRITERS.get(node.target)
     if writer is not None or spec.written is not None:
         texts = {name: scope.text(arg) for name, arg in arguments.items()}
         return writer(node, texts, scope) if writer else spec.written(**texts)  # type: ignore[misc]
@@ -221,14 +260,19 @@ def _call_text(node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope)
     return f"{function}({', '.join(values)})"
 
 
-def _write_linear(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
+def _write_linear(
+    node: fx.Node, args: dict[str, str], scope: Scope, function: str = "linear"
+) -> str:
     bias = "" if args["bias"] == "None" else f", {args['bias']}"
     text = args["weight"]
     if _stored_weights(node):
         text = f"tpc.decoded({_stored_text(node, args, scope)})"
     elif scope.storages[str(operand(node, 1).target)] is Storage.BOTH:
         text += AS_MATRIX
-    return f"tpc.linear({args['input']}, {text}{bias})"
+    return f"tpc.{function}({args['input']}, {text}{bias})"
+
+
+_write_linear_swiglu = partial(_write_linear, function="linear_swiglu")
 
 
 def _write_embedding(node: fx.Node, args: dict[str, str], scope: Scope) -> str:

@@ -3,7 +3,7 @@
 from torch import sigmoid
 from torch.nn.functional import gelu, silu, softplus
 
-from tpcompile.backends.torch_tp.matrix import as_matrix, experts, linear
+from tpcompile.backends.torch_tp.matrix import as_matrix, experts, linear, linear_swiglu
 from tpcompile.backends.torch_tp.router import Router
 from tpcompile.ir.ops.argmax import argmax, local_argmax
 from tpcompile.ir.ops.attention import attention
@@ -32,6 +32,7 @@ __all__ = [
     "gated_rms_norm",
     "gelu",
     "linear",
+    "linear_swiglu",
     "local_argmax",
     "paged_attention",
     "resumed_conv",

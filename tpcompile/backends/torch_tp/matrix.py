@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from tpcompile.ir.ops import EXPERTS, SPECS
+from tpcompile.ir.ops.elementwise import swiglu
 from tpcompile.ir.ops.few_bits import DecodedExperts, RoundingWeight
 
 _mkldnn = torch.ops.mkldnn
@@ -42,6 +43,14 @@ def linear(
     if few and _puts_weight_first(weight.dtype):
         return _of_few(x, weight, bias)
     return functional.linear(x, weight, bias)
+
+
+def linear_swiglu(
+    x: torch.Tensor, weight: torch.Tensor | RoundingWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute the SwiGLU of both halves of a linear."""
+    gate, up = linear(x, weight, bias).chunk(2, -1)
+    return swiglu(gate, up)
 
 
 def experts(

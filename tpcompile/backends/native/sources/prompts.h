@@ -93,8 +93,11 @@ struct Attention {
 };
 
 // Products of tokens and the rows of a weight. First the tokens are packed, 16 side by side;
-// an item is 64 tokens. Then an item is some rows of the weight and some panels. The numbers of a
+// an item is 64 tokens. Then an item is some rows of the result and some tokens. The numbers of a
 // weight of few bits are rounded to bf16.
+//
+// The weight may have rows of gates, followed by as many of the values that they multiply. Both
+// products are rounded, and the result is their SwiGLU.
 struct Linear {
   Heads x;
   const void* weight;
@@ -110,6 +113,7 @@ struct Linear {
   int32_t* sums;   // of their integers
   int64_t tokens, columns, rows;
   int64_t part_rows, part_tokens;
+  int64_t swiglu;
   int64_t threads;
 };
 

@@ -188,7 +188,7 @@ void hold_columns(const Linear& a, int64_t row, int64_t first, int64_t last, Pac
   }
 }
 
-// Some rows of the weight, and some tokens. Items of the same tokens follow one another, so that
+// Some rows of the result, and some tokens. Items of the same tokens follow one another, so that
 // packed tokens stay in the second-level cache.
 struct Item {
   int64_t row, rows, token, end;
@@ -202,46 +202,51 @@ TPC_INLINE Item item_of(const Linear& a, int64_t number) {
           tokens < a.part_tokens ? a.tokens : token + a.part_tokens};
 }
 
-// Write columns of the rows of an item to an operand, followed by zeros up to a multiple of kRows.
-TPC_INLINE void hold_rows(const Linear& a, const Item& item, int64_t first, int64_t last,
-                          Packed* held, int64_t stride) {
+// Write columns of some rows to an operand, followed by zeros up to a multiple of kRows.
+TPC_INLINE void hold_rows(const Linear& a, int64_t first_row, int64_t rows, int64_t first,
+                          int64_t last, Packed* held, int64_t stride) {
   int64_t row = 0;
-  for (; row < item.rows; ++row) hold_columns(a, item.row + row, first, last, held + row * stride);
+  for (; row < rows; ++row) hold_columns(a, first_row + row, first, last, held + row * stride);
   const auto bytes = sizeof(Packed) * static_cast<size_t>((last - first) / kColumns);
   for (; row % kRows; ++row) std::memset(held + row * stride, 0, bytes);
 }
 
-// Fetch what this thread probably decodes next for some rows of few bits: their next columns, or
-// the first ones of the rows in their place of its next item.
-TPC_INLINE void fetch_columns(const Linear& a, int64_t number, const Item& item, int64_t row,
-                              int64_t column) {
-  const Item next = column < a.columns ? item : item_of(a, number + a.threads);
-  if (column >= a.columns) {
-    if (next.row == item.row) return;
-    column = 0;
-  }
-  const int64_t left = a.columns - column, rows = next.rows - row < kRows ? next.rows - row : kRows;
-  const int64_t bits = tpc::bits_of(a.format) == 8 ? 8 : 4;
+// Fetch a block of columns of some rows of few bits.
+TPC_INLINE void fetch_columns(const Linear& a, int64_t row, int64_t rows, int64_t column) {
+  const int64_t bits = tpc::bits_of(a.format) == 8 ? 8 : 4, left = a.columns - column;
   const int64_t bytes = (left < kBlock ? left : kBlock) * bits / 8;
-  for (int64_t line = 0; line < rows; ++line) {
-    const char* values = static_cast<const char*>(a.weight) +
-                         (next.row + row + line) * a.row_bytes + column * bits / 8;
+  for (const int64_t end = row + rows; row < end; ++row) {
+    const char* values =
+        static_cast<const char*>(a.weight) + row * a.row_bytes + column * bits / 8;
     for (int64_t offset = 0; offset < bytes; offset += 64)
       __builtin_prefetch(values + offset, 0, 2);
   }
 }
 
-// Write the sums of a panel, `[row][token]`, with the bias.
-inline void put_panel(const Linear& a, const Item& item, int64_t begin, const float* sums) {
+// Replace the sums of gates by results.
+inline void apply_swiglu(const Linear& a, const Item& item, float* gates, const float* others) {
+  for (int64_t row = 0; row < item.rows; ++row) {
+    const bf16* bias = a.bias ? from(a.bias) + item.row + row : nullptr;
+    const float of_gate = bias ? number(bias) : 0.0f, of_other = bias ? number(bias + a.rows) : 0.0f;
+    for (int64_t place = row * kPanel; place < (row + 1) * kPanel; place += kLanes) {
+      const Lanes gate = rounded(load(gates + place) + of_gate);
+      store(gates + place, rounded(silu(gate)) * rounded(load(others + place) + of_other));
+    }
+  }
+}
+
+// Write the sums of a panel, `[row][token]`, with the bias unless it is null.
+inline void put_panel(const Linear& a, const Item& item, int64_t begin, const uint16_t* bias,
+                      const float* sums) {
   const int64_t width = panel_width(item.end - begin);
   for (int64_t lane = 0; lane < width; lane += kLanes) {
     const int64_t left = item.end - begin - lane;
     int64_t row = 0;
 #if defined(__AVX512BF16__)
     for (; row + 2 * kLanes <= item.rows; row += 2 * kLanes) {
-      const bf16* bias = a.bias ? from(a.bias) + item.row + row : nullptr;
       Lanes block[kLanes];
-      load_pairs(sums + row * kPanel + lane, kPanel, bias, block);
+      load_pairs(sums + row * kPanel + lane, kPanel, bias ? from(bias) + item.row + row : nullptr,
+                 block);
       transpose(block);
       for (int64_t line = 0; line < kLanes && line < left; ++line)
         std::memcpy(to(a.out, (begin + lane + line) * a.rows + item.row + row), block + line,
@@ -250,11 +255,11 @@ inline void put_panel(const Linear& a, const Item& item, int64_t begin, const fl
 #endif
     for (; row < item.rows; row += kLanes) {
       const int64_t count = item.rows - row < kLanes ? item.rows - row : kLanes;
-      const Lanes bias = a.bias ? load_some(from(a.bias) + item.row + row, count) : Lanes{};
+      const Lanes added = bias ? load_some(from(bias) + item.row + row, count) : Lanes{};
       Lanes block[kLanes];
       load_transposed(sums + row * kPanel + lane, kPanel, block);
       for (int64_t line = 0; line < kLanes && line < left; ++line)
-        put_some(to(a.out, (begin + lane + line) * a.rows + item.row + row), block[line] + bias,
+        put_some(to(a.out, (begin + lane + line) * a.rows + item.row + row), block[line] + added,
                  count);
     }
   }
@@ -271,32 +276,51 @@ void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch
   const auto& a = *static_cast<const Linear*>(arguments);
   const auto* packed = static_cast<const Packed*>(a.packed);
   const int64_t steps = a.columns / kColumns;
-  float* sums = scratch.take<float>(a.part_rows * a.part_tokens);
-  Packed* held = scratch.take<Packed>(a.part_rows * kStride);
+  const int64_t sides = a.swiglu ? 2 : 1;
+  float* sums = scratch.take<float>(sides * a.part_rows * a.part_tokens);
+  Packed* held = scratch.take<Packed>(sides * a.part_rows * kStride);
   [[maybe_unused]] const Tiles tiles;
   for (int64_t number = first; number < last; ++number) {
-    const Item item = item_of(a, number);
-    const auto sums_of = [&](int64_t begin) { return sums + (begin - item.token) * a.part_rows; };
-    // Rows are copied if they must be decoded, or followed by zeros up to a multiple of kRows.
-    const bool as_stored = !a.scales && item.rows % kRows == 0;
-    const Packed* stored = as_stored ? as_packed(bf16_row(a, item.row)) : nullptr;
-    const int64_t stride = stored ? steps : kStride;
+    const Item item = item_of(a, number), after = item_of(a, number + a.threads);
+    const auto sums_of = [&](int64_t side, int64_t begin) {
+      return sums + (side * a.part_tokens + begin - item.token) * a.part_rows;
+    };
     for (int64_t column = 0, end; column < a.columns; column = end) {
       end = column + kBlock < a.columns ? column + kBlock : a.columns;
       const auto* run = column ? kOther : kFirst;
-      if (!stored) hold_rows(a, item, column, end, held, stride);
-      const Packed* rows = stored ? stored + column / kColumns : held;
-      for (int64_t row = 0; row < item.rows; row += kRows) {
-        if (a.scales) fetch_columns(a, number, item, row, end);
-        for (int64_t begin = item.token; begin < item.end; begin += kPanel)
-          run[panel_width(item.end - begin) / kLanes - 1](
-              rows + row * stride, stride, packed + begin * steps + column / kColumns * kLanes,
-              kLanes, kLanes * steps, (end - column) / kColumns, sums_of(begin) + row * kPanel,
-              kPanel);
+      // What this thread probably decodes next.
+      const Item& next = end < a.columns ? item : after;
+      const bool fetches = a.scales && (end < a.columns || after.row != item.row);
+      for (int64_t side = 0; side < sides; ++side) {
+        const int64_t side_row = side * a.rows;
+        // Rows are copied if they must be decoded, or followed by zeros up to a multiple of kRows.
+        const bool as_stored = !a.scales && item.rows % kRows == 0;
+        const Packed* rows =
+            as_stored ? as_packed(bf16_row(a, side_row + item.row) + column) : nullptr;
+        const int64_t stride = rows ? steps : kStride;
+        if (!rows) {
+          Packed* copied = held + side * a.part_rows * kStride;
+          hold_rows(a, side_row + item.row, item.rows, column, end, copied, stride);
+          rows = copied;
+        }
+        for (int64_t row = 0; row < item.rows; row += kRows) {
+          if (fetches) {
+            const int64_t left = next.rows - row;
+            fetch_columns(a, side_row + next.row + row, left < kRows ? left : kRows,
+                          end < a.columns ? end : 0);
+          }
+          for (int64_t begin = item.token; begin < item.end; begin += kPanel)
+            run[panel_width(item.end - begin) / kLanes - 1](
+                rows + row * stride, stride, packed + begin * steps + column / kColumns * kLanes,
+                kLanes, kLanes * steps, (end - column) / kColumns,
+                sums_of(side, begin) + row * kPanel, kPanel);
+        }
       }
     }
-    for (int64_t begin = item.token; begin < item.end; begin += kPanel)
-      put_panel(a, item, begin, sums_of(begin));
+    for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
+      if (a.swiglu) apply_swiglu(a, item, sums_of(0, begin), sums_of(1, begin));
+      put_panel(a, item, begin, a.swiglu ? nullptr : a.bias, sums_of(0, begin));
+    }
   }
 }
 

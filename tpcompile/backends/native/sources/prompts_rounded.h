@@ -199,17 +199,15 @@ void hold_raised(const Linear& a, int64_t row, Word* held) {
   }
 }
 
-// Fetch the rows of few bits that this thread probably decodes next, a part with each panel of an
-// item.
-TPC_INLINE void fetch_next(const Linear& a, int64_t number, const Item& item, int64_t begin) {
-  const Item next = item_of(a, number + a.threads);
-  if (next.rows <= 0 || next.row == item.row) return;
-  const int64_t bytes = next.rows * a.row_bytes, tokens = item.end - item.token;
+// Fetch rows that this thread probably decodes next, a part with each panel of an item.
+TPC_INLINE void fetch_rows(const Linear& a, int64_t row, int64_t rows, const Item& item,
+                           int64_t begin) {
+  const int64_t bytes = rows * a.row_bytes, tokens = item.end - item.token;
   const auto place = [&](int64_t token) { return bytes * (token - item.token) / tokens; };
   const int64_t end = begin + kPanel < item.end ? place(begin + kPanel) : bytes;
-  const char* rows = static_cast<const char*>(a.weight) + next.row * a.row_bytes;
+  const char* values = static_cast<const char*>(a.weight) + row * a.row_bytes;
   for (int64_t offset = place(begin); offset < end; offset += 64)
-    __builtin_prefetch(rows + offset, 0, 2);
+    __builtin_prefetch(values + offset, 0, 2);
 }
 
 template <int kBits>
@@ -220,27 +218,38 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
       multiply_rounded_panel<kSigned, 3>, multiply_rounded_panel<kSigned, 4>};
   const ColumnBlocks blocks(a);
   const int64_t words = words_of(a), stride = words + kLanes, count = blocks.count();
-  float* sums = scratch.take<float>(a.part_rows * kPanel);
-  Word* held = scratch.take<Word>(a.part_rows * stride);
-  Group* groups = scratch.take<Group>(a.part_rows * count);
+  const int64_t sides = a.swiglu ? 2 : 1, side_sums = a.part_rows * kPanel;
+  float* sums = scratch.take<float>(sides * side_sums);
+  Word* held = scratch.take<Word>(sides * a.part_rows * stride);
+  Group* groups = scratch.take<Group>(sides * a.part_rows * count);
   const bool has_least = a.minima != nullptr, has_offsets = has_least || a.offsets != nullptr;
-  const HeldRows rows{held, stride, groups, a.part_rows, raised_by(kBits), has_offsets, has_least};
   for (int64_t number = first; number < last; ++number) {
-    const Item item = item_of(a, number);
-    for (int64_t row = 0; row < item.rows; ++row)
-      hold_raised<kBits>(a, item.row + row, held + row * stride);
-    for (int64_t block = 0; block < count; ++block)
+    const Item item = item_of(a, number), next = item_of(a, number + a.threads);
+    HeldRows rows[2];
+    for (int64_t side = 0; side < sides; ++side) {
+      const int64_t first_row = side * a.rows + item.row;
+      Word* integers = held + side * a.part_rows * stride;
+      Group* side_groups = groups + side * a.part_rows * count;
       for (int64_t row = 0; row < item.rows; ++row)
-        groups[block * a.part_rows + row] =
-            group_at(a, item.row + row, blocks.group(block), blocks.begin(block));
+        hold_raised<kBits>(a, first_row + row, integers + row * stride);
+      for (int64_t block = 0; block < count; ++block)
+        for (int64_t row = 0; row < item.rows; ++row)
+          side_groups[block * a.part_rows + row] =
+              group_at(a, first_row + row, blocks.group(block), blocks.begin(block));
+      rows[side] = {integers,          stride,      side_groups, a.part_rows,
+                    raised_by(kBits), has_offsets, has_least};
+    }
     for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
       const int64_t width = panel_width(item.end - begin);
       const RoundedPanel x{static_cast<const Word*>(a.packed) + begin * words,
                            a.factors + begin * count, a.sums + begin * count, width};
-      fetch_next(a, number, item, begin);
-      // Rows after the last one are multiplied too, with what was there before.
-      kWidths[width / kLanes - 1](rows, item.rows, x, blocks, sums);
-      put_panel(a, item, begin, sums);
+      for (int64_t side = 0; side < sides; ++side) {
+        if (next.row != item.row) fetch_rows(a, side * a.rows + next.row, next.rows, item, begin);
+        // Rows after the last one are multiplied too, with what was there before.
+        kWidths[width / kLanes - 1](rows[side], item.rows, x, blocks, sums + side * side_sums);
+      }
+      if (a.swiglu) apply_swiglu(a, item, sums, sums + side_sums);
+      put_panel(a, item, begin, a.swiglu ? nullptr : a.bias, sums);
     }
   }
 }
