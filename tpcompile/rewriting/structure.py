@@ -255,13 +255,13 @@ def _of_plugin(*nodes: fx.Node) -> str:
 def _only_user(node: fx.Node, target: object) -> fx.Node:
     users: list[fx.Node] = list(node.users)
     if len(users) != 1 or users[0].target is not target:
-        gated = target is GATED_RMS_NORM
-        reader = SPECS[target].name if gated else "linear"
+        summed = target is LINEAR
+        reader = "linear" if summed else SPECS[target].name
         raise ShardingError(
             f"%{node.name} cannot be sharded: its result must go to exactly one {reader}",
             where=str(origin_of(node)),
             got=", ".join(f"{op_name(user)} %{user.name}" for user in users),
-            expected=f"one {reader}{'' if gated else ' that sums over the sharded axis'}",
+            expected=f"one {reader}{' that sums over the sharded axis' if summed else ''}",
             hint=_of_plugin(*users),
         )
     return users[0]

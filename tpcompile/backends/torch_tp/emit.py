@@ -1,4 +1,4 @@
-"""Emitting a rank's module: a class for each distinct layer, one line per op."""
+"""Emitting a rank's module: a class for each distinct layer, one line per call."""
 
 from __future__ import annotations
 

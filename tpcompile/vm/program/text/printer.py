@@ -52,10 +52,15 @@ def format_layer(program: Program, layer: int, rank: int | None = None) -> str:
         if instruction.layer == layer and rank in (None, instruction.rank)
     ]
     if not shown:
+        layers, ranks = (
+            max((getattr(i, name) for i in lines.instructions), default=-1)
+            for name in ("layer", "rank")
+        )
         raise UsageError(
             f"The program has no instruction of layer {layer}"
             + ("" if rank is None else f" on rank {rank}"),
-            expected=f"a layer from 0 to {max((i.layer for i in lines.instructions), default=-1)}",
+            expected=f"a layer from 0 to {layers}"
+            + ("" if rank is None else f", and a rank from 0 to {ranks}"),
         )
     operands = {lines.number_of(lines.instructions[number]) for number in shown}
     buffers = _touched(lines, shown)
