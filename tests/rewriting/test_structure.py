@@ -111,7 +111,9 @@ def test_attention_without_output_projection_is_refused() -> None:
     x = builder.input("x", "T", 16)
     mixed = _attention(builder, builder.heads(builder.linear(x, "q", 32, 16), 8))
     gm = builder.done(builder.call(aten.neg.default, mixed))
-    with pytest.raises(ShardingError, match=r"must go to exactly one aten\.flatten.*aten\.neg %neg"):
+    with pytest.raises(
+        ShardingError, match=r"must go to exactly one aten\.flatten.*aten\.neg %neg"
+    ):
         attention_blocks(gm.graph)
 
 

@@ -126,7 +126,7 @@ def test_one_layer_is_lines_of_the_whole_and_what_they_touch() -> None:
 def test_a_layer_that_there_is_not() -> None:
     with pytest.raises(UsageError, match=r"no instruction of layer 2 on rank 0.*from 0 to 1"):
         format_layer(step_program(SMALL), 2, rank=0)
-    with pytest.raises(UsageError, match="layer 1 on rank 9.*and a rank from 0 to"):
+    with pytest.raises(UsageError, match=r"layer 1 on rank 9.*and a rank from 0 to"):
         format_layer(step_program(SMALL), 1, rank=9)
 
 

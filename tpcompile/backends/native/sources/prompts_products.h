@@ -202,24 +202,33 @@ TPC_INLINE Item item_of(const Linear& a, int64_t number) {
           tokens < a.part_tokens ? a.tokens : token + a.part_tokens};
 }
 
-// Write columns of some rows to an operand, followed by zeros up to a multiple of kRows.
-TPC_INLINE void hold_rows(const Linear& a, int64_t first_row, int64_t rows, int64_t first,
-                          int64_t last, Packed* held, int64_t stride) {
+// Columns of some rows of the weight.
+struct Block {
+  int64_t row, rows, first, last;
+};
+
+// The columns from `first` on of an item's rows: of gates, or of the values that they multiply.
+TPC_INLINE Block block_of(const Linear& a, const Item& item, int64_t side, int64_t first) {
+  const int64_t last = first + kBlock < a.columns ? first + kBlock : a.columns;
+  return {side * a.rows + item.row, item.rows, first, last};
+}
+
+// Write a block to an operand, its rows followed by zeros up to a multiple of kRows.
+TPC_INLINE void hold_block(const Linear& a, const Block& block, Packed* held, int64_t stride) {
   int64_t row = 0;
-  for (; row < rows; ++row) hold_columns(a, first_row + row, first, last, held + row * stride);
-  const auto bytes = sizeof(Packed) * static_cast<size_t>((last - first) / kColumns);
+  for (; row < block.rows; ++row)
+    hold_columns(a, block.row + row, block.first, block.last, held + row * stride);
+  const auto bytes = sizeof(Packed) * static_cast<size_t>((block.last - block.first) / kColumns);
   for (; row % kRows; ++row) std::memset(held + row * stride, 0, bytes);
 }
 
-// Fetch a block of columns of some rows of few bits.
-TPC_INLINE void fetch_columns(const Linear& a, int64_t row, int64_t rows, int64_t column) {
-  const int64_t bits = tpc::bits_of(a.format) == 8 ? 8 : 4, left = a.columns - column;
-  const int64_t bytes = (left < kBlock ? left : kBlock) * bits / 8;
-  for (const int64_t end = row + rows; row < end; ++row) {
-    const char* values =
-        static_cast<const char*>(a.weight) + row * a.row_bytes + column * bits / 8;
-    for (int64_t offset = 0; offset < bytes; offset += 64)
-      __builtin_prefetch(values + offset, 0, 2);
+// Fetch kRows rows of a block of few bits.
+TPC_INLINE void fetch_rows(const Linear& a, const Block& block, int64_t row) {
+  const int64_t bits = tpc::bits_of(a.format) == 8 ? 8 : 4;
+  for (const int64_t end = row + kRows; row < end && row < block.rows; ++row) {
+    const char* values = static_cast<const char*>(a.weight) + (block.row + row) * a.row_bytes;
+    for (int64_t byte = block.first * bits / 8; byte < block.last * bits / 8; byte += 64)
+      __builtin_prefetch(values + byte, 0, 2);
   }
 }
 
@@ -227,7 +236,8 @@ TPC_INLINE void fetch_columns(const Linear& a, int64_t row, int64_t rows, int64_
 inline void apply_swiglu(const Linear& a, const Item& item, float* gates, const float* others) {
   for (int64_t row = 0; row < item.rows; ++row) {
     const bf16* bias = a.bias ? from(a.bias) + item.row + row : nullptr;
-    const float of_gate = bias ? number(bias) : 0.0f, of_other = bias ? number(bias + a.rows) : 0.0f;
+    const float of_gate = bias ? number(bias) : 0.0f;
+    const float of_other = bias ? number(bias + a.rows) : 0.0f;
     for (int64_t place = row * kPanel; place < (row + 1) * kPanel; place += kLanes) {
       const Lanes gate = rounded(load(gates + place) + of_gate);
       store(gates + place, rounded(silu(gate)) * rounded(load(others + place) + of_other));
@@ -265,61 +275,58 @@ inline void put_panel(const Linear& a, const Item& item, int64_t begin, const ui
   }
 }
 
-// Multiply blocks of columns in turn; sums are `[panel][row][token]`.
-void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
+constexpr int64_t kHeldStride = kBlock / kColumns + kLanes;  // not a power of two
+
+// Add the products of a block and the tokens of an item to sums, `[panel][row][token]`, which the
+// first columns set. Meanwhile fetch the block that this thread probably decodes next.
+inline void multiply_block(const Linear& a, const Item& item, const Block& block,
+                           const Block& next, Packed* held, float* sums) {
   using Multiply = decltype(&multiply<1, false>);
   constexpr Multiply kFirst[] = {multiply<1, false>, multiply<2, false>, multiply<3, false>,
                                  multiply<4, false>};
   constexpr Multiply kOther[] = {multiply<1, true>, multiply<2, true>, multiply<3, true>,
                                  multiply<4, true>};
-  constexpr int64_t kStride = kBlock / kColumns + kLanes;  // not a power of two
+  const auto* run = block.first ? kOther : kFirst;
+  const int64_t steps = a.columns / kColumns, first = block.first / kColumns;
+  const auto* packed = static_cast<const Packed*>(a.packed) + first * kLanes;
+  // Rows are copied if they must be decoded, or followed by zeros up to a multiple of kRows.
+  const bool as_stored = !a.scales && block.rows % kRows == 0;
+  const Packed* rows = as_stored ? as_packed(bf16_row(a, block.row) + block.first) : nullptr;
+  const int64_t stride = rows ? steps : kHeldStride;
+  if (!rows) {
+    hold_block(a, block, held, stride);
+    rows = held;
+  }
+  for (int64_t row = 0; row < block.rows; row += kRows) {
+    if (a.scales) fetch_rows(a, next, row);
+    for (int64_t begin = item.token; begin < item.end; begin += kPanel)
+      run[panel_width(item.end - begin) / kLanes - 1](
+          rows + row * stride, stride, packed + begin * steps, kLanes, kLanes * steps,
+          block.last / kColumns - first,
+          sums + (begin - item.token) * a.part_rows + row * kPanel, kPanel);
+  }
+}
+
+void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
   const auto& a = *static_cast<const Linear*>(arguments);
-  const auto* packed = static_cast<const Packed*>(a.packed);
-  const int64_t steps = a.columns / kColumns;
-  const int64_t sides = a.swiglu ? 2 : 1;
-  float* sums = scratch.take<float>(sides * a.part_rows * a.part_tokens);
-  Packed* held = scratch.take<Packed>(sides * a.part_rows * kStride);
+  const int64_t sides = a.swiglu ? 2 : 1, side_sums = a.part_rows * a.part_tokens;
+  float* sums = scratch.take<float>(sides * side_sums);
+  Packed* held = scratch.take<Packed>(a.part_rows * kHeldStride);
   [[maybe_unused]] const Tiles tiles;
   for (int64_t number = first; number < last; ++number) {
     const Item item = item_of(a, number), after = item_of(a, number + a.threads);
-    const auto sums_of = [&](int64_t side, int64_t begin) {
-      return sums + (side * a.part_tokens + begin - item.token) * a.part_rows;
-    };
-    for (int64_t column = 0, end; column < a.columns; column = end) {
-      end = column + kBlock < a.columns ? column + kBlock : a.columns;
-      const auto* run = column ? kOther : kFirst;
-      // What this thread probably decodes next.
-      const Item& next = end < a.columns ? item : after;
-      const bool fetches = a.scales && (end < a.columns || after.row != item.row);
+    for (int64_t column = 0; column < a.columns; column += kBlock)
       for (int64_t side = 0; side < sides; ++side) {
-        const int64_t side_row = side * a.rows;
-        // Rows are copied if they must be decoded, or followed by zeros up to a multiple of kRows.
-        const bool as_stored = !a.scales && item.rows % kRows == 0;
-        const Packed* rows =
-            as_stored ? as_packed(bf16_row(a, side_row + item.row) + column) : nullptr;
-        const int64_t stride = rows ? steps : kStride;
-        if (!rows) {
-          Packed* copied = held + side * a.part_rows * kStride;
-          hold_rows(a, side_row + item.row, item.rows, column, end, copied, stride);
-          rows = copied;
-        }
-        for (int64_t row = 0; row < item.rows; row += kRows) {
-          if (fetches) {
-            const int64_t left = next.rows - row;
-            fetch_columns(a, side_row + next.row + row, left < kRows ? left : kRows,
-                          end < a.columns ? end : 0);
-          }
-          for (int64_t begin = item.token; begin < item.end; begin += kPanel)
-            run[panel_width(item.end - begin) / kLanes - 1](
-                rows + row * stride, stride, packed + begin * steps + column / kColumns * kLanes,
-                kLanes, kLanes * steps, (end - column) / kColumns,
-                sums_of(side, begin) + row * kPanel, kPanel);
-        }
+        Block next{};  // the rows of another item, unless it has the same ones
+        if (column + kBlock < a.columns) next = block_of(a, item, side, column + kBlock);
+        else if (after.row != item.row) next = block_of(a, after, side, 0);
+        multiply_block(a, item, block_of(a, item, side, column), next, held,
+                       sums + side * side_sums);
       }
-    }
     for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
-      if (a.swiglu) apply_swiglu(a, item, sums_of(0, begin), sums_of(1, begin));
-      put_panel(a, item, begin, a.swiglu ? nullptr : a.bias, sums_of(0, begin));
+      float* panel = sums + (begin - item.token) * a.part_rows;
+      if (a.swiglu) apply_swiglu(a, item, panel, panel + side_sums);
+      put_panel(a, item, begin, a.swiglu ? nullptr : a.bias, panel);
     }
   }
 }

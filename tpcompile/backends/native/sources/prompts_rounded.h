@@ -200,7 +200,7 @@ void hold_raised(const Linear& a, int64_t row, Word* held) {
 }
 
 // Fetch rows that this thread probably decodes next, a part with each panel of an item.
-TPC_INLINE void fetch_rows(const Linear& a, int64_t row, int64_t rows, const Item& item,
+TPC_INLINE void fetch_part(const Linear& a, int64_t row, int64_t rows, const Item& item,
                            int64_t begin) {
   const int64_t bytes = rows * a.row_bytes, tokens = item.end - item.token;
   const auto place = [&](int64_t token) { return bytes * (token - item.token) / tokens; };
@@ -244,7 +244,7 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
       const RoundedPanel x{static_cast<const Word*>(a.packed) + begin * words,
                            a.factors + begin * count, a.sums + begin * count, width};
       for (int64_t side = 0; side < sides; ++side) {
-        if (next.row != item.row) fetch_rows(a, side * a.rows + next.row, next.rows, item, begin);
+        if (next.row != item.row) fetch_part(a, side * a.rows + next.row, next.rows, item, begin);
         // Rows after the last one are multiplied too, with what was there before.
         kWidths[width / kLanes - 1](rows[side], item.rows, x, blocks, sums + side * side_sums);
       }
