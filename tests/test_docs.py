@@ -7,11 +7,13 @@ import runpy
 import shlex
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tpcompile
 from tests import scripts
 from tests.stages import graph_after
 
@@ -154,6 +156,28 @@ def test_the_engine_of_the_page_works(demo: str) -> None:
     exec(compile(block, "serving.md", "exec"), space)
     space["engine"].close()
     space["model"].close()
+
+
+def test_the_blocks_of_the_python_page_work(
+    demo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {}
+    for block in _python_blocks("python.md"):
+        exec(compile(block.replace("build/demo", demo), "python.md", "exec"), space)
+    assert Path("step.svg").stat().st_size and Path("demo-int4/config.json").exists()
+
+
+def test_the_python_page_names_every_argument() -> None:
+    text = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    functions = (
+        *(tpcompile.compile, tpcompile.schedule, tpcompile.quantize, tpcompile.capture),
+        *(tpcompile.Engine, tpcompile.SamplingParams),
+    )
+    arguments = [name for function in functions for name in signature(function).parameters]
+    missing = {name for name in arguments if f"`{name}`" not in text}
+    assert not missing
+    assert [name for name in tpcompile.__all__ if name not in text] == []
 
 
 def test_generating_on_two_ranks(demo: str) -> None:
