@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -16,6 +17,7 @@ import pytest
 import tpcompile
 from tests import scripts
 from tests.stages import graph_after
+from tpcompile.cli import main
 
 pytestmark = pytest.mark.usefixtures("captured_once")
 ROOT = Path(__file__).parents[1]
@@ -178,6 +180,41 @@ def test_the_python_page_names_every_argument() -> None:
     missing = {name for name in arguments if f"`{name}`" not in text}
     assert not missing
     assert [name for name in tpcompile.__all__ if name not in text] == []
+
+
+def _values(document: Any, path: str) -> list[Any]:
+    """Return the values at a path such as `ranks[].rank`; `NAME` stands for any key."""
+    values = [document]
+    for key in path.replace("[]", ".[]").split("."):
+        if key == "[]":
+            values = [element for value in values for element in value]
+        elif key == "NAME":
+            values = [element for value in values for element in value.values()]
+        else:
+            values = [value[key] for value in values]
+    return values
+
+
+def _documented() -> list[tuple[str, list[str]]]:
+    """Return the commands of docs/json.md, each with the paths of its keys."""
+    text = (ROOT / "docs/json.md").read_text(encoding="utf-8")
+    sections = re.split(r"^`tpcompile (.*)`$", text, flags=re.MULTILINE)[1:]
+    tables = (re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for section in sections[1::2])
+    return [
+        (command, re.findall(r"`([^`]+)`", " ".join(rows)))
+        for command, rows in zip(sections[::2], tables, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("command", "paths"), _documented(), ids=lambda value: str(value)[:12])
+def test_documented_keys_are_in_the_output(
+    command: str, paths: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(shlex.split(command)) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert paths
+    for path in paths:
+        assert _values(document, path), path
 
 
 def test_generating_on_two_ranks(demo: str) -> None:
