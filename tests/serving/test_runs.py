@@ -145,7 +145,7 @@ def test_rows_that_depend_on_each_other_are_computed_alone(
 ) -> None:
     """A product whose bits depend on the number of rows is noticed."""
 
-    def dependent(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def dependent(x: torch.Tensor, weight: torch.Tensor, bias: None = None) -> torch.Tensor:
         return torch.nn.functional.linear(x, weight) * (1 + len(x) * 1e-6)
 
     replace_linear(monkeypatch, dependent)
@@ -159,7 +159,7 @@ def test_rows_that_depend_on_each_other_are_computed_alone(
 
 
 def test_kernels_that_differ_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def few(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def few(x: torch.Tensor, weight: torch.Tensor, bias: None = None) -> torch.Tensor:
         product = torch.nn.functional.linear(x, weight)
         return product if len(x) > 64 else product * (1 + 1e-6)
 
