@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -157,7 +158,7 @@ class Product:
         """The tokens of an item."""
         return _MANY_TOKENS if isinstance(self.weight, FewBits) else _TOKENS
 
-    @property
+    @cached_property
     def part_rows(self) -> int:
         """The rows of an item: as many as leave some items to each thread."""
         path = PATHS[chosen_path()]

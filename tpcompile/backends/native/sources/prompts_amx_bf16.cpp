@@ -7,7 +7,7 @@ namespace {
 
 // The rows of a tile, and the words of a row.
 constexpr int64_t kTile = 16;
-constexpr int64_t kRows = 2 * kTile, kSteps = kTile;
+constexpr int64_t kRows = 2 * kTile, kStrip = kRows, kSteps = kTile;
 
 // Return rows in bf16 as an operand: null, because those at a distance of a power of two would
 // compete for places in the cache.

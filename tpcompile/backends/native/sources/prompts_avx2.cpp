@@ -56,7 +56,7 @@ TPC_INLINE Lanes larger(Lanes a, Lanes b) {
 
 TPC_INLINE float greatest_of(Lanes x) { return largest(x); }
 
-constexpr int64_t kPanel = 16, kRows = 6, kSteps = 1;
+constexpr int64_t kPanel = 16, kRows = 6, kStrip = 8 * kRows, kSteps = 1;
 
 struct Tiles {};
 

@@ -3,7 +3,7 @@
 
 namespace {
 
-constexpr int64_t kRows = 6, kSteps = 1;
+constexpr int64_t kRows = 6, kStrip = 8 * kRows, kSteps = 1;
 
 struct Tiles {};
 

@@ -4,6 +4,7 @@
 // - `Packed` and `kColumns`: an operand of products, and the values of a row that it holds;
 // - `kPanel`: the tokens that are multiplied together;
 // - `multiply`, for `kRows` rows and a multiple of `kSteps` steps, with `Tiles` if it has any;
+// - `kStrip`: the rows, several times `kRows`, by which a panel is multiplied before the next one;
 // - the functions that lay out its operands: `as_packed`, `hold`, `pack_rows`,
 //   `interleave`, `load_transposed`;
 // - `rounded`, `put_some`, `power_of_e`, `square_roots`, and the choice of lanes: `Chosen`,

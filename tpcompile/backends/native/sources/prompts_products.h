@@ -222,33 +222,37 @@ TPC_INLINE void hold_block(const Linear& a, const Block& block, Packed* held, in
   for (; row % kRows; ++row) std::memset(held + row * stride, 0, bytes);
 }
 
-// Fetch kRows rows of a block of few bits.
+// Fetch kStrip rows of a block of few bits.
 TPC_INLINE void fetch_rows(const Linear& a, const Block& block, int64_t row) {
   const int64_t bits = tpc::bits_of(a.format) == 8 ? 8 : 4;
-  for (const int64_t end = row + kRows; row < end && row < block.rows; ++row) {
+  for (const int64_t end = row + kStrip; row < end && row < block.rows; ++row) {
     const char* values = static_cast<const char*>(a.weight) + (block.row + row) * a.row_bytes;
     for (int64_t byte = block.first * bits / 8; byte < block.last * bits / 8; byte += 64)
       __builtin_prefetch(values + byte, 0, 2);
   }
 }
 
-// Replace the sums of gates by results.
-inline void apply_swiglu(const Linear& a, const Item& item, float* gates, const float* others) {
+// Replace the sums of gates of a panel by results.
+inline void apply_swiglu(const Linear& a, const Item& item, int64_t width, float* gates,
+                         const float* others) {
   for (int64_t row = 0; row < item.rows; ++row) {
     const bf16* bias = a.bias ? from(a.bias) + item.row + row : nullptr;
     const float of_gate = bias ? number(bias) : 0.0f;
     const float of_other = bias ? number(bias + a.rows) : 0.0f;
-    for (int64_t place = row * kPanel; place < (row + 1) * kPanel; place += kLanes) {
+    for (int64_t place = row * kPanel; place < row * kPanel + width; place += kLanes) {
       const Lanes gate = rounded(load(gates + place) + of_gate);
       store(gates + place, rounded(silu(gate)) * rounded(load(others + place) + of_other));
     }
   }
 }
 
-// Write the sums of a panel, `[row][token]`, with the bias unless it is null.
-inline void put_panel(const Linear& a, const Item& item, int64_t begin, const uint16_t* bias,
-                      const float* sums) {
+// Write the sums of a panel, `[row][token]`, with the bias, or their SwiGLU. `others` are the sums
+// that gates multiply.
+inline void put_panel(const Linear& a, const Item& item, int64_t begin, float* sums,
+                      const float* others) {
   const int64_t width = panel_width(item.end - begin);
+  const uint16_t* bias = a.swiglu ? nullptr : a.bias;
+  if (a.swiglu) apply_swiglu(a, item, width, sums, others);
   for (int64_t lane = 0; lane < width; lane += kLanes) {
     const int64_t left = item.end - begin - lane;
     int64_t row = 0;
@@ -297,13 +301,15 @@ inline void multiply_block(const Linear& a, const Item& item, const Block& block
     hold_block(a, block, held, stride);
     rows = held;
   }
-  for (int64_t row = 0; row < block.rows; row += kRows) {
-    if (a.scales) fetch_rows(a, next, row);
+  for (int64_t strip = 0; strip < block.rows; strip += kStrip) {
+    const int64_t end = strip + kStrip < block.rows ? strip + kStrip : block.rows;
+    if (a.scales) fetch_rows(a, next, strip);
     for (int64_t begin = item.token; begin < item.end; begin += kPanel)
-      run[panel_width(item.end - begin) / kLanes - 1](
-          rows + row * stride, stride, packed + begin * steps, kLanes, kLanes * steps,
-          block.last / kColumns - first,
-          sums + (begin - item.token) * a.part_rows + row * kPanel, kPanel);
+      for (int64_t row = strip; row < end; row += kRows)
+        run[panel_width(item.end - begin) / kLanes - 1](
+            rows + row * stride, stride, packed + begin * steps, kLanes, kLanes * steps,
+            block.last / kColumns - first,
+            sums + (begin - item.token) * a.part_rows + row * kPanel, kPanel);
   }
 }
 
@@ -325,8 +331,7 @@ void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch
       }
     for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
       float* panel = sums + (begin - item.token) * a.part_rows;
-      if (a.swiglu) apply_swiglu(a, item, panel, panel + side_sums);
-      put_panel(a, item, begin, a.swiglu ? nullptr : a.bias, panel);
+      put_panel(a, item, begin, panel, panel + side_sums);
     }
   }
 }

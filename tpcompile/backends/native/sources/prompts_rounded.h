@@ -248,8 +248,7 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
         // Rows after the last one are multiplied too, with what was there before.
         kWidths[width / kLanes - 1](rows[side], item.rows, x, blocks, sums + side * side_sums);
       }
-      if (a.swiglu) apply_swiglu(a, item, sums, sums + side_sums);
-      put_panel(a, item, begin, a.swiglu ? nullptr : a.bias, sums);
+      put_panel(a, item, begin, sums, sums + side_sums);
     }
   }
 }
