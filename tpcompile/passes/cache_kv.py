@@ -58,7 +58,7 @@ class CacheKv:
     block: int = 32
     """Number of tokens per block."""
     kv: str = MODEL_KV
-    """How keys and values are stored: in the dtype of the `model`, or as `int8`."""
+    """The storage of keys and values: the dtype of the `model`, or `int8`."""
 
     def apply(self, gm: fx.GraphModule) -> Report:
         if self.block < 1:

@@ -135,7 +135,7 @@ class Standard:
     interleaved: bool = False
     """Rotate adjacent elements of a head, instead of elements half a head apart."""
     kv: str = CacheKv.kv
-    """How keys and values are stored: in the dtype of the `model`, or as `int8`."""
+    """The storage of keys and values: the dtype of the `model`, or `int8`."""
 
     def passes(self) -> list[Pass]:
         return list(_passes(_STANDARD, self.interleaved, CacheKv(self.block, self.kv)))
@@ -154,7 +154,7 @@ class Decode:
     interleaved: bool = False
     """Rotate adjacent elements of a head, instead of elements half a head apart."""
     kv: str = CacheKv.kv
-    """How keys and values are stored: in the dtype of the `model`, or as `int8`."""
+    """The storage of keys and values: the dtype of the `model`, or `int8`."""
 
     def passes(self) -> list[Pass]:
         options = CacheKv(self.block, self.kv), SplitAttention(self.spans)

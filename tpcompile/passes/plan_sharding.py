@@ -82,7 +82,7 @@ class PlanSharding:
     ffn_grain: int = 0
     """Split the MLP in multiples of this; 0 chooses a grain."""
     experts: str = "auto"
-    """How experts are sharded: `tp` splits each of them, `ep` gives ranks whole ones, and `auto`
+    """The sharding of experts: `tp` splits each of them, `ep` gives ranks whole ones, and `auto`
     chooses the plan whose busiest rank is expected to read fewer bytes of experts for a token."""
     vocab_grain: int = 0
     """Split the vocabulary in multiples of this; 0 chooses a grain."""
