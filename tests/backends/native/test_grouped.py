@@ -130,6 +130,42 @@ def test_the_largest_integers_are_added_exactly(few_bits: str, batch: int, path:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("few_bits", FLOATS8)
+@pytest.mark.parametrize("small", ["none", "some", "all"])
+def test_floats_of_8_bits_with_and_without_a_leading_one(
+    small: str, few_bits: str, dtype: torch.dtype, path: str
+) -> None:
+    """Kernels load 128 columns faster if all have one. Those without one are 7/8 of 2**-6 or less.
+
+    Blocks of columns begin within a group, and end before a load of 128 columns is full.
+    """
+    memory = memory_of("tiny-qwen3", dtype, 3, 5, wide=400, few_bits=few_bits)
+    memory.tensors = copy.deepcopy(memory.tensors)  # other tests have these weights too
+    generator = torch.Generator().manual_seed(0)
+    for number in _terms(_filled(memory)):
+        instruction: Any = memory.program.instructions[number]
+        weight = memory.tensors[instruction.at.weight]
+        numbers = weight.parts[weight.format.values.suffix].view(torch.uint8)
+        low, high = (0, 8) if small == "all" else (8, 127)
+        numbers.random_(low, high, generator=generator)
+        if small == "some":
+            places = torch.randint(numbers.shape[1], (len(numbers), 2), generator=generator)
+            numbers.scatter_(1, places, torch.randint(8, places.shape, generator=generator).byte())
+        numbers.add_(torch.randint(2, numbers.shape, generator=generator).mul(128).byte())
+    native = Native(memory, path)
+    for number in _terms(memory):
+        instruction = memory.program.instructions[number]
+        native.execute(number, unseen)
+        out = memory.tensors[instruction.at.out][instruction.terms.slice, instruction.rows.slice]
+        actual = out.clone()
+        instruction.run(memory.tensors)
+        assert bool(out.abs().amax() > 0)
+        assert bool(((actual - out).abs() <= EXACT * out.abs().max()).all()), instruction.label
+    native.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", *KINDS])
 def test_embeddings_are_the_reference_s(kind: str, dtype: torch.dtype, path: str) -> None:
     """Also for tokens of the other ranks, which have terms of zeros."""
@@ -230,7 +266,7 @@ def test_groups_without_kernels_are_refused() -> None:
     [
         *product(("int8:64", "int4:32", *KINDS, "int4:64:a8", "int8:32", "int4:128"), (512,)),
         *product(("int4:32", "int4:64", "int4:64:a8", "Q4_0", "int4:128"), (448,)),
-        *product(("Q5_1:a8", "Q6_K:a8"), (512, 448)),
+        *product(("Q5_1:a8", "Q6_K:a8", *FLOATS8), (512, 448)),
     ],
 )
 def test_sums_do_not_depend_on_the_batch(few_bits: str, columns: int, path: str) -> None:

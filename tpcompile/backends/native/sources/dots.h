@@ -192,6 +192,10 @@ TPC_INLINE void fold_sums(Term* terms, int64_t count, int64_t size) {
   fold(count, join, move);
 }
 
+// The rows of a block, and the rows whose leaves are multiplied one after the other, so that the
+// values of a leaf stay in the nearest cache.
+constexpr int kBlock = 2, kPanel = 8;
+
 // Values of all sequences that rows of weights are multiplied by. A product is a sum over `leaves`
 // even runs of columns, added in a fixed tree.
 template <class F>
@@ -270,9 +274,6 @@ constexpr int kTogether = kFewest - 1;
 #else
 constexpr int kTogether = 8;
 #endif
-// The rows of a block, and the rows whose leaves are multiplied one after the other, so that the
-// values of a leaf stay in the nearest cache.
-constexpr int kBlock = 2, kPanel = 8;
 
 // Lay out columns of some sequences as `[chunk][sequence][column]`; the last columns are zeros.
 template <class F>

@@ -39,18 +39,21 @@ class Float8 {
 
   static constexpr int64_t bytes(int64_t columns) { return columns; }
 
-  TPC_INLINE int64_t group() const { return group_; }
+  // The columns of a group, the groups of a row, and the one that a column belongs to.
+  int64_t group() const { return group_; }
+  int64_t groups() const { return groups_; }
+  int64_t group_of(int64_t column) const { return (before_ + column) / group_; }
 
-  // The columns that share the scale of the first one.
-  TPC_INLINE int64_t left_of_group() const { return group_ - before_; }
+  // The columns from one on that share its scale.
+  int64_t left_of_group(int64_t column) const { return group_ - (before_ + column) % group_; }
 
-  // The scale of a group of a row, counted from that of the first column.
-  TPC_INLINE float scale(int64_t row, int64_t group) const {
-    const int64_t place = row * groups_ + group;
-    if (scale_type_ == TPC_DTYPE_F32) return number(reinterpret_cast<const f32*>(scales_) + place);
-    if (scale_type_ == TPC_DTYPE_BF16)
-      return number(reinterpret_cast<const bf16*>(scales_) + place);
-    return number(reinterpret_cast<const f16*>(scales_) + place);
+  // The scales of `count` groups from one of a row on: where they are, or in fp32 at `held`.
+  const float* scales(int64_t row, int64_t group, int64_t count, float* held) const {
+    const char* first = scales_ + (row * groups_ + group) * scale_bytes();
+    if (scale_type_ == TPC_DTYPE_F32) return reinterpret_cast<const f32*>(first);
+    if (scale_type_ == TPC_DTYPE_BF16) convert(reinterpret_cast<const bf16*>(first), count, held);
+    else convert(reinterpret_cast<const f16*>(first), count, held);
+    return held;
   }
 
   TPC_INLINE void fetch_scales(int64_t row) const {
@@ -70,7 +73,9 @@ inline Lanes numbers(const Float8& rows, int64_t row, int64_t column, int64_t co
   Lanes values{};
   for (int64_t lane = 0; lane < kLanes && lane < count; ++lane) {
     uint8_t held[kRegister] = {rows.row(row)[column + lane]};
-    values[lane] = float8(held)[0] * kFloat8 * rows.from(row, column + lane).scale(0, 0);
+    float scale;
+    values[lane] = float8(held)[0] * kFloat8 *
+                   *rows.scales(row, rows.group_of(column + lane), 1, &scale);
   }
   return values;
 }
@@ -86,12 +91,17 @@ TPC_INLINE typename F::Loaded some_float8(const uint8_t* row, int64_t column, in
 template <class T>
 struct Form<T, Float8> : Form<f32, Plain<f32>> {
   using Weights = Float8;
-  static constexpr float kScale = kFloat8;
 
   static TPC_INLINE Registers weights(const uint8_t* row, int64_t column) {
     Registers loaded;
     for (int part = 0; part < kRegisters; ++part)
       loaded.each[part] = float8(row + column + part * kRegister);
+    return loaded;
+  }
+  static TPC_INLINE Registers large_weights(const LargeFloat8& large, const uint8_t* bytes) {
+    Registers loaded;
+    for (int part = 0; part < kRegisters; ++part)
+      loaded.each[part] = large.load(bytes + part * kRegister);
     return loaded;
   }
   static TPC_INLINE Registers some_weights(const uint8_t* row, int64_t column, int64_t count) {
@@ -103,10 +113,12 @@ struct Form<T, Float8> : Form<f32, Plain<f32>> {
 template <>
 struct Form<bf16, Float8> : Form<bf16, Plain<bf16>> {
   using Weights = Float8;
-  static constexpr float kScale = 1.0f;
 
   static TPC_INLINE __m512i weights(const uint8_t* row, int64_t column) {
     return float8_as_bf16(row + column);
+  }
+  static TPC_INLINE __m512i large_weights(const LargeFloat8& large, const uint8_t* bytes) {
+    return large.load_bf16(bytes);
   }
   static TPC_INLINE __m512i some_weights(const uint8_t* row, int64_t column, int64_t count) {
     return some_float8<Form>(row, column, count);
@@ -117,37 +129,82 @@ struct Form<bf16, Float8> : Form<bf16, Plain<bf16>> {
 template <class T>
 constexpr bool kWidens<T, Float8> = std::is_same_v<typename Form<T, Float8>::Value, float>;
 
-// The columns of a group in most checkpoints.
-constexpr int64_t kUsualGroup = 128;
-
-// Multiply one row by `kBatch` sequences. Compilers would take several times as long for one
-// function with this code for each number of sequences.
+// Increase the sums of even and odd chunks by the products of `kMany` columns, as `add_products`
+// does.
 template <class F, int kBatch>
-[[gnu::noinline]] void scaled_dots(const Float8& weight, int64_t row, const char* ahead,
-                                   const typename F::Value* x, int64_t stride, int64_t columns,
-                                   float* out, int64_t out_stride, Sums& sums) {
-  Registers totals[kBatch] = {};
-  int64_t column = 0, group = 0;
-  // Add the products of the next columns, which share a scale.
-  const auto add = [&](auto count) TPC_ALWAYS {
-    Registers even[kBatch] = {}, odd[kBatch] = {};
-    add_products<F, kBatch>(weight.row(row) + column, ahead + column, x + column, stride, count,
-                            even, odd);
-    const float scale = weight.scale(row, group++) * F::kScale;
-    for (int b = 0; b < kBatch; ++b)
-      for (int part = 0; part < kRegisters; ++part)
-        totals[b].each[part] =
-            multiply_add(totals[b].each[part], even[b].each[part] + odd[b].each[part],
-                         Register{} + scale);
-    column += count;
-  };
-  const int64_t group_columns = weight.group(), left = weight.left_of_group();
-  for (int64_t next = left; column < columns; next = group_columns)
-    if (next == kUsualGroup && columns - column >= kUsualGroup)  // a constant is faster
-      add(std::integral_constant<int64_t, kUsualGroup>());
-    else
-      add(next < columns - column ? next : columns - column);
-  for (int b = 0; b < kBatch; ++b) sums.add(lanes(totals[b]), out + b * out_stride);
+TPC_INLINE void add_many(const LargeFloat8& large, const uint8_t* row, const char* ahead,
+                         const typename F::Value* x, int64_t stride, Registers* even,
+                         Registers* odd) {
+  constexpr int64_t kChunk = F::kChunk;
+  if (__builtin_expect(!large.are(row), 0)) {
+    const auto many = std::integral_constant<int64_t, kMany>();
+    return add_products<F, kBatch>(row, ahead, x, stride, many, even, odd);
+  }
+  for (int64_t line = 0; line < kMany; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+#pragma GCC unroll 4
+  for (int64_t column = 0; column < kMany; column += 2 * kChunk) {
+    const auto first = F::large_weights(large, row + column);
+    const auto second = F::large_weights(large, row + column + kChunk);
+#pragma GCC unroll 8
+    for (int b = 0; b < kBatch; ++b) {
+      const auto* sequence = x + b * stride + column;
+      even[b] = F::add(even[b], first, F::values(sequence));
+      odd[b] = F::add(odd[b], second, F::values(sequence + kChunk));
+    }
+  }
+}
+
+// Columns of a weight whose products have a sum of their own.
+struct Leaf {
+  int64_t first, columns;
+  int64_t group, left;  // the group of the first column, and its columns from there on
+};
+
+// Some rows, as they are multiplied, and the places that loads read later.
+struct Float8Rows {
+  int64_t count, group;  // the columns of a group
+  const uint8_t* first[kPanel];
+  const char* ahead[kPanel];
+  const float* scales[kPanel];
+};
+
+// Multiply rows by `kBatch` sequences: `out[leaf][sequence][row]`. Compilers would take several
+// times as long for one function with this code for each number of sequences.
+template <class F, int kBatch>
+[[gnu::noinline]] void scaled_dots(const Float8Rows& rows, const Leaf* leaves, int64_t count,
+                                   const typename F::Value* x, int64_t stride, float* out,
+                                   int64_t leaf_stride, Sums& sums) {
+  const LargeFloat8 large;
+  for (int64_t row = 0; row < rows.count; ++row)
+    for (int64_t number = 0; number < count; ++number) {
+      const Leaf& leaf = leaves[number];
+      Registers totals[kBatch] = {};
+      const float* scale = rows.scales[row] + leaf.group;
+      const int64_t end = leaf.first + leaf.columns;
+      int64_t column = leaf.first;
+      for (int64_t next = leaf.left; column < end; next = rows.group) {
+        Registers even[kBatch] = {}, odd[kBatch] = {};
+        const int64_t stop = next < end - column ? column + next : end;
+        for (; column + kMany <= stop; column += kMany)
+          add_many<F, kBatch>(large, rows.first[row] + column, rows.ahead[row] + column,
+                              x + column, stride, even, odd);
+        if (column < stop)
+          add_products<F, kBatch>(rows.first[row] + column, rows.ahead[row] + column, x + column,
+                                  stride, stop - column, even, odd);
+        column = stop;
+        const Register factor = everywhere(*scale++);
+#pragma GCC unroll 8
+        for (int b = 0; b < kBatch; ++b)
+          for (int part = 0; part < kRegisters; ++part)
+            totals[b].each[part] = multiply_add(
+                totals[b].each[part], even[b].each[part] + odd[b].each[part], factor);
+      }
+#pragma GCC unroll 8
+      for (int b = 0; b < kBatch; ++b) {
+        for (Register& part : totals[b].each) part *= kFloat8;
+        sums.add(lanes(totals[b]), out + number * leaf_stride + b * kPanel + row);
+      }
+    }
 }
 
 template <class F>
@@ -156,19 +213,15 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
   return {values, batch, columns, leaves, nullptr};
 }
 
-// Columns of a weight whose products have a sum of their own.
-struct Leaf {
-  Float8 weight;
-  int64_t first, columns;
-};
-
-inline void find_leaves(const Float8& weight, int64_t columns, int64_t count, Leaf* leaves) {
-  const int64_t least = columns / count, longer = columns % count;
+inline const Leaf* leaves_of(const Float8& weight, int64_t columns, int64_t count,
+                             Scratch& scratch) {
+  Leaf* leaves = scratch.take<Leaf>(count);
   for (int64_t leaf = 0, first = 0; leaf < count; ++leaf) {
-    const int64_t width = least + (leaf < longer);
-    leaves[leaf] = {weight.from(0, first), first, width};
+    const int64_t width = columns / count + (leaf < columns % count);
+    leaves[leaf] = {first, width, weight.group_of(first), weight.left_of_group(first)};
     first += width;
   }
+  return leaves;
 }
 
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
@@ -176,31 +229,32 @@ template <class F>
 [[gnu::noinline]] void dots(const Float8& weight, int64_t rows, const Operand<F>& x, float* out,
                             int64_t out_stride, Scratch& scratch) {
   Sums sums;
-  const bool split = x.leaves > 1;
-  float* terms = scratch.take<float>(x.leaves * x.batch);
-  auto* leaves = scratch.take<Leaf>(x.leaves);
-  find_leaves(weight, x.columns, x.leaves, leaves);
-  const int64_t far = rows_ahead(weight.stride());
-  for (int64_t row = 0; row < rows; ++row) {
-    const char* ahead =
-        ahead_of(weight.address(row), weight.stride(), far, rows - row, scratch.next_weights);
-    weight.fetch_scales(row + far);
-    for (int64_t number = 0; number < x.leaves; ++number) {
-      const Leaf& leaf = leaves[number];
-      in_runs<8>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
-        float* destination = split ? terms + number * x.batch + b : out + row + b * out_stride;
-        scaled_dots<F, decltype(count)::value>(leaf.weight, row, ahead + leaf.first,
-                                               x.values.first + leaf.first + b * x.values.stride,
-                                               x.values.stride, leaf.columns, destination,
-                                               split ? 1 : out_stride, sums);
-      });
+  const int64_t groups = weight.groups(), far = rows_ahead(weight.stride());
+  const Leaf* leaves = leaves_of(weight, x.columns, x.leaves, scratch);
+  float* terms = scratch.take<float>(x.leaves * x.batch * kPanel);
+  float* held_scales = scratch.take<float>(groups * kPanel);
+  for (int64_t first = 0; first < rows; first += kPanel) {
+    Float8Rows panel{rows - first < kPanel ? rows - first : kPanel, weight.group(), {}, {}, {}};
+    const float* scales = weight.scales(first, 0, panel.count * groups, held_scales);
+    for (int64_t place = 0; place < panel.count; ++place) {
+      const int64_t row = first + place;
+      weight.fetch_scales(row + far);
+      panel.first[place] = weight.row(row);
+      panel.scales[place] = scales + place * groups;
+      panel.ahead[place] =
+          ahead_of(weight.address(row), weight.stride(), far, rows - row, scratch.next_weights);
     }
-    if (!split) continue;
+    in_runs<kOfRow>(x.batch, [&](auto together, int64_t b) TPC_ALWAYS {
+      scaled_dots<F, decltype(together)::value>(
+          panel, leaves, x.leaves, x.values.first + b * x.values.stride, x.values.stride,
+          terms + b * kPanel, x.batch * kPanel, sums);
+    });
     sums.flush();
-    const int64_t stored = join_leaves(x, terms, x.batch);
+    const int64_t stored = join_leaves(x, terms, x.batch * kPanel);
     for (int64_t leaf = 0; leaf < stored; ++leaf)
       for (int64_t b = 0; b < x.batch; ++b)
-        out[row + leaf * x.apart + b * out_stride] = terms[leaf * x.batch + b];
+        std::memcpy(out + first + leaf * x.apart + b * out_stride,
+                    terms + (leaf * x.batch + b) * kPanel,
+                    sizeof(float) * static_cast<size_t>(panel.count));
   }
-  sums.flush();
 }
