@@ -23,8 +23,9 @@ _SPREAD = 0.02
 class RandomMemory:
     """Weights with random contents, which programs of one model share.
 
-    The times of kernels do not depend on the values, so one pattern fills all tensors; tensors of
-    integers get its bytes.
+    One pattern fills all tensors, and tensors of integers get its bytes: the times of kernels do
+    not depend on the values. In 8-bit floating point they do: kernels are faster for numbers with a
+    leading one. So the pattern is stretched to its range, as that of a block is in a checkpoint.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -73,6 +74,8 @@ class RandomMemory:
         flat = tensor.as_strided((tensor.numel(),), (1,))
         if pattern is None:
             floats = self._pattern
+            if tensor.dtype == torch.float8_e4m3fn:
+                floats = floats * (torch.finfo(tensor.dtype).max / floats.abs().max())
             pattern = floats if tensor.is_floating_point() else floats.view(tensor.dtype)[:_PATTERN]
         for start in range(0, len(flat), len(pattern)):
             part = flat[start : start + len(pattern)]

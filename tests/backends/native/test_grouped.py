@@ -229,7 +229,7 @@ def test_bits_do_not_depend_on_batch_workers_and_ranks(few_bits: str, path: str)
         return _steps(memory, path)[:, 0]
 
     alone = steps()
-    for batch in (2, 3, 4, 5, 8, 12, 16):
+    for batch in (2, 3, 4, 5, 8, 12, 16, 17):
         assert torch.equal(steps(batch=batch), alone), batch
     assert torch.equal(steps(workers=3), alone)
 

@@ -207,12 +207,6 @@ template <class F, int kBatch>
     }
 }
 
-template <class F>
-inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
-                          const Float8&, Scratch&) {
-  return {values, batch, columns, leaves, nullptr};
-}
-
 inline const Leaf* leaves_of(const Float8& weight, int64_t columns, int64_t count,
                              Scratch& scratch) {
   Leaf* leaves = scratch.take<Leaf>(count);
@@ -224,10 +218,24 @@ inline const Leaf* leaves_of(const Float8& weight, int64_t columns, int64_t coun
   return leaves;
 }
 
+template <class F>
+inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
+                          const Float8&, Scratch&) {
+  return {values, batch, columns, leaves, nullptr};
+}
+
+#if defined(__AMX_BF16__)
+#include "float8_tiles.h"
+#endif
+
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
 template <class F>
 [[gnu::noinline]] void dots(const Float8& weight, int64_t rows, const Operand<F>& x, float* out,
                             int64_t out_stride, Scratch& scratch) {
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<F, Form<bf16, Float8>>)
+    return float8_tile_dots(weight, rows, x, out, out_stride, scratch);
+#endif
   Sums sums;
   const int64_t groups = weight.groups(), far = rows_ahead(weight.stride());
   const Leaf* leaves = leaves_of(weight, x.columns, x.leaves, scratch);

@@ -9,6 +9,9 @@ constexpr int64_t kTileRows = 16, kTileColumns = 32;
 #define TPC_SUMS 0
 #define TPC_WEIGHTS 1
 #define TPC_VALUES 2
+#define TPC_ODD_SUMS 3
+#define TPC_ODD_WEIGHTS 4
+#define TPC_ODD_VALUES 5
 
 // Whether a form has tiles.
 template <class F>
@@ -24,9 +27,12 @@ TPC_INLINE void shape_tiles(int64_t rows, int64_t sequences) {
     uint8_t rows[16] = {};
   } shapes;
   const auto wide = static_cast<uint16_t>(4 * sequences);
-  shapes.row_bytes[TPC_SUMS] = wide, shapes.rows[TPC_SUMS] = static_cast<uint8_t>(rows);
-  shapes.row_bytes[TPC_WEIGHTS] = 64, shapes.rows[TPC_WEIGHTS] = static_cast<uint8_t>(rows);
-  shapes.row_bytes[TPC_VALUES] = wide, shapes.rows[TPC_VALUES] = 16;
+  const auto shape = [&](int tile, int64_t of_rows, uint16_t bytes) {
+    shapes.rows[tile] = static_cast<uint8_t>(of_rows), shapes.row_bytes[tile] = bytes;
+  };
+  for (int sums : {TPC_SUMS, TPC_ODD_SUMS}) shape(sums, rows, wide);
+  for (int weights : {TPC_WEIGHTS, TPC_ODD_WEIGHTS}) shape(weights, rows, 64);
+  for (int values : {TPC_VALUES, TPC_ODD_VALUES}) shape(values, 16, wide);
   complete_writes();
   _tile_loadconfig(&shapes);
 }
