@@ -13,9 +13,12 @@ struct Segment {
 struct Segments {
   const Segment* first;
   int64_t count;
+
+  const Segment& operator[](int64_t number) const { return first[number]; }
 };
 
-inline Segments segments_of(const Float8& weight, int64_t columns, int64_t leaves, Scratch& scratch) {
+inline Segments segments_of(const Float8& weight, int64_t columns, int64_t leaves,
+                            Scratch& scratch) {
   const Leaf* leaf = leaves_of(weight, columns, leaves, scratch);
   Segment* segments = scratch.take<Segment>(columns / kMany + leaves + weight.groups());
   int64_t count = 0;
@@ -56,11 +59,11 @@ constexpr int64_t kTile = kTileRows * kTileColumns;
 
 // Widen `count` columns of some rows to tiles, and fetch as many bytes from `ahead`.
 template <class Count>
-TPC_INLINE void widen(const Float8& weight, int64_t rows, int64_t column, Count count,
-                      const char* ahead, bf16* tiles) {
+TPC_INLINE void widen(const Float8& weight, int64_t rows, Count count, const char* ahead,
+                      bf16* tiles) {
   const LargeFloat8 large;
   for (int64_t row = 0; row < rows; ++row, tiles += kTileColumns, ahead += count) {
-    const uint8_t* numbers = weight.row(row) + column;
+    const uint8_t* numbers = weight.row(row);
     for (int64_t line = 0; line < count; line += 64) fetch_line(ahead + line);
     const bool all_large = std::is_same_v<Count, Many> && large.are(numbers);
 #pragma GCC unroll 4
@@ -104,92 +107,126 @@ struct Place {
   }
 };
 
-// Multiply rows by up to 16 sequences, those of group `group`. In each step, a segment is widened,
-// the one before it is multiplied, and the sums of the one before that are scaled: loads of what
-// was just stored would wait.
-inline void float8_tile_dots(const Float8& weight, int64_t rows, const Segments& segments,
-                             const Operand<Form<bf16, Float8>>& x, int64_t group, float* out,
-                             int64_t out_stride, Scratch& scratch) {
-  const int64_t left = x.batch - 16 * group, sequences = left < 16 ? left : 16;
-  // Sums of one sequence are a register with 16 rows; those of several are a register per row.
-  const int64_t registers = sequences == 1 ? 1 : kTileRows;
-  const int64_t groups = weight.groups();
-  float* scales = scratch.take<float>(groups * kTileRows);
-  float* held_scales = scratch.take<float>(groups * kTileRows);
-  Lanes* terms = scratch.take<Lanes>(x.leaves * kTileRows);
-  alignas(64) bf16 tiles[2][kMany / kTileColumns * kTile];
-  Lanes even[2][kTileRows] = {}, odd[2][kTileRows] = {};
-  const char* const next_weights =
-      scratch.next_weights ? scratch.next_weights : weight.address(0);
-  const auto held = [&](int64_t row) { return rows - row < kTileRows ? rows - row : kTileRows; };
+// The products of rows with up to 16 sequences. In each step, a segment is widened, the one before
+// it is multiplied, and the sums of the one before that are scaled: loads of what was just stored
+// would wait. So memory for two segments is used in turn.
+class Float8Tiles {
+ public:
+  // `first` is the first sequence.
+  Float8Tiles(const Float8& weight, int64_t rows, const Segments& segments,
+              const Operand<Form<bf16, Float8>>& x, int64_t first, float* out, int64_t out_stride,
+              Scratch& scratch)
+      : weight_(weight),
+        rows_(rows),
+        segments_(segments),
+        x_(x),
+        packed_(x.packed + first / 16 * segments.count),
+        sequences_(x.batch - first < 16 ? x.batch - first : 16),
+        registers_(sequences_ == 1 ? 1 : kTileRows),
+        out_(out + first * out_stride),
+        out_stride_(out_stride),
+        next_weights_(scratch.next_weights ? scratch.next_weights : weight.address(0)),
+        scales_(scratch.take<float>(weight.groups() * kTileRows)),
+        held_scales_(scratch.take<float>(weight.groups() * kTileRows)),
+        terms_(scratch.take<Lanes>(x.leaves * registers_)) {}
 
-  const auto widened = [&](Place place, int64_t at) TPC_ALWAYS {
-    const Segment& segment = segments.first[place.segment];
+  void run() {
+    const int64_t steps = (rows_ + kTileRows - 1) / kTileRows * segments_.count;
+    Place widened, multiplied, scaled;
+    for (int64_t step = 0; step < steps + 2; ++step) {
+      const int64_t turn = step % 2;
+      if (step < steps) widen_columns(widened, turn), widened.advance(segments_.count);
+      if (step >= 1 && step <= steps)
+        multiply(multiplied, 1 - turn), multiplied.advance(segments_.count);
+      if (step >= 2) scale(scaled, turn), scaled.advance(segments_.count);
+    }
+  }
+
+ private:
+  // The rows that are multiplied together with one.
+  int64_t held(int64_t row) const { return rows_ - row < kTileRows ? rows_ - row : kTileRows; }
+
+  TPC_INLINE void widen_columns(Place place, int64_t turn) {
+    const Segment& segment = segments_[place.segment];
     const int64_t next = place.row + kTileRows;
-    const char* ahead = next < rows ? weight.address(next) : next_weights;
+    const char* ahead =
+        (next < rows_ ? weight_.address(next) : next_weights_) + kTileRows * segment.column;
     const auto run = [&](auto count) TPC_ALWAYS {
-      widen(weight.from(place.row, 0), held(place.row), segment.column, count,
-            ahead + kTileRows * segment.column, tiles[at]);
+      widen(weight_.from(place.row, segment.column), held(place.row), count, ahead, tiles_[turn]);
     };
     if (segment.count == kMany) run(Many());
     else run(segment.count);
-  };
-  const auto multiply = [&](Place place, int64_t at) TPC_ALWAYS {
+  }
+
+  TPC_INLINE void multiply(Place place, int64_t turn) {
     if (place.segment == 0 && (place.row == 0 || held(place.row) < kTileRows))
-      shape_tiles(held(place.row), sequences);
-    const Segment& segment = segments.first[place.segment];
-    add_tiles(segment, tiles[at],
-              static_cast<const float*>(x.packed[group * segments.count + place.segment]),
-              sequences);
+      shape_tiles(held(place.row), sequences_);
+    const Segment& segment = segments_[place.segment];
+    add_tiles(segment, tiles_[turn], static_cast<const float*>(packed_[place.segment]), sequences_);
     if (!segment.ends) return;
-    _tile_stored(TPC_SUMS, even[at], registers == 1 ? sizeof(float) : sizeof(Lanes));
-    _tile_stored(TPC_ODD_SUMS, odd[at], registers == 1 ? sizeof(float) : sizeof(Lanes));
+    const int64_t step = registers_ == 1 ? sizeof(float) : sizeof(Lanes);
+    _tile_stored(TPC_SUMS, even_[turn], step);
+    _tile_stored(TPC_ODD_SUMS, odd_[turn], step);
     complete_writes();
-  };
-  const auto scale = [&](Place place, int64_t at) TPC_ALWAYS {
-    if (place.segment == 0) {
-      const float* of_rows = weight.scales(place.row, 0, held(place.row) * groups, held_scales);
-      for (int64_t row = 0; row < held(place.row); ++row)
-        for (int64_t number = 0; number < groups; ++number)
-          scales[number * kTileRows + row] = of_rows[row * groups + number] * kFloat8;
-      for (int64_t term = 0; term < x.leaves * registers; ++term) terms[term] = Lanes{};
-    }
-    const Segment& segment = segments.first[place.segment];
+  }
+
+  TPC_INLINE void scale(Place place, int64_t turn) {
+    if (place.segment == 0) begin_rows(place.row);
+    const Segment& segment = segments_[place.segment];
     if (!segment.ends) return;
-    const float* factors = scales + segment.group * kTileRows;
-    Lanes* sums = terms + segment.leaf * registers;
-    if (registers == 1)
-      sums[0] = multiply_add(sums[0], even[at][0] + odd[at][0], load(factors));
+    const float* factors = scales_ + segment.group * kTileRows;
+    const Lanes *even = even_[turn], *odd = odd_[turn];
+    Lanes* terms = terms_ + segment.leaf * registers_;
+    if (registers_ == 1)
+      terms[0] = multiply_add(terms[0], even[0] + odd[0], load(factors));
     else
       for (int64_t row = 0; row < kTileRows; ++row)
-        sums[row] = multiply_add(sums[row], even[at][row] + odd[at][row], everywhere(factors[row]));
-    if (place.segment + 1 < segments.count) return;
-    const int64_t stored = join_leaves(x, terms, registers);
-    for (int64_t leaf = 0; leaf < stored; ++leaf) {
-      Lanes* sequence = terms + leaf * registers;
-      if (registers > 1) transpose(sequence);
-      float* first = out + leaf * x.apart + place.row + 16 * group * out_stride;
-      for (int64_t b = 0; b < sequences; ++b)
-        store_some(first + b * out_stride, sequence[b], held(place.row));
-    }
-  };
-
-  const int64_t steps = (rows + kTileRows - 1) / kTileRows * segments.count;
-  Place first, second, third;
-  for (int64_t step = 0; step < steps + 2; ++step) {
-    const int64_t at = step % 2;
-    if (step < steps) widened(first, at), first.advance(segments.count);
-    if (step >= 1 && step <= steps) multiply(second, 1 - at), second.advance(segments.count);
-    if (step >= 2) scale(third, at), third.advance(segments.count);
+        terms[row] = multiply_add(terms[row], even[row] + odd[row], everywhere(factors[row]));
+    if (place.segment + 1 == segments_.count) end_rows(place.row);
   }
-}
 
-// Multiply rows by all sequences.
+  // Lay out the scales of some rows as `[group][row]`.
+  void begin_rows(int64_t first) {
+    const int64_t groups = weight_.groups(), count = held(first);
+    const float* scales = weight_.scales(first, 0, count * groups, held_scales_);
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t group = 0; group < groups; ++group)
+        scales_[group * kTileRows + row] = *scales++ * kFloat8;
+    for (int64_t term = 0; term < x_.leaves * registers_; ++term) terms_[term] = Lanes{};
+  }
+
+  void end_rows(int64_t first) {
+    const int64_t stored = join_leaves(x_, terms_, registers_);
+    for (int64_t leaf = 0; leaf < stored; ++leaf) {
+      Lanes* sequences = terms_ + leaf * registers_;
+      if (registers_ > 1) transpose(sequences);
+      for (int64_t b = 0; b < sequences_; ++b)
+        store_some(out_ + leaf * x_.apart + first + b * out_stride_, sequences[b], held(first));
+    }
+  }
+
+  const Float8& weight_;
+  const int64_t rows_;
+  const Segments& segments_;
+  const Operand<Form<bf16, Float8>>& x_;
+  const void* const* const packed_;  // values of each segment
+  const int64_t sequences_;
+  // Sums of one sequence are a register with 16 rows; those of several are a register per row.
+  const int64_t registers_;
+  float* const out_;
+  const int64_t out_stride_;
+  const char* const next_weights_;
+  float *const scales_, *const held_scales_;
+  Lanes* const terms_;  // of each leaf
+  alignas(64) bf16 tiles_[2][kMany / kTileColumns * kTile];
+  Lanes even_[2][kTileRows] = {}, odd_[2][kTileRows] = {};
+};
+
 inline void float8_tile_dots(const Float8& weight, int64_t rows,
                              const Operand<Form<bf16, Float8>>& x, float* out, int64_t out_stride,
                              Scratch& scratch) {
   const Segments segments = segments_of(weight, x.columns, x.leaves, scratch);
-  for (int64_t group = 0; 16 * group < x.batch; ++group)
-    float8_tile_dots(weight, rows, segments, x, group, out, out_stride, scratch);
+  for (int64_t first = 0; first < x.batch; first += 16)
+    Float8Tiles(weight, rows, segments, x, first, out, out_stride, scratch).run();
   _tile_release();
 }
