@@ -59,6 +59,7 @@ EMULATED __m512 emulated_set1_ps(float value) {
   for (int lane = 0; lane < 16; ++lane) values[lane] = value;
   return values;
 }
+EMULATED __m512i emulated_set1_epi8(char value) { return (__m512i)(Chars{} + value); }
 EMULATED __m512i emulated_set1_epi16(short value) { return (__m512i)(Shorts{} + value); }
 EMULATED __m512i emulated_set1_epi32(int value) { return (__m512i)(Ints{} + value); }
 EMULATED __m512i emulated_castsi256_si512(__m256i a) {
@@ -84,6 +85,12 @@ EMULATED __m512i emulated_ternarylogic_epi32(__m512i a, __m512i b, __m512i c, in
   for (int row = 0; row < 8; ++row)
     if (table >> row & 1) bits |= (row & 4 ? x : ~x) & (row & 2 ? y : ~y) & (row & 1 ? z : ~z);
   return (__m512i)bits;
+}
+EMULATED __mmask64 emulated_testn_epi8_mask(__m512i a, __m512i b) {
+  const Chars bits = (Chars)a & (Chars)b;
+  __mmask64 mask = 0;
+  for (int lane = 0; lane < 64; ++lane) mask |= static_cast<__mmask64>(bits[lane] == 0) << lane;
+  return mask;
 }
 EMULATED __mmask32 emulated_testn_epi16_mask(__m512i a, __m512i b) {
   const Shorts bits = (Shorts)a & (Shorts)b;

@@ -55,7 +55,7 @@ TPC_INLINE __m512i float8_as_bf16(const uint8_t* bytes) {
   const __m512i small = _mm512_broadcast_i32x4(load_bytes<__m128i>(kSmall));
   const __m512i wide = _mm512_cvtepi8_epi16(load_bytes<__m256i>(bytes));
   const __m512i fields = _mm512_and_si512(_mm512_slli_epi16(wide, 4), _mm512_set1_epi16(0x07f0));
-  const __m512i size = _mm512_or_si512(fields, _mm512_set1_epi16(0x3800));
+  const __m512i size = _mm512_add_epi16(fields, _mm512_set1_epi16(0x3800));
   const __mmask32 tiny = _mm512_testn_epi16_mask(wide, _mm512_set1_epi16(0x78));
   const __m512i values = _mm512_mask_permutexvar_epi16(size, tiny, wide, small);
   return _mm512_ternarylogic_epi32(values, wide, _mm512_set1_epi16(-0x8000), 0xf8);
@@ -75,8 +75,8 @@ class LargeFloat8 {
   // Whether `kMany` numbers are all large.
   TPC_INLINE bool are(const uint8_t* bytes) const {
     const __m512i first = load_bytes<__m512i>(bytes), second = load_bytes<__m512i>(bytes + 64);
-    return _kortestz_mask64_u8(_mm512_testn_epi8_mask(first, exponents_),
-                               _mm512_testn_epi8_mask(second, exponents_));
+    return !(_mm512_testn_epi8_mask(first, exponents_) |
+             _mm512_testn_epi8_mask(second, exponents_));
   }
 
   // Load a register of them, divided by `kFloat8`.
