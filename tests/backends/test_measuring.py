@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from tests.backends.reference.stepping import Case
 from tpcompile.backends.measuring import RandomMemory, measure
+from tpcompile.presets import preset
 from tpcompile.scheduling import schedule
 from tpcompile.vm.program import Role
+from tpcompile.vm.program.weight import Weight
 
 
 @pytest.mark.parametrize("policy", ["critical-path", "dynamic"])
@@ -64,3 +68,18 @@ def test_components_of_quantized_weights() -> None:
     assert torch.equal(first.tensors[number][:4], second.tensors[other][:4])
     assert (0, f"{name}_packed", (64, 22)) in random._weights
     assert len(random._weights) == len({key[:2] for key in random._weights})
+
+
+def test_floats_of_8_bits_have_the_range_of_a_checkpoint(tmp_path: Path) -> None:
+    """Kernels are slower for numbers without a leading one, of which real weights have few."""
+    config = AutoConfig.for_model(**preset("tiny-qwen3"))
+    blocks = {"activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+    config.quantization_config = {"quant_method": "fp8", **blocks}
+    config.save_pretrained(tmp_path)
+    memory = RandomMemory().memory(schedule(tmp_path, target="cpu").program)
+    weights = [held for held in memory.tensors if isinstance(held, Weight)]
+    assert weights
+    for weight in weights:
+        numbers = weight.parts[weight.format.values.suffix].float()
+        assert bool(numbers.isfinite().all()) and numbers.abs().max() > 300
+        assert (numbers.abs() < 2**-6).float().mean() < 0.01
