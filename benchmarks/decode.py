@@ -274,7 +274,7 @@ def groups(chosen: Sequence[SideSpec], most: int | None, reference: str) -> list
 
 def measure(options: Namespace, progress: Console) -> Measured:
     """Load the sides on each subject, compare them, and measure them in turn."""
-    model = "GGUF files" if options.files else options.model
+    model = "given models" if options.files else options.model
     measured = Measured(model, _machine(options.threads), options.reference)
     for subject in subjects(options, progress):
         measured.weights[subject.name] = subject.read

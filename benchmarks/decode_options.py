@@ -42,7 +42,7 @@ PEER_KINDS = ("openvino", "llama.cpp", "openvino-export")
 """Kinds of sides that may run under other interpreters, and the conversion for OpenVINO."""
 
 _OF_CHECKPOINTS = ("model", "dtypes", "weights", "head", "directory")
-"""The options that do not apply to GGUF files."""
+"""The options that do not apply to given models."""
 LLAMA_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
 ROUNDED = dict(zip(ACTIVATIONS, ("", " a8"), strict=True))
 """How names of sides say what activations are."""
@@ -111,7 +111,7 @@ def file_specs(
     pythons: Mapping[str, str] | None = None,
     activations: Sequence[str] = ACTIVATIONS[:1],
 ) -> list[SideSpec]:
-    """Return the sides that read GGUF files."""
+    """Return the sides that read GGUF files. Those of tpcompile also read checkpoints."""
     plain = {spec.name: spec for spec in specs(threads, pythons)}
     native = [
         replace(plain[NATIVE], name=f"{NATIVE}{ROUNDED[values]}", activations=values)
@@ -128,10 +128,11 @@ def parse(arguments: Sequence[str], description: str | None) -> argparse.Namespa
     _add_output(parser)
     options = parser.parse_args(arguments)
     words = options.sides
-    options.reference = LLAMA if options.files else EAGER
+    directories = any(file.is_dir() for file in options.files)
+    options.reference = NATIVE if directories else LLAMA if options.files else EAGER
     for name in _OF_CHECKPOINTS if options.files else ():
         if getattr(options, name) != parser.get_default(name):
-            parser.error(f"--{name} applies to checkpoints, not to GGUF files")
+            parser.error(f"--{name} applies to presets, not to files and directories")
     try:
         for wanted in options.weights or [None]:
             scheme_of(wanted, options.head)
@@ -142,6 +143,7 @@ def parse(arguments: Sequence[str], description: str | None) -> argparse.Namespa
     pythons = dict(options.peer_python)
     if options.files:
         every = file_specs(options.threads, pythons, options.activations)
+        every = [spec for spec in every if not directories or spec.kind not in PEER_KINDS]
     else:
         every = specs(options.threads, pythons, options.weights, options.head, options.activations)
     options.chosen = [s for s in every if not words or any(word in s.name for word in words)]
@@ -156,8 +158,8 @@ def parse(arguments: Sequence[str], description: str | None) -> argparse.Namespa
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    help = "GGUF files to measure, instead of a preset with random weights"
-    add("files", type=gguf_file, nargs="*", metavar="FILE", help=help)
+    help = "GGUF files or directories of checkpoints to measure, instead of a preset"
+    add("files", type=stored_model, nargs="*", metavar="FILE", help=help)
     help = f"model to measure, a preset of Qwen3 or Qwen3.5; targets apply to {MODEL}"
     add("--model", default=MODEL, metavar="PRESET", help=help)
     help = "numbers of tokens before the first step"
@@ -207,15 +209,16 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add("--from", dest="earlier", type=_results, metavar="FILE", help=help)
 
 
-def gguf_file(text: str) -> Path:
-    """Return the absolute path of a GGUF file that tpcompile reads."""
-    if not is_gguf(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a GGUF file")
+def stored_model(text: str) -> Path:
+    """Return the absolute path of a GGUF file or a checkpoint that tpcompile reads."""
+    checkpoint = Path(text).is_dir()
+    if not checkpoint and not is_gguf(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a GGUF file nor a directory")
     try:
         config_of(text)
     except CompileError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if len(open_gguf(text).sizes) > 1:
+    if not checkpoint and len(open_gguf(text).sizes) > 1:
         raise argparse.ArgumentTypeError(
             f"{text!r} must hold the whole model, got one of its parts"
         )

@@ -1,4 +1,4 @@
-"""What the sides of `python -m benchmarks decode` load: a random checkpoint, or a GGUF file."""
+"""What the sides of `python -m benchmarks decode` load: a random checkpoint, or a given model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from rich.console import Console
 
 from benchmarks.checkpoint import RandomCheckpoint, kept_checkpoint, random_checkpoint
 from benchmarks.decode_measured import DTYPES, Weights
-from tpcompile.frontend import config_of
+from tpcompile.frontend import capture, config_of
 from tpcompile.gguf import open_gguf
 from tpcompile.gguf.kinds import PLAIN
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops.embedding import EMBEDDINGS
+from tpcompile.ir.ops.spec import local_bytes
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
@@ -26,7 +29,7 @@ class Subject:
     """A model that all sides load, and its sizes."""
 
     name: str
-    """The dtype of a checkpoint, or the name of a GGUF file."""
+    """The dtype of a random checkpoint, or the name of a given model."""
     path: Path
     """The directory of a checkpoint, or a GGUF file."""
     layers: int
@@ -37,7 +40,7 @@ class Subject:
     """The bytes of all weights."""
     read: Weights
     preset: str = ""
-    """The preset of a checkpoint; empty for a file."""
+    """The preset of a random checkpoint; empty for a given model."""
     linear: bool = False
     """Whether some layers have linear attention."""
     integers: str = ""
@@ -45,9 +48,9 @@ class Subject:
 
 
 def subjects(options: Namespace, progress: Console) -> Iterator[Subject]:
-    """Yield the files of the options, or else the checkpoint in each dtype, while it exists."""
+    """Yield the models of the options, or else the checkpoint in each dtype, while it exists."""
     for name, path in zip(names_of(options.files), options.files, strict=True):
-        yield of_file(name, path)
+        yield of_directory(name, path) if path.is_dir() else of_file(name, path)
     for dtype in [] if options.files else options.dtypes:
         progress.print(f"writing random weights of {options.model} in {dtype}")
         with _checkpoint(options, dtype) as checkpoint:
@@ -74,6 +77,29 @@ def of_file(name: str, path: Path) -> Subject:
         sum(tensor.size for tensor in tensors.values()),
         Weights(sum(math.prod(t.shape) for t in read), sum(t.size for t in read)),
         integers="" if plain else "int8",
+    )
+
+
+def of_directory(name: str, path: Path) -> Subject:
+    """Return the checkpoint in a directory as a subject. Steps read the weights of its linears."""
+    captured = capture(str(path))
+    config = captured.config
+    held = {
+        node: local_bytes(value_type(node), 0)
+        for node in captured.graph.graph.find_nodes(op="get_attr")
+    }
+    read = [node for node in held if any(user.target not in EMBEDDINGS for user in node.users)]
+    return Subject(
+        name,
+        path,
+        config.num_hidden_layers,
+        config.vocab_size,
+        config.dtype,
+        sum(held.values()),
+        Weights(
+            sum(math.prod(value_type(node).local_shape(0)) for node in read),
+            sum(held[node] for node in read),
+        ),
     )
 
 

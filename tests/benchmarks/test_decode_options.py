@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from benchmarks.decode_measured import EAGER, LLAMA, NATIVE, OPENVINO
 from benchmarks.decode_options import PEER_KINDS, parse
 from tests.gguf_files import model_of, write_gguf
+from tpcompile.presets import preset
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,7 @@ from tests.gguf_files import model_of, write_gguf
         (["--weights", "int4", "--head", "int5"], "invalid choice: 'int5'"),
         (["--at-once", "1"], "--at-once must be at least 2"),
         (["--from", "/no/such/file"], "must hold results of --json: FileNotFoundError"),
-        (["nothing.gguf"], "'nothing.gguf' is not a GGUF file"),
+        (["nothing.gguf"], "'nothing.gguf' is neither a GGUF file nor a directory"),
         (["--peer-python", "eager=python"], "must start with one of"),
         (["--peer-python", "llama.cpp=/no/such/file"], "is not an executable file"),
     ],
@@ -75,6 +77,12 @@ def test_files_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert says in capsys.readouterr().err
 
 
+def test_sides_of_directories(file: str, tmp_path: Path) -> None:
+    AutoConfig.for_model(**preset("tiny-qwen3")).save_pretrained(tmp_path / "checkpoint")
+    options = parse([file, str(tmp_path / "checkpoint")], None)
+    assert options.reference == NATIVE and [s.name for s in options.chosen] == [NATIVE]
+
+
 def test_sides_of_files(file: str) -> None:
     options = parse([file, "--activations", "16", "int8"], None)
     assert options.files == [Path(file)] and options.reference == LLAMA
@@ -91,7 +99,7 @@ def test_options_of_checkpoints_do_not_apply_to_files(
 ) -> None:
     with pytest.raises(SystemExit):
         parse([file, *more], None)
-    assert f"{more[0]} applies to checkpoints, not to GGUF files" in capsys.readouterr().err
+    assert f"{more[0]} applies to presets, not to files and directories" in capsys.readouterr().err
 
 
 def test_peers_run_under_their_own_interpreters(tmp_path: Path) -> None:
