@@ -5,8 +5,8 @@ few steps each, so that a slow minute of the machine affects all of them. A step
 logits are known; to choose a token from them is not measured. The logits of all sides are compared
 before and after the steps. With --weights, tpcompile and its peers also run with weights in few
 bits, beside those that have them in the dtype of the checkpoint. With GGUF files, the native
-executor, llama.cpp and OpenVINO read each file in turn instead. benchmarks/README.md says how to
-install the peers.
+executor, llama.cpp and OpenVINO read each file in turn instead; a directory is a checkpoint that
+only the native executor reads. benchmarks/README.md says how to install the peers.
 """
 
 from __future__ import annotations

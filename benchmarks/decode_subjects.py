@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -68,39 +69,30 @@ def of_file(name: str, path: Path) -> Subject:
     config, tensors = config_of(str(path)), open_gguf(path).tensors
     read = [t for n, t in tensors.items() if n != _EMBEDDING or _HEAD not in tensors]
     plain = all(tensor.kind in PLAIN for tensor in tensors.values())
-    return Subject(
-        name,
-        path,
-        config.num_hidden_layers,
-        config.vocab_size,
-        config.dtype,
-        sum(tensor.size for tensor in tensors.values()),
-        Weights(sum(math.prod(t.shape) for t in read), sum(t.size for t in read)),
-        integers="" if plain else "int8",
-    )
+    held = sum(tensor.size for tensor in tensors.values())
+    weights = Weights(sum(math.prod(t.shape) for t in read), sum(t.size for t in read))
+    return _given(name, path, config, held, weights, integers="" if plain else "int8")
 
 
 def of_directory(name: str, path: Path) -> Subject:
     """Return the checkpoint in a directory as a subject. Steps read the weights of its linears."""
     captured = capture(str(path))
-    config = captured.config
     held = {
         node: local_bytes(value_type(node), 0)
         for node in captured.graph.graph.find_nodes(op="get_attr")
     }
     read = [node for node in held if any(user.target not in EMBEDDINGS for user in node.users)]
-    return Subject(
-        name,
-        path,
-        config.num_hidden_layers,
-        config.vocab_size,
-        config.dtype,
-        sum(held.values()),
-        Weights(
-            sum(math.prod(value_type(node).local_shape(0)) for node in read),
-            sum(held[node] for node in read),
-        ),
-    )
+    count = sum(math.prod(value_type(node).local_shape(0)) for node in read)
+    weights = Weights(count, sum(held[node] for node in read))
+    return _given(name, path, captured.config, sum(held.values()), weights)
+
+
+def _given(
+    name: str, path: Path, config: Any, held: int, read: Weights, integers: str = ""
+) -> Subject:
+    """Return a given model with this configuration as a subject."""
+    layers, vocabulary = config.num_hidden_layers, config.vocab_size
+    return Subject(name, path, layers, vocabulary, config.dtype, held, read, integers=integers)
 
 
 def of_checkpoint(dtype: str, preset: str, checkpoint: RandomCheckpoint) -> Subject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -53,6 +54,22 @@ def _filled(memory: StepMemory, seed: int = 0) -> StepMemory:
         values = torch.randn(held.shape, generator=generator)
         held.copy_(torch.where(torch.rand(held.shape, generator=generator) < 0.02, 50, 1) * values)
     return memory
+
+
+def _sums(memory: StepMemory, path: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Run these instructions on a path and on the reference machine.
+
+    Yield the label of each, its sums, and those that are expected.
+    """
+    native = Native(memory, path)
+    for number in _terms(memory):
+        instruction: Any = memory.program.instructions[number]
+        native.execute(number, unseen)
+        out = memory.tensors[instruction.at.out][instruction.terms.slice, instruction.rows.slice]
+        actual = out.clone()
+        instruction.run(memory.tensors)
+        yield instruction.label, actual, out
+    native.close()
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -117,15 +134,8 @@ def test_the_largest_integers_are_added_exactly(few_bits: str, batch: int, path:
         weight = memory.tensors[instruction.at.weight]
         for suffix in {weight.format.values.suffix, HIGH} & weight.parts.keys():
             weight.parts[suffix].fill_(-1)  # all bits
-    native = Native(memory, path)
-    for number in _terms(memory):
-        instruction = memory.program.instructions[number]
-        native.execute(number, unseen)
-        out = memory.tensors[instruction.at.out][instruction.terms.slice, instruction.rows.slice]
-        actual = out.clone()
-        instruction.run(memory.tensors)
-        assert relative_error(actual, out) < EXACT, instruction.label
-    native.close()
+    for label, actual, expected in _sums(memory, path):
+        assert relative_error(actual, expected) < EXACT, label
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -152,16 +162,10 @@ def test_floats_of_8_bits_with_and_without_a_leading_one(
             places = torch.randint(numbers.shape[1], (len(numbers), 2), generator=generator)
             numbers.scatter_(1, places, torch.randint(8, places.shape, generator=generator).byte())
         numbers.add_(torch.randint(2, numbers.shape, generator=generator).mul(128).byte())
-    native = Native(memory, path)
-    for number in _terms(memory):
-        instruction = memory.program.instructions[number]
-        native.execute(number, unseen)
-        out = memory.tensors[instruction.at.out][instruction.terms.slice, instruction.rows.slice]
-        actual = out.clone()
-        instruction.run(memory.tensors)
-        assert bool(out.abs().amax() > 0)
-        assert bool(((actual - out).abs() <= EXACT * out.abs().max()).all()), instruction.label
-    native.close()
+    for label, actual, expected in _sums(memory, path):
+        largest = expected.abs().max()
+        assert largest > 0
+        assert bool(((actual - expected).abs() <= EXACT * largest).all()), label
 
 
 @pytest.mark.parametrize("path", PATHS)
