@@ -233,7 +233,7 @@ template <class F>
 [[gnu::noinline]] void dots(const Float8& weight, int64_t rows, const Operand<F>& x, float* out,
                             int64_t out_stride, Scratch& scratch) {
 #if defined(__AMX_BF16__)
-  if constexpr (std::is_same_v<F, Form<bf16, Float8>>)
+  if constexpr (kHasTiles<F>)
     return float8_tile_dots(weight, rows, x, out, out_stride, scratch);
 #endif
   Sums sums;

@@ -37,6 +37,9 @@ inline Segments segments_of(const Float8& weight, int64_t columns, int64_t leave
 }
 
 template <>
+constexpr bool kHasTiles<Form<bf16, Float8>> = true;
+
+template <>
 inline Operand<Form<bf16, Float8>> operand(Sequences<Form<bf16, Float8>> values, int64_t batch,
                                            int64_t columns, int64_t leaves, const Float8& weight,
                                            Scratch& scratch) {
@@ -66,7 +69,6 @@ TPC_INLINE void widen(const Float8& weight, int64_t rows, Count count, const cha
     const uint8_t* numbers = weight.row(row);
     for (int64_t line = 0; line < count; line += 64) fetch_line(ahead + line);
     const bool all_large = std::is_same_v<Count, Many> && large.are(numbers);
-#pragma GCC unroll 4
     for (int64_t place = 0; place < count; place += kTileColumns) {
       __m512i loaded;
       if (all_large) loaded = large.load_bf16(numbers + place);
