@@ -215,7 +215,7 @@ BAD = {
     "{0}/bare --prompt x": "holds no tokenizer",
     "{0}/torn --prompt x": "cannot be read. Found JSONDecodeError",
     "preset:tiny-qwen4 --prompt x": "Did you mean tiny-qwen3",
-    f"{TINY} --prompt x": "has no tokenizer. Pass the prompt as token ids: --prompt-ids",
+    f"{TINY} --prompt x": "has no tokenizer. Pass token ids to tpcompile generate: --prompt-ids",
     "preset:tiny-qwen3 --prompt-ids 1": "without weights. Pass a checkpoint, or --random-weights",
     f"{TINY} --prompt x --prompt-ids 1": "not allowed with",
     f"{TINY} --prompt ''": "The prompt is empty",

@@ -18,6 +18,8 @@ from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.gguf import GgufFile, open_gguf
 from tpcompile.json_files import shortened
 
+WITHOUT_TOKENIZER = "Pass token ids to tpcompile generate: --prompt-ids 1,2,3"
+"""A hint where a model has no tokenizer that can be read."""
 _KEY = "tokenizer.ggml."
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -93,7 +95,7 @@ def _maker(file: GgufFile) -> _Maker:
             where=str(file.path),
             got=f"{_KEY}model={shortened(repr(model))}, {_KEY}pre={shortened(repr(split))}",
             expected=" or ".join(f"{model!r} and {split!r}" for model, split in _MAKERS),
-            hint="Pass the prompt as token ids: --prompt-ids 1,2,3",
+            hint=WITHOUT_TOKENIZER,
         )
     return maker
 

@@ -17,16 +17,17 @@ from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 from tpcompile.gguf import is_gguf
 from tpcompile.hub import is_cached, unreachable
 from tpcompile.json_files import read_object, shortened
-from tpcompile.runtime.gguf_tokenizer import gguf_tokenizer
+from tpcompile.runtime.gguf_tokenizer import WITHOUT_TOKENIZER, gguf_tokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-_WITHOUT = "Pass the prompt as token ids: --prompt-ids 1,2,3"
 
 
 def tokenizer_of(model: str) -> Any:
     """Load the tokenizer of a checkpoint; presets and bare configurations have none."""
     if model.startswith("preset:"):
-        raise CheckpointError(f"{model} is a configuration and has no tokenizer", hint=_WITHOUT)
+        raise CheckpointError(
+            f"{model} is a configuration and has no tokenizer", hint=WITHOUT_TOKENIZER
+        )
     if is_gguf(model):
         return gguf_tokenizer(model)
     # If there are no files, Hugging Face creates an empty tokenizer for the model type.
@@ -35,13 +36,13 @@ def tokenizer_of(model: str) -> Any:
         raise CheckpointError(
             f"The directory {model} holds no tokenizer",
             expected=" or ".join(_TOKENIZER_FILES),
-            hint=f"Copy the tokenizer's files next to the weights. {_WITHOUT}",
+            hint=f"Copy the tokenizer's files next to the weights. {WITHOUT_TOKENIZER}",
         )
     offline = "" if directory.is_dir() else unreachable(model)
     if offline and not any(is_cached(model, name) for name in _TOKENIZER_FILES):
         raise CheckpointError(
             f"The cache of the hub holds no tokenizer of {model}, and {offline}",
-            hint=_WITHOUT,
+            hint=WITHOUT_TOKENIZER,
         )
     load: Any = AutoTokenizer.from_pretrained
     settings = directory / "tokenizer_config.json"
@@ -55,13 +56,13 @@ def tokenizer_of(model: str) -> Any:
                 f"The tokenizer of {model} is custom code, which tpcompile does not run",
                 got=f"auto_map in {settings.name}",
                 expected="a tokenizer class of transformers",
-                hint=_WITHOUT,
+                hint=WITHOUT_TOKENIZER,
             ) from error
         first = next(iter(str(error).splitlines()), "")
         raise CheckpointError(
             f"The tokenizer of {model} cannot be read",
             got=f"{type(error).__name__}: {shortened(first)}",
-            hint=_WITHOUT,
+            hint=WITHOUT_TOKENIZER,
         ) from error
 
 
