@@ -267,7 +267,10 @@ def test_links_of_the_readme_work_on_a_package_index() -> None:
     assert re.findall(r"\]\[|^\[[^\]]+\]:|<(?:a|img)\b", prose, re.MULTILINE) == []
 
 
-COMMANDS_OF_PAGES = ["README.md", *(f"docs/{name}.md" for name in ("running", "quantization", "serving"))]
+COMMANDS_OF_PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("running", "quantization", "serving")),
+]
 
 
 @pytest.mark.parametrize("page", COMMANDS_OF_PAGES)

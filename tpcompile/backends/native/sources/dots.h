@@ -307,7 +307,7 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
   Operand<F> x{values, batch, columns, leaves, nullptr};
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<F>) {
-    x.packed = packed(16, tiled);
+    x.packed = packed(kTileSequences, tiled);
     return x;
   }
 #elif defined(TPC_PANELS)

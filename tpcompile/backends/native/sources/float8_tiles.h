@@ -44,13 +44,14 @@ inline Operand<Form<bf16, Float8>> operand(Sequences<Form<bf16, Float8>> values,
                                            int64_t columns, int64_t leaves, const Float8& weight,
                                            Scratch& scratch) {
   const Segments segments = segments_of(weight, columns, leaves, scratch);
-  const void** packed = scratch.take<const void*>((batch + 15) / 16 * segments.count);
+  const int64_t groups = (batch + kTileSequences - 1) / kTileSequences;
+  const void** packed = scratch.take<const void*>(groups * segments.count);
   const void** next = packed;
-  for (int64_t b = 0; b < batch; b += 16)
+  for (int64_t b = 0; b < batch; b += kTileSequences)
     for (const Segment* segment = segments.first; segment != segments.first + segments.count;
          ++segment)
       *next++ = tiled(values.first + b * values.stride + segment->column, values.stride,
-                      batch - b < 16 ? batch - b : 16, segment->count, scratch);
+                      in_tile(batch - b), segment->count, scratch);
   return {values, batch, columns, leaves, packed};
 }
 
@@ -122,8 +123,8 @@ class Float8Tiles {
         rows_(rows),
         segments_(segments),
         x_(x),
-        packed_(x.packed + first / 16 * segments.count),
-        sequences_(x.batch - first < 16 ? x.batch - first : 16),
+        packed_(x.packed + first / kTileSequences * segments.count),
+        sequences_(in_tile(x.batch - first)),
         registers_(sequences_ == 1 ? 1 : kTileRows),
         out_(out + first * out_stride),
         out_stride_(out_stride),
@@ -228,7 +229,7 @@ inline void float8_tile_dots(const Float8& weight, int64_t rows,
                              const Operand<Form<bf16, Float8>>& x, float* out, int64_t out_stride,
                              Scratch& scratch) {
   const Segments segments = segments_of(weight, x.columns, x.leaves, scratch);
-  for (int64_t first = 0; first < x.batch; first += 16)
+  for (int64_t first = 0; first < x.batch; first += kTileSequences)
     Float8Tiles(weight, rows, segments, x, first, out, out_stride, scratch).run();
   _tile_release();
 }

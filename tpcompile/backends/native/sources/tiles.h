@@ -4,7 +4,7 @@
 // sequences of a group; each pair of columns is added in order. So a sum does not depend on the
 // batch.
 
-constexpr int64_t kTileRows = 16, kTileColumns = 32;
+constexpr int64_t kTileRows = 16, kTileColumns = 32, kTileSequences = 16;
 // The numbers of tiles are macros, because the intrinsics paste them into the names of registers.
 #define TPC_SUMS 0
 #define TPC_WEIGHTS 1
@@ -18,6 +18,9 @@ template <class F>
 constexpr bool kHasTiles = false;
 template <>
 constexpr bool kHasTiles<Form<bf16, Plain<bf16>>> = true;
+
+// The sequences of a tile, if so many are left.
+TPC_INLINE int64_t in_tile(int64_t left) { return left < kTileSequences ? left : kTileSequences; }
 
 // Set the shapes of tiles for some rows and sequences.
 TPC_INLINE void shape_tiles(int64_t rows, int64_t sequences) {
@@ -97,11 +100,11 @@ inline void tile_dots(Plain<bf16> weight, int64_t rows,
                       const Operand<Form<bf16, Plain<bf16>>>& x, float* out, int64_t out_stride,
                       Scratch& scratch) {
   const int64_t least = x.columns / x.leaves, longer = x.columns % x.leaves;
-  float* sums = scratch.take<float>(x.leaves * kTileRows * 16);
+  float* sums = scratch.take<float>(x.leaves * kTileRows * kTileSequences);
   const char* const next_weights =
       scratch.next_weights ? scratch.next_weights : weight.address(0);
-  for (int64_t group = 0; 16 * group < x.batch; ++group) {
-    const int64_t left = x.batch - 16 * group, sequences = left < 16 ? left : 16;
+  for (int64_t group = 0; kTileSequences * group < x.batch; ++group) {
+    const int64_t sequences = in_tile(x.batch - kTileSequences * group);
     for (int64_t row = 0; row < rows; row += kTileRows) {
       const int64_t held = rows - row < kTileRows ? rows - row : kTileRows;
       if (row == 0 || held < kTileRows) shape_tiles(held, sequences);
@@ -122,8 +125,9 @@ inline void tile_dots(Plain<bf16> weight, int64_t rows,
         for (int64_t place = 0; place < kTileRows; ++place)
           of_rows[place] = load(leaf_sums + place * sequences);  // those after `held` are not used
         transpose(of_rows);
+        float* found = out + leaf * x.apart + row + kTileSequences * group * out_stride;
         for (int64_t b = 0; b < sequences; ++b)
-          store_some(out + leaf * x.apart + row + (16 * group + b) * out_stride, of_rows[b], held);
+          store_some(found + b * out_stride, of_rows[b], held);
       }
     }
   }
