@@ -52,32 +52,9 @@ TPC_INLINE Register numbers_of(__m128i integers) {
 #endif
 }
 
-TPC_INLINE float scale_at(const Linear& a, int64_t place) {
-  const int64_t type = tpc::scales_of(a.format);
-  if (type == TPC_DTYPE_BF16) return number(static_cast<const bf16*>(a.scales) + place);
-  if (type == TPC_DTYPE_F32) return static_cast<const float*>(a.scales)[place];
-  return number(static_cast<const f16*>(a.scales) + place);
-}
-
 // The map from signed integers of a group to numbers: minus `offset`, times `scale`, plus `least`.
 struct Group {
   float offset, scale, least;
-
-  Group(const Linear& a, int64_t place, int64_t super) {
-    const float half = static_cast<float>(1 << (tpc::bits_of(a.format) - 1));
-    offset = a.minima ? -half : a.offsets ? static_cast<float>(a.offsets[place]) : 0.0f;
-    if (a.super_scales) {
-      const auto times = [&](const void* small, const void* supers) {
-        return number(static_cast<const f16*>(supers) + super) *
-               static_cast<float>(static_cast<const int8_t*>(small)[place]);
-      };
-      scale = times(a.scales, a.super_scales);
-      least = a.minima ? -times(a.minima, a.super_minima) : 0.0f;
-    } else {
-      scale = scale_at(a, place);
-      least = a.minima ? number(static_cast<const f16*>(a.minima) + place) : 0.0f;
-    }
-  }
 
   template <class V>
   TPC_INLINE V of(V integers) const {
@@ -85,11 +62,53 @@ struct Group {
   }
 };
 
-// The group of a row with this number, which has this column of the rank.
-TPC_INLINE Group group_at(const Linear& a, int64_t row, int64_t group, int64_t column) {
-  const int64_t super = (a.first + column) / tpc::kSuper - a.first / tpc::kSuper;
-  return Group(a, row * a.groups + group, row * a.supers + super);
-}
+// The groups of a row. What they need of a linear is read once: compilers would read it for each
+// group, since what is written may be a part of it.
+class Groups {
+ public:
+  TPC_INLINE Groups(const Linear& a, int64_t row)
+      : scale_type_(tpc::scales_of(a.format)),
+        first_(a.first),
+        half_(static_cast<float>(1 << (tpc::bits_of(a.format) - 1))) {
+    const int64_t scale_bytes = a.super_scales ? 1 : scale_type_ == TPC_DTYPE_F32 ? 4 : 2;
+    scales_ = part(a.scales, row * a.groups * scale_bytes);
+    minima_ = part(a.minima, row * a.groups * scale_bytes);
+    offsets_ = part(a.offsets, row * a.groups);
+    super_scales_ = part(a.super_scales, row * a.supers * int64_t{sizeof(f16)});
+    super_minima_ = part(a.super_minima, row * a.supers * int64_t{sizeof(f16)});
+  }
+
+  // The group with this number, which has this column of the rank.
+  TPC_INLINE Group at(int64_t group, int64_t column) const {
+    const float offset = minima_ ? -half_ : offsets_ ? number_at<int8_t>(offsets_, group) : 0.0f;
+    if (super_scales_) {
+      const int64_t super = (first_ + column) / tpc::kSuper - first_ / tpc::kSuper;
+      const auto times = [&](const char* small, const char* supers) TPC_ALWAYS {
+        return number_at<f16>(supers, super) * number_at<int8_t>(small, group);
+      };
+      return {offset, times(scales_, super_scales_),
+              minima_ ? -times(minima_, super_minima_) : 0.0f};
+    }
+    const float scale = scale_type_ == TPC_DTYPE_BF16  ? number_at<bf16>(scales_, group)
+                        : scale_type_ == TPC_DTYPE_F32 ? number_at<f32>(scales_, group)
+                                                       : number_at<f16>(scales_, group);
+    return {offset, scale, minima_ ? number_at<f16>(minima_, group) : 0.0f};
+  }
+
+ private:
+  static TPC_INLINE const char* part(const void* first, int64_t bytes) {
+    return first ? static_cast<const char*>(first) + bytes : nullptr;
+  }
+
+  template <class S>
+  static TPC_INLINE float number_at(const char* first, int64_t place) {
+    return static_cast<float>(number(reinterpret_cast<const S*>(first) + place));
+  }
+
+  int64_t scale_type_, first_;
+  float half_;
+  const char *scales_, *minima_, *offsets_, *super_scales_, *super_minima_;
+};
 
 // The columns before a row whose highest bits are in the same 32-bit word as those of its first
 // column.
@@ -162,30 +181,38 @@ TPC_INLINE const bf16* bf16_row(const Linear& a, int64_t row) {
   return static_cast<const bf16*>(a.weight) + row * a.columns;
 }
 
-// Write the columns from `first` to `last` of a row of a weight to an operand. Groups and blocks
-// have multiples of 16 columns.
-void hold_columns(const Linear& a, int64_t row, int64_t first, int64_t last, Packed* held) {
-  if (a.scales == nullptr) {
-    hold(bf16_row(a, row) + first, last - first, held);
-    return;
-  }
+// The same for the columns of a row from `first` to `last`. Groups and blocks have multiples of 16
+// columns.
+template <auto kHoldGroup>
+void hold_row(const Linear& a, int64_t row, int64_t first, int64_t last, Packed* held) {
   const char* bytes = static_cast<const char*>(a.weight) + row * a.row_bytes;
-  const int bits = tpc::bits_of(a.format);
+  const char* high = static_cast<const char*>(a.high) + row * a.high_bytes;
   const int64_t width = tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX;
   const int64_t before = columns_before(a);
-  const char* high = static_cast<const char*>(a.high) + row * a.high_bytes;
-  const auto run = tpc::kind_of(a.format) == TPC_KIND_FP8 ? hold_floats
-                   : bits == 4   ? hold_group<4>
-                   : bits == 5 ? hold_group<5>
-                   : bits == 6 ? hold_group<6>
-                               : hold_group<8>;
+  const Groups groups(a, row);
   int64_t group = (a.first + first) / width - a.first / width;
   int64_t left = width - (a.first + first) % width;
   for (int64_t column = first, end; column < last; column = end, left = width, ++group) {
     end = left < last - column ? column + left : last;
-    run(bytes, high, before, column, end, group_at(a, row, group, column),
-        held + (column - first) / kColumns);
+    kHoldGroup(bytes, high, before, column, end, groups.at(group, column),
+               held + (column - first) / kColumns);
   }
+}
+
+// Write the columns from `first` to `last` of a row of a weight to an operand.
+TPC_INLINE void hold_columns(const Linear& a, int64_t row, int64_t first, int64_t last,
+                             Packed* held) {
+  if (a.scales == nullptr) {
+    hold(bf16_row(a, row) + first, last - first, held);
+    return;
+  }
+  const int bits = tpc::bits_of(a.format);
+  const auto run = tpc::kind_of(a.format) == TPC_KIND_FP8 ? hold_row<hold_floats>
+                   : bits == 4                            ? hold_row<hold_group<4>>
+                   : bits == 5                            ? hold_row<hold_group<5>>
+                   : bits == 6                            ? hold_row<hold_group<6>>
+                                                          : hold_row<hold_group<8>>;
+  run(a, row, first, last, held);
 }
 
 // Some rows of the result, and some tokens. Items of the same tokens follow one another, so that

@@ -230,12 +230,12 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
       const int64_t first_row = side * a.rows + item.row;
       Word* integers = held + side * a.part_rows * stride;
       Group* side_groups = groups + side * a.part_rows * count;
-      for (int64_t row = 0; row < item.rows; ++row)
+      for (int64_t row = 0; row < item.rows; ++row) {
         hold_raised<kBits>(a, first_row + row, integers + row * stride);
-      for (int64_t block = 0; block < count; ++block)
-        for (int64_t row = 0; row < item.rows; ++row)
-          side_groups[block * a.part_rows + row] =
-              group_at(a, first_row + row, blocks.group(block), blocks.begin(block));
+        const Groups own(a, first_row + row);
+        for (int64_t block = 0; block < count; ++block)
+          side_groups[block * a.part_rows + row] = own.at(blocks.group(block), blocks.begin(block));
+      }
       rows[side] = {integers,          stride,      side_groups, a.part_rows,
                     raised_by(kBits), has_offsets, has_least};
     }
