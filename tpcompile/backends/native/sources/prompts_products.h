@@ -177,12 +177,8 @@ inline void hold_floats(const char* row, const char*, int64_t, int64_t column, i
     hold(float8(reinterpret_cast<const uint8_t*>(row) + column) * (group.scale * kFloat8), held);
 }
 
-TPC_INLINE const bf16* bf16_row(const Linear& a, int64_t row) {
-  return static_cast<const bf16*>(a.weight) + row * a.columns;
-}
-
-// The same for the columns of a row from `first` to `last`. Groups and blocks have multiples of 16
-// columns.
+// The same for the columns from `first` to `last` of a row of several groups. Groups and blocks have
+// multiples of 16 columns.
 template <auto kHoldGroup>
 void hold_row(const Linear& a, int64_t row, int64_t first, int64_t last, Packed* held) {
   const char* bytes = static_cast<const char*>(a.weight) + row * a.row_bytes;
@@ -199,7 +195,11 @@ void hold_row(const Linear& a, int64_t row, int64_t first, int64_t last, Packed*
   }
 }
 
-// Write the columns from `first` to `last` of a row of a weight to an operand.
+TPC_INLINE const bf16* bf16_row(const Linear& a, int64_t row) {
+  return static_cast<const bf16*>(a.weight) + row * a.columns;
+}
+
+// Write the columns from `first` to `last` of a row of any weight.
 TPC_INLINE void hold_columns(const Linear& a, int64_t row, int64_t first, int64_t last,
                              Packed* held) {
   if (a.scales == nullptr) {
