@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 import tpcompile
@@ -111,23 +113,26 @@ class Guesses:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    results = [
-        result
-        for name in options.models
-        for weights in options.weights
-        for result in _measured(name, weights, options)
-    ]
+    progress = Console(stderr=True)
+    results: list[Result] = []
+    for name, weights in product(options.models, options.weights):
+        measured = list(_measured(name, weights, options, progress))
+        if not options.json:
+            Console().print(_table(measured))
+        results += measured
     if options.json:
         write_json([asdict(result) for result in results])
-        return 0
+    return 0
+
+
+def _table(results: Sequence[Result]) -> Table:
     table = Table("model", "weights", "", "ms", "ratio", "accepted", "limit")
     for result in results:
         share = "" if result.accepted is None else f"{result.accepted:.2f}"
         limit = _LIMITS.get((result.weights, result.what), "")
         numbers = f"{result.ms:.2f}", f"{result.ratio:.2f}", share, limit
         table.add_row(result.model, result.weights, result.what, *numbers)
-    Console().print(table)
-    return 0
+    return table
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -143,7 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(name: str, weights: str, options: argparse.Namespace) -> Iterator[Result]:
+def _measured(
+    name: str, weights: str, options: argparse.Namespace, progress: Console
+) -> Iterator[Result]:
     config = config_of(f"preset:{name}")
     config.num_hidden_layers = options.layers or config.num_hidden_layers
     few = None if weights == "bf16" else weights
@@ -152,24 +159,25 @@ def _measured(name: str, weights: str, options: argparse.Namespace) -> Iterator[
         dtype=torch.bfloat16, backend="native",
     ) as model:  # fmt: skip
         if "rows" in options.parts:
-            for label, ms, ratio in _rows(model, options.turns):
+            for label, ms, ratio in _rows(model, options.turns, progress):
                 yield Result(name, weights, label, ms, ratio)
             if options.layers is None:
                 yield Result(name, weights, _SHARE, *_share(model, name, few, options.turns))
         if "texts" in options.parts:
-            for label, ms, ratio, accepted in _speeds(model, options):
+            for label, ms, ratio, accepted in _speeds(model, options, progress):
                 yield Result(name, weights, label, ms, ratio, accepted)
 
 
-def _rows(model: Any, turns: int) -> Iterator[tuple[str, float, float]]:
+def _rows(model: Any, turns: int, progress: Console) -> Iterator[tuple[str, float, float]]:
     """Measure steps of several rows of a sequence, and of as many sequences."""
     times: dict[str, list[float]] = {}
-    for turn in range(turns + 1):
-        for number in _NUMBERS:
-            for kind, batch, length in (("rows", 1, number), ("sequences", number, 1)):
-                seconds = _step(model, batch, length)
-                if turn:  # the first one makes programs
-                    times.setdefault(f"{number} {kind}", []).append(seconds)
+    for turn, number in track(
+        list(product(range(turns + 1), _NUMBERS)), "steps of rows", console=progress
+    ):
+        for kind, batch, length in (("rows", 1, number), ("sequences", number, 1)):
+            seconds = _step(model, batch, length)
+            if turn:  # the first one makes programs
+                times.setdefault(f"{number} {kind}", []).append(seconds)
     alone = median(times["1 rows"])
     for label, durations in times.items():
         yield label, median(durations) * 1e3, median(durations) / alone
@@ -214,7 +222,7 @@ def _step(model: Any, batch: int, rows: int, steps: int = 12) -> float:
 
 
 def _speeds(
-    model: Any, options: argparse.Namespace
+    model: Any, options: argparse.Namespace, progress: Console
 ) -> Iterator[tuple[str, float, float, float | None]]:
     """Measure texts with and without guesses, in turn."""
     edit = _edit(options.new, model.config.vocab_size)
@@ -231,16 +239,16 @@ def _speeds(
     }
     times: dict[str, list[float]] = {}
     counts: dict[str, list[int]] = {}
-    for turn in range(options.turns + 1):
-        for label, (texts, speculate) in sides.items():
-            before = model.guesses.drafted, model.guesses.accepted
-            seconds = _text(model, texts, speculate, options.new)
-            if turn:
-                times.setdefault(label, []).append(seconds)
-                new = model.guesses.drafted - before[0], model.guesses.accepted - before[1]
-                counts[label] = [
-                    sum(pair) for pair in zip(counts.get(label, (0, 0)), new, strict=True)
-                ]
+    for turn, label in track(
+        list(product(range(options.turns + 1), sides)), "texts", console=progress
+    ):
+        texts, speculate = sides[label]
+        before = model.guesses.drafted, model.guesses.accepted
+        seconds = _text(model, texts, speculate, options.new)
+        if turn:
+            times.setdefault(label, []).append(seconds)
+            new = model.guesses.drafted - before[0], model.guesses.accepted - before[1]
+            counts[label] = [sum(pair) for pair in zip(counts.get(label, (0, 0)), new, strict=True)]
     for label, durations in times.items():
         plain = times["8 sequences, plain" if label.startswith("8") else "plain"]
         drafted, accepted = counts[label]

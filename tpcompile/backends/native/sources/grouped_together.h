@@ -78,24 +78,23 @@ TPC_INLINE void transpose_words(IntRegister* words) {
 // next part. Factors of blocks, and their sums times what integers are raised by, are
 // `[turn][sequence][block]`.
 struct ValuesTogether {
-  int batch;  // as registers are laid out; the last one may be the first again
+  int64_t batch;
   const char* values;
   const float* factors;
   const int32_t* raised;
 };
 
 template <class A, int kBits, int kLoads, int kBlocks>
-inline ValuesTogether values_together(const LaidRun<A>& run, int64_t first, int64_t count,
+inline ValuesTogether values_together(const LaidRun<A>& run, int64_t first, int64_t batch,
                                       Scratch& scratch) {
   using Form = Transposed<kLoads, kBlocks>;
   constexpr int kTaken = Form::kTaken, kParts = ::kParts<A, kBits>;
-  const int batch = static_cast<int>(count < 2 ? 2 : count > 4 ? (count + 1) / 2 * 2 : count);
   const int64_t turns = run.rounds * kRegisters, registers = turns * Form::kWords;
   auto* values = scratch.take<char>(registers * kParts * batch * kWide);
   auto* factors = scratch.take<float>(turns * batch * kRegister);
   auto* raised = scratch.take<int32_t>(turns * batch * kRegister);
-  for (int b = 0; b < batch; ++b) {
-    const Laid<A>& laid = run.values[first + (b < count ? b : 0)];
+  for (int64_t b = 0; b < batch; ++b) {
+    const Laid<A>& laid = run.values[first + b];
     for (int64_t begin = 0; begin < registers; begin += kTaken)
       for (int part = 0; part < kParts; ++part) {
         IntRegister words[kTaken];
@@ -328,18 +327,13 @@ inline int64_t dots_together(const Grouped& weight, int64_t rows, const LaidValu
     const int64_t count = steady - row < kRegister ? steady - row : kRegister;
     for (int64_t b = 0; b < x.batch; b += kMostTogether) {
       const ValuesTogether& values = x.together[b / kMostTogether];
-      const auto with = [&](auto batch) TPC_ALWAYS {
+      with_count<kMostTogether>(values.batch, [&](auto batch) TPC_ALWAYS {
         products_together<A, kBits, kLoads, kBlocks, decltype(batch)::value>(
             weight.from(row, 0), count, rows - row, run, single, values, products, scratch);
-      };
-      if (values.batch == 2) with(std::integral_constant<int, 2>());
-      else if (values.batch == 3) with(std::integral_constant<int, 3>());
-      else if (values.batch == 4) with(std::integral_constant<int, 4>());
-      else if (values.batch == 6) with(std::integral_constant<int, 6>());
-      else with(std::integral_constant<int, 8>());
-      for (int64_t sequence = b; sequence < x.batch && sequence < b + kMostTogether; ++sequence) {
-        float* source = products + (sequence - b) * kRegister * width;
-        float* destination = out + row + sequence * out_stride;
+      });
+      for (int64_t sequence = 0; sequence < values.batch; ++sequence) {
+        float* source = products + sequence * kRegister * width;
+        float* destination = out + row + (b + sequence) * out_stride;
         if (!single) {
           leaves.store(source, count, destination);
           continue;
