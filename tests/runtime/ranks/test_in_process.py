@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import tpcompile
 from tests.runtime.ranks.left_behind import until
 from tpcompile.errors import UsageError
+from tpcompile.pause import paused_collector
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.rank import Rank
@@ -67,3 +69,19 @@ def test_a_caller_that_waited_while_the_model_was_closed_is_refused(model: Compi
             model.close()
         with pytest.raises(UsageError, match="The model is closed"):
             called.result()
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_closing_frees_weights_without_the_collector(tp: int, backend: str) -> None:
+    """Until it ran, the next model would need as much memory again."""
+    model = tpcompile.compile(
+        "preset:tiny-qwen3", tp, random_weights=0, backend=backend, simulate=True
+    )
+    model.generate(IDS, max_new_tokens=2)
+    modules = getattr(model._ranks, "_modules", model._ranks)  # programs have theirs inside
+    weights = [weakref.ref(weight) for rank in modules._ranks for weight in rank._weights.values()]
+    assert weights
+    with paused_collector():
+        model.close()
+        assert not any(weight() is not None for weight in weights)

@@ -18,25 +18,26 @@ from tpcompile.runtime.ranks.step import ProgramSize, Step, StepCode
 class StepExecutors:
     """The executors of the ranks in this process, which share weights and caches with modules."""
 
-    def __init__(self, parameter: Callable[[int, str], torch.Tensor]) -> None:
-        self._parameter = parameter
+    def __init__(self) -> None:
         self._executors: dict[ProgramSize, Executor] = {}
         self._times: dict[ProgramSize, torch.Tensor] = {}
 
     def load(
         self,
         code: StepCode,
+        parameter: Callable[[int, str], torch.Tensor],
         caches: Sequence[torch.Tensor],
         states: Sequence[Mapping[str, torch.Tensor]],
         share: RankShare | None = None,
     ) -> None:
         """Load a program: of one rank with `share`, otherwise of all ranks.
 
-        `caches` and `states` are those of each rank here.
+        `parameter` returns a rank's tensors by name. `caches` and `states` are those of each rank
+        here.
         """
         memory = StepMemory(
             code.program,
-            self._parameter,
+            parameter,
             code.rotation,
             caches,
             states,

@@ -55,7 +55,7 @@ class InProcessRanks(OneFront):
             Rank(module, rank_weights, rotary(), self._group.rank(module.rank), device)
             for module, rank_weights in zip(modules, weights, strict=True)
         ]
-        self._executors = StepExecutors(self.parameter)
+        self._executors = StepExecutors()
         self._most_threads, self._threads = threads_of(len(modules)), threads
         self._lock = threading.RLock()
         """Steps of several threads take turns: they use the same memory."""
@@ -72,7 +72,8 @@ class InProcessRanks(OneFront):
         """Load a program. One executor runs it for all ranks."""
         with self._working():
             caches = [rank.cache for rank in self._ranks]
-            self._executors.load(code, caches, [rank.states for rank in self._ranks])
+            states = [rank.states for rank in self._ranks]
+            self._executors.load(code, self.parameter, caches, states)
 
     def run_program(
         self, size: ProgramSize, step: Step, on_tokens: OnTokens | None = None

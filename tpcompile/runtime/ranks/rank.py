@@ -173,7 +173,7 @@ class Rank:
         self._device = device
         self._cache = module.cache.allocate(0, device) if module.cache else None
         self._states = {state.name: state.allocate(0, device) for state in module.states}
-        self._executors = StepExecutors(lambda rank, name: self.parameter(name))
+        self._executors = StepExecutors()
 
     def run(self, step: Step) -> torch.Tensor:
         """Run the module on a step; K and V of the step's tokens are stored in the cache."""
@@ -194,7 +194,8 @@ class Rank:
 
     def load_program(self, code: StepCode, share: RankShare) -> None:
         """Load a program, of which this rank runs its own instructions."""
-        self._executors.load(code, [self.cache], [self.states], share)
+        own = [self.cache], [self.states]
+        self._executors.load(code, lambda rank, name: self.parameter(name), *own, share)
 
     def run_program(
         self, size: ProgramSize, step: Step, on_tokens: OnTokens | None = None
