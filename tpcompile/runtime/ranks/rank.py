@@ -194,8 +194,9 @@ class Rank:
 
     def load_program(self, code: StepCode, share: RankShare) -> None:
         """Load a program, of which this rank runs its own instructions."""
-        own = [self.cache], [self.states]
-        self._executors.load(code, lambda rank, name: self.parameter(name), *own, share)
+        self._executors.load(
+            code, lambda rank, name: self.parameter(name), [self.cache], [self.states], share
+        )
 
     def run_program(
         self, size: ProgramSize, step: Step, on_tokens: OnTokens | None = None
