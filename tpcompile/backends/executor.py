@@ -77,6 +77,9 @@ class Executor(ABC):
     most_tokens: ClassVar[int] = 1
     """The maximum number of new tokens of a sequence that its programs compute, as rows. Modules
     compute more, except guesses. It is fixed, so that bits do not depend on timing."""
+    size_parts: ClassVar[int] = 8
+    """The rows of its programs are multiples of this part of the next power of two: 1, …, 8, 10, 12
+    and so on for 8. More parts leave fewer rows empty, and make more programs."""
     takes_times: ClassVar[bool] = False
     """Whether the option of `launch` is a tensor that receives the times of instructions."""
 

@@ -19,6 +19,7 @@ from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.runtime.programs import ProgramOptions, StepPrograms
 from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.protocols import ModuleRanks, Ranks
+from tpcompile.runtime.ranks.step import size_for
 
 AUTO = "auto"
 MODULES = "torch"
@@ -71,7 +72,8 @@ class BackendChoice:
             warnings.warn(_INTERPRETED, stacklevel=5)
         with self.or_modules():
             executor.prepare()
-            programs = StepPrograms(fork, self._options, longest, batch, self.device, workers)
+            rows = size_for(batch, executor.size_parts)
+            programs = StepPrograms(fork, self._options, longest, rows, self.device, workers)
             executor.check(programs.for_batch(programs.batch).program, self.device)
             return StepBackend(self, executor, programs)
         return StepBackend(self)

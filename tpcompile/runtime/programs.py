@@ -16,7 +16,7 @@ from tpcompile.ir.info import info_of
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.passes.plan_sharding import PlanSharding
-from tpcompile.runtime.ranks.step import ProgramSize, size_for
+from tpcompile.runtime.ranks.step import ProgramSize
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
@@ -104,8 +104,8 @@ class StepPrograms:
             if options.target is None
             else target_of(options.target, workers, tp)
         )
-        self.batch = size_for(batch)
-        """The batch size of the program for the batch that the model was compiled for."""
+        self.batch = batch
+        """The rows of the program for the batch that the model was compiled for."""
         block = max(
             (current.block for current in passes if isinstance(current, CacheKv)), default=1
         )

@@ -41,7 +41,8 @@ def _logits(
 ) -> torch.Tensor:
     """Return the logits of sequences of one token each, in fp32."""
     batch = len(tokens)
-    executor = kind(memory_of(model, dtype, tp, size_for(batch), few_bits=few_bits, wide=wide))
+    rows = size_for(batch, kind.size_parts)
+    executor = kind(memory_of(model, dtype, tp, rows, few_bits=few_bits, wide=wide))
     executor.place(tokens, torch.ones(batch, dtype=torch.long), torch.arange(batch)[:, None])
     executor.run()
     return executor.logits[:batch].float()

@@ -32,7 +32,7 @@ class Subject:
     """Requests, their tokens without guesses, and those with guesses, half of which are wrong."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._requests = model, requests(Random(4), 8, model.config.vocab_size)
+        self._model, self._requests = model, requests(Random(4), 12, model.config.vocab_size)
         self.plain = self._tokens(None)
 
     def guessed(self) -> list[list[Any]]:

@@ -40,6 +40,7 @@ class Triton(Executor):
     in_processes: ClassVar[bool] = False
     in_formats: ClassVar[bool] = True
     same_for_ranks: ClassVar[bool] = False
+    size_parts: ClassVar[int] = 4  # a kernel takes seconds to compile
     takes_times: ClassVar[bool] = True
 
     @classmethod

@@ -98,7 +98,8 @@ class ProgramRanks(RanksOf):
         """
         check_open(self.closed)
         step = in_rows(step)
-        batch = size_for(step.inputs["lengths"].shape[0])
+        parts = EXECUTORS[self.executor].size_parts
+        batch = size_for(step.inputs["lengths"].shape[0], parts)
         size = ProgramSize(batch, batch if step.rows else 1)
         if size not in self._loaded:
             self._load(size)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from tpcompile.backends.executor import Executor
 from tpcompile.backends.rotation import Rotation
 from tpcompile.backends.share import SharedLayout
 from tpcompile.vm.program import Program
@@ -93,14 +94,13 @@ class ProgramSize(NamedTuple):
     """The number of rows that may belong to one sequence: one, or all of them."""
 
 
-def size_for(rows: int) -> int:
-    """Return the rows of the program for `rows` rows: a power of two, or three quarters of one.
+def size_for(rows: int, parts: int = Executor.size_parts) -> int:
+    """Return the rows of the program for `rows` rows, which an executor's `size_parts` rounds up.
 
-    So there are few programs, and less than a third of the rows of one are empty.
+    So there are few programs, and few of the rows of one are empty.
     """
-    power = 1 << (rows - 1).bit_length()
-    less = power // 4 * 3
-    return less if rows <= less else power
+    part = max(1, (1 << (rows - 1).bit_length()) // parts)
+    return -(-rows // part) * part
 
 
 @dataclass(frozen=True)
