@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from operator import truediv
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -49,6 +50,7 @@ _NUMBERS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _SHARE = "8 rows, share of the limit"
 _ROWS, _EDIT, _ORACLE = "rows relative to sequences", "prompt:8", f"right {_RIGHT:.0%}, 4 guesses"
 _NEVER, _EIGHT_NEVER = "right never", "8 sequences, right never"
+_PLAIN, _EIGHT_PLAIN = "plain", "8 sequences, plain"
 _LIMITS = {
     ("bf16", "8 rows"): "≤ 1.25",
     ("int4", _SHARE): "≥ 0.8",
@@ -78,7 +80,8 @@ class Result:
     ms: float
     """Milliseconds per step, or per token of a sequence."""
     ratio: float
-    """Of steps, the time relative to one row; of tokens, the speed relative to plain decoding.
+    """Of steps, the time relative to one row; of tokens, the speed relative to plain decoding, as
+    the median of adjacent pairs.
 
     The share of a limit is the larger of the time to read the weights and that of their products,
     over the time of a step; both are measured in the run.
@@ -182,8 +185,8 @@ def _rows(model: Any, turns: int, progress: Console) -> Iterator[tuple[str, floa
     for label, durations in times.items():
         yield label, median(durations) * 1e3, median(durations) / alone
     for number in _NUMBERS:
-        rows, sequences = (median(times[f"{number} {kind}"]) for kind in ("rows", "sequences"))
-        yield f"{number} {_ROWS}", rows * 1e3, rows / sequences
+        rows, sequences = (times[f"{number} {kind}"] for kind in ("rows", "sequences"))
+        yield f"{number} {_ROWS}", median(rows) * 1e3, median(map(truediv, rows, sequences))
 
 
 def _share(model: Any, name: str, few: str | None, turns: int) -> tuple[float, float]:
@@ -224,36 +227,37 @@ def _step(model: Any, batch: int, rows: int, steps: int = 12) -> float:
 def _speeds(
     model: Any, options: argparse.Namespace, progress: Console
 ) -> Iterator[tuple[str, float, float, float | None]]:
-    """Measure texts with and without guesses, in turn."""
+    """Measure texts without and with guesses, as adjacent pairs."""
     edit = _edit(options.new, model.config.vocab_size)
     oracle = Guesses(edit, _RIGHT, 4)
     eight = {first: [first, *next(iter(edit.values()))[1:]] for first in range(1, 9)}
-    sides: dict[str, tuple[dict[int, list[int]], Any]] = {
-        "plain": (edit, None),
-        _EDIT: (edit, "prompt:8"),
-        _ORACLE: (edit, oracle),
-        _NEVER: (edit, Guesses(edit, 0.0, 8)),
-        "8 sequences, plain": (eight, None),
-        "8 sequences, prompt:8": (eight, "prompt:8"),
-        _EIGHT_NEVER: (eight, Guesses(eight, 0.0, 8)),
+    sides: dict[str, tuple[str, dict[int, list[int]], Any]] = {
+        _EDIT: (_PLAIN, edit, "prompt:8"),
+        _ORACLE: (_PLAIN, edit, oracle),
+        _NEVER: (_PLAIN, edit, Guesses(edit, 0.0, 8)),
+        "8 sequences, prompt:8": (_EIGHT_PLAIN, eight, "prompt:8"),
+        _EIGHT_NEVER: (_EIGHT_PLAIN, eight, Guesses(eight, 0.0, 8)),
     }
-    times: dict[str, list[float]] = {}
-    counts: dict[str, list[int]] = {}
-    for turn, label in track(
-        list(product(range(options.turns + 1), sides)), "texts", console=progress
+    pairs: dict[str, list[tuple[float, float]]] = {label: [] for label in sides}
+    counts = dict.fromkeys(sides, (0, 0))
+    for turn, (label, (_, texts, speculate)) in track(
+        list(product(range(options.turns + 1), sides.items())), "texts", console=progress
     ):
-        texts, speculate = sides[label]
         before = model.guesses.drafted, model.guesses.accepted
-        seconds = _text(model, texts, speculate, options.new)
+        ways = (None, speculate) if turn % 2 else (speculate, None)
+        seconds = {way: _text(model, texts, way, options.new) for way in ways}
         if turn:
-            times.setdefault(label, []).append(seconds)
+            pairs[label].append((seconds[None], seconds[speculate]))
             new = model.guesses.drafted - before[0], model.guesses.accepted - before[1]
-            counts[label] = [sum(pair) for pair in zip(counts.get(label, (0, 0)), new, strict=True)]
-    for label, durations in times.items():
-        plain = times["8 sequences, plain" if label.startswith("8") else "plain"]
-        drafted, accepted = counts[label]
-        share = accepted / drafted if drafted else None
-        yield label, median(durations) * 1e3, median(plain) / median(durations), share
+            counts[label] = counts[label][0] + new[0], counts[label][1] + new[1]
+    for plain in (_PLAIN, _EIGHT_PLAIN):
+        own = [label for label, side in sides.items() if side[0] == plain]
+        yield plain, median(pair[0] for label in own for pair in pairs[label]) * 1e3, 1.0, None
+        for label in own:
+            drafted, accepted = counts[label]
+            share = accepted / drafted if drafted else None
+            ratio = median(without / guessed for without, guessed in pairs[label])
+            yield label, median(pair[1] for pair in pairs[label]) * 1e3, ratio, share
 
 
 def _edit(new: int, vocabulary: int) -> dict[int, list[int]]:

@@ -353,47 +353,88 @@ TPC_INLINE void add_chunks(typename F::Weights weight, int64_t odd, const typena
   add(column, rows);
 }
 
+// The sums of a block between parts of its columns: of even and of odd chunks.
+struct BlockSoFar {
+  Registers even[kLanes], odd[kLanes];
+};
+
 // Multiply `kRows` rows by `kBatch` sequences. Return the sums, `[kBatch][kRows]`. There is one
 // accumulator per sum at a time. The bits are those of `row_dots`. A function of its own takes
 // compilers half of the time.
+//
+// If these are not all columns, continue from `before`, or leave the sums in `after`. Either may be
+// null.
 template <class F, int kRows, int kBatch>
 [[gnu::noinline]] Lanes block_dots(typename F::Weights weight, const typename F::Value* x,
-                                   int64_t columns, const char* ahead, const char* ahead_odd) {
+                                   int64_t columns, const char* ahead, const char* ahead_odd,
+                                   const BlockSoFar* before, BlockSoFar* after) {
   static_assert(kRows * kBatch <= kLanes);
   constexpr int64_t kOdd = F::Weights::bytes(F::kChunk);
   Registers even[kBatch * kRows] = {}, odd[kBatch * kRows] = {};
+  if (before) {
+#pragma GCC unroll 16
+    for (int sum = 0; sum < kBatch * kRows; ++sum)
+      even[sum] = before->even[sum], odd[sum] = before->odd[sum];
+  }
   add_chunks<F, kRows, kBatch>(weight, 0, x, columns, ahead, even);
   add_chunks<F, kRows, kBatch>(weight, 1, x, columns, ahead_odd - kOdd, odd);
   Lanes totals[kLanes] = {};
+  if (after) {
+#pragma GCC unroll 16
+    for (int sum = 0; sum < kBatch * kRows; ++sum)
+      after->even[sum] = even[sum], after->odd[sum] = odd[sum];
+    return totals[0];
+  }
 #pragma GCC unroll 16
   for (int sum = 0; sum < kBatch * kRows; ++sum) totals[sum] = lanes(even[sum]) + lanes(odd[sum]);
   return sums_of_all(totals);
+}
+
+// The columns of a part of `columns`. The values of a batch stay in the first cache, beside rows that
+// pass through it. A part has whole pairs of an even and an odd chunk.
+template <class F>
+TPC_INLINE int64_t part_columns(int64_t columns, int64_t batch) {
+  constexpr int64_t kBytes = 3 << 13, kPair = 2 * F::kChunk;
+  const int64_t bytes = columns * batch * static_cast<int64_t>(sizeof(typename F::Value));
+  const int64_t parts = bytes > kBytes ? (bytes + kBytes - 1) / kBytes : 1;
+  return (columns / parts / kPair + 1) * kPair;
 }
 
 // Multiply `rows` of the `left` rows of an instruction by all sequences, in blocks of `kRows`.
 template <class F, int kRows>
 TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t left,
                            const Operand<F>& x, float* out, int64_t out_stride, Scratch& scratch,
-                           Lanes* terms) {
+                           Lanes* terms, BlockSoFar* so_far) {
   using W = typename F::Weights;
   const int64_t groups = (x.batch + kTogether - 1) / kTogether, size = rows / kRows * groups;
   const int64_t least = x.columns / x.leaves, longer = x.columns % x.leaves;
+  const int64_t part = part_columns<F>(least, x.batch);
   const int64_t stride = weight.stride(), within = rows_within(kFarAhead, stride);
-  const int64_t far = x.leaves > 1 && within < kPanel ? kPanel : within;
+  const bool in_parts = part < x.columns;
+  const int64_t far = in_parts && within < kPanel ? kPanel : within;
   const auto ahead = [&](int64_t row, int64_t column) TPC_ALWAYS {
     return ahead_of(weight.address(row), stride, far, left - row, scratch.next_weights) +
            W::bytes(column);
   };
-  Lanes* next = terms;
-  for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
+  Lanes* leaf_terms = terms;
+  for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf, leaf_terms += size) {
     const int64_t width = least + (leaf < longer);
-    for (int64_t row = 0; row < rows; row += kRows)
-      in_runs<kTogether>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
-        const void* values = x.packed[b / kTogether * x.leaves + leaf];
-        *next++ = block_dots<F, kRows, decltype(count)::value>(
-            weight.from(row, first), static_cast<const typename F::Value*>(values), width,
-            ahead(row, first), ahead(row + 1, first));
-      });
+    for (int64_t start = 0; start < width || start == 0; start += part) {
+      const bool ends = start + part >= width;
+      int64_t place = 0;
+      for (int64_t row = 0; row < rows; row += kRows)
+        in_runs<kTogether>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
+          constexpr int kBatch = decltype(count)::value;
+          const auto* values =
+              static_cast<const typename F::Value*>(x.packed[b / kTogether * x.leaves + leaf]);
+          const int64_t column = first + start;
+          leaf_terms[place] = block_dots<F, kRows, kBatch>(
+              weight.from(row, column), values + kBatch * start, ends ? width - start : part,
+              ahead(row, column), ahead(row + 1, column), start ? so_far + place : nullptr,
+              ends ? nullptr : so_far + place);
+          ++place;
+        });
+    }
     first += width;
   }
   const int64_t stored = join_leaves(x, terms, size);
@@ -411,14 +452,16 @@ TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t lef
 template <class F>
 inline void blocks_dots(typename F::Weights weight, int64_t rows, const Operand<F>& x, float* out,
                         int64_t out_stride, Scratch& scratch) {
-  Lanes* terms = scratch.take<Lanes>(x.leaves * kPanel * ((x.batch + kTogether - 1) / kTogether));
+  const int64_t groups = (x.batch + kTogether - 1) / kTogether;
+  Lanes* terms = scratch.take<Lanes>(x.leaves * kPanel * groups);
+  auto* so_far = scratch.take<BlockSoFar>(kPanel / kBlock * groups);
   for (int64_t row = 0; row < rows;) {
     const int64_t left = rows - row, held = left < kPanel ? left / kBlock * kBlock : kPanel;
     const auto block = weight.from(row, 0);
     if (held > 0)
-      block_dots<F, kBlock>(block, held, left, x, out + row, out_stride, scratch, terms);
+      block_dots<F, kBlock>(block, held, left, x, out + row, out_stride, scratch, terms, so_far);
     else
-      block_dots<F, 1>(block, 1, left, x, out + row, out_stride, scratch, terms);
+      block_dots<F, 1>(block, 1, left, x, out + row, out_stride, scratch, terms, so_far);
     row += held > 0 ? held : 1;
   }
 }
