@@ -95,10 +95,7 @@ class ProgramSize(NamedTuple):
 
 
 def size_for(rows: int, parts: int = Executor.size_parts) -> int:
-    """Return the rows of the program for `rows` rows, which an executor's `size_parts` rounds up.
-
-    So there are few programs, and few of the rows of one are empty.
-    """
+    """Return the rows of the program for `rows` rows; `parts` is `size_parts` of the executor."""
     part = max(1, (1 << (rows - 1).bit_length()) // parts)
     return -(-rows // part) * part
 

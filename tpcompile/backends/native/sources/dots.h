@@ -362,8 +362,8 @@ struct BlockSoFar {
 // accumulator per sum at a time. The bits are those of `row_dots`. A function of its own takes
 // compilers half of the time.
 //
-// If these are not all columns, continue from `before`, or leave the sums in `after`. Either may be
-// null.
+// If these are not the first columns, continue from `before`; if they are not the last ones, leave
+// the sums in `after`, and return no sums. Otherwise they are null.
 template <class F, int kRows, int kBatch>
 [[gnu::noinline]] Lanes block_dots(typename F::Weights weight, const typename F::Value* x,
                                    int64_t columns, const char* ahead, const char* ahead_odd,
