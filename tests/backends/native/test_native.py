@@ -306,11 +306,17 @@ def test_bits_of_16_bits_do_not_depend_on_batch_and_ranks(dtype: torch.dtype, pa
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_bits_of_long_rows_do_not_depend_on_the_batch(dtype: torch.dtype, path: str) -> None:
-    """Each kernel adds in the same order, and rounds a product and its sum once or always twice."""
+@pytest.mark.parametrize("widths", [{"long": True}, {"wide": 4007}], ids=["long", "leaves"])
+def test_bits_of_long_rows_do_not_depend_on_the_batch(
+    widths: dict[str, int], dtype: torch.dtype, path: str
+) -> None:
+    """Each kernel adds in the same order, and rounds a product and its sum once or always twice.
+
+    Columns are multiplied in one pass, in two, or in more, by the number of sequences.
+    """
 
     def steps(batch: int) -> torch.Tensor:
-        memory = memory_of("tiny-qwen3", dtype, 1, batch, long=True)
+        memory = memory_of("tiny-qwen3", dtype, 1, batch, **widths)
         return _first_steps(Native(memory, path), batch, steps=2)
 
     most = steps(40)

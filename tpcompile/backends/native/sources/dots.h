@@ -192,9 +192,10 @@ TPC_INLINE void fold_sums(Term* terms, int64_t count, int64_t size) {
   fold(count, join, move);
 }
 
-// The rows of a block, and the rows whose leaves are multiplied one after the other, so that the
-// values of a leaf stay in the nearest cache.
-constexpr int kBlock = 2, kPanel = 8;
+// The rows of a block, and the rows that are multiplied by values in the nearest cache before other
+// values come there. These rows, and as many that are fetched meanwhile, are in the second-level
+// cache, which is smaller in CPUs without AVX-512.
+constexpr int kBlock = 2, kPanel = kRegisters > 1 ? 8 : 32;
 
 // Values of all sequences that rows of weights are multiplied by. A product is a sum over `leaves`
 // even runs of columns, added in a fixed tree.
@@ -275,26 +276,27 @@ constexpr int kTogether = kFewest - 1;
 constexpr int kTogether = 8;
 #endif
 
-// Lay out columns of some sequences as `[chunk][sequence][column]`; the last columns are zeros.
+// Lay out columns of some sequences as `[chunk][sequence][column]`, first all even chunks, then all
+// odd ones. The last columns are zeros.
 template <class F>
 inline const void* in_chunks(const typename F::Value* x, int64_t stride, int64_t sequences,
                              int64_t columns, Scratch& scratch) {
   using Value = typename F::Value;
   constexpr int64_t kChunk = F::kChunk;
-  const int64_t chunks = (columns + kChunk - 1) / kChunk;
-  auto* packed = scratch.take<Value>(chunks * sequences * kChunk);
-  const auto copy = [&](int64_t column, int64_t count) TPC_ALWAYS {
-    for (int64_t b = 0; b < sequences; ++b)
-      std::memcpy(packed + column * sequences + b * kChunk, x + b * stride + column,
-                  sizeof(Value) * static_cast<size_t>(count));
-  };
-  int64_t column = 0;
-  for (; column + kChunk <= columns; column += kChunk) copy(column, kChunk);
-  if (column < columns) {
-    std::memset(packed + column * sequences, 0,
-                sizeof(Value) * static_cast<size_t>(sequences * kChunk));
-    copy(column, columns - column);
-  }
+  auto* packed = scratch.take<Value>((columns + kChunk - 1) / kChunk * sequences * kChunk);
+  Value* next = packed;
+  for (int64_t odd = 0; odd < 2; ++odd)
+    for (int64_t column = odd * kChunk; column < columns; column += 2 * kChunk)
+      for (int64_t b = 0; b < sequences; ++b, next += kChunk) {
+        const Value* chunk = x + b * stride + column;
+        if (column + kChunk <= columns) {
+          std::memcpy(next, chunk, sizeof(Value) * kChunk);
+          continue;
+        }
+        const auto left = static_cast<size_t>(columns - column);
+        std::memcpy(next, chunk, sizeof(Value) * left);
+        std::memset(next + left, 0, sizeof(Value) * (kChunk - left));
+      }
   return packed;
 }
 
@@ -321,97 +323,111 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
   return x;
 }
 
-// Return the sums of even or of odd chunks of `kRows` rows, times `kBatch` sequences in chunks:
-// `[kBatch][kRows]`. Each loaded vector serves all rows or all sequences. Meanwhile, prefetch a row
-// from `ahead` on.
+// Increase the sums of even or of odd chunks of `kRows` rows, times `kBatch` sequences in chunks:
+// `[kBatch][kRows]`. Each loaded vector serves all rows or all sequences. Meanwhile, prefetch as
+// many columns of a row from `ahead` on.
 template <class F, int kRows, int kBatch>
 TPC_INLINE void add_chunks(typename F::Weights weight, int64_t odd, const typename F::Value* x,
                            int64_t columns, const char* ahead, Registers* sums) {
   using W = typename F::Weights;
   constexpr int64_t kChunk = F::kChunk;
-  const auto add = [&](int64_t column, const typename F::Loaded* rows) TPC_ALWAYS {
+  const auto add = [&](const typename F::Loaded* rows) TPC_ALWAYS {
 #pragma GCC unroll 8
     for (int b = 0; b < kBatch; ++b) {
-      const auto values = F::values(x + kBatch * column + b * kChunk);
+      const auto values = F::values(x + b * kChunk);
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row)
         sums[b * kRows + row] = F::add(sums[b * kRows + row], rows[row], values);
     }
+    x += kBatch * kChunk;
   };
   typename F::Loaded rows[kRows];
   int64_t column = odd * kChunk;
   for (; column + kChunk <= columns; column += 2 * kChunk) {
     for (int64_t line = 0; line < W::bytes(2 * kChunk); line += 64)
-      __builtin_prefetch(ahead + W::bytes(column) + line, 0, 2);
+      __builtin_prefetch(ahead + W::bytes(column - odd * kChunk) + line, 0, 2);
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) rows[row] = F::weights(weight.row(row), column);
-    add(column, rows);
+    add(rows);
   }
   if (column >= columns) return;
   for (int row = 0; row < kRows; ++row)
     rows[row] = F::some_weights(weight.row(row), column, columns - column);
-  add(column, rows);
+  add(rows);
 }
 
-// The sums of a block between parts of its columns: of even and of odd chunks.
-struct BlockSoFar {
-  Registers even[kLanes], odd[kLanes];
-};
-
-// Multiply `kRows` rows by `kBatch` sequences. Return the sums, `[kBatch][kRows]`. There is one
-// accumulator per sum at a time. The bits are those of `row_dots`. A function of its own takes
-// compilers half of the time.
-//
-// If these are not the first columns, continue from `before`; if they are not the last ones, leave
-// the sums in `after`, and return no sums. Otherwise they are null.
+// Multiply `kRows` rows by `kBatch` sequences in chunks, the even ones at `x` and the odd ones at
+// `x_odd`. Return the sums, `[kBatch][kRows]`. There is one accumulator per sum at a time. The bits
+// are those of `row_dots`. A function of its own takes compilers half of the time.
 template <class F, int kRows, int kBatch>
 [[gnu::noinline]] Lanes block_dots(typename F::Weights weight, const typename F::Value* x,
-                                   int64_t columns, const char* ahead, const char* ahead_odd,
-                                   const BlockSoFar* before, BlockSoFar* after) {
+                                   const typename F::Value* x_odd, int64_t columns,
+                                   const char* ahead, const char* ahead_odd) {
   static_assert(kRows * kBatch <= kLanes);
-  constexpr int64_t kOdd = F::Weights::bytes(F::kChunk);
   Registers even[kBatch * kRows] = {}, odd[kBatch * kRows] = {};
-  if (before) {
-#pragma GCC unroll 16
-    for (int sum = 0; sum < kBatch * kRows; ++sum)
-      even[sum] = before->even[sum], odd[sum] = before->odd[sum];
-  }
   add_chunks<F, kRows, kBatch>(weight, 0, x, columns, ahead, even);
-  add_chunks<F, kRows, kBatch>(weight, 1, x, columns, ahead_odd - kOdd, odd);
+  add_chunks<F, kRows, kBatch>(weight, 1, x_odd, columns, ahead_odd, odd);
   Lanes totals[kLanes] = {};
-  if (after) {
 #pragma GCC unroll 16
-    for (int sum = 0; sum < kBatch * kRows; ++sum)
-      after->even[sum] = even[sum], after->odd[sum] = odd[sum];
-    return totals[0];
-  }
-#pragma GCC unroll 16
-  for (int sum = 0; sum < kBatch * kRows; ++sum) totals[sum] = lanes(even[sum]) + lanes(odd[sum]);
+  for (int sum = 0; sum < kBatch * kRows; ++sum) totals[sum] = lanes(even[sum] + odd[sum]);
   return sums_of_all(totals);
 }
 
-// The columns of a part of `columns`. The values of a batch stay in the first cache, beside rows that
-// pass through it. A part has whole pairs of an even and an odd chunk.
-template <class F>
-TPC_INLINE int64_t part_columns(int64_t columns, int64_t batch) {
-  constexpr int64_t kBytes = 3 << 13, kPair = 2 * F::kChunk;
-  const int64_t bytes = columns * batch * static_cast<int64_t>(sizeof(typename F::Value));
-  const int64_t parts = bytes > kBytes ? (bytes + kBytes - 1) / kBytes : 1;
-  return (columns / parts / kPair + 1) * kPair;
+// The sums of even and of odd chunks of a block between passes.
+struct BlockSoFar {
+  Registers of[2][kLanes];
+};
+
+// Whether a pass has the first columns of its chunks, and whether it is the last pass of a block.
+struct Pass {
+  bool first, last;
+};
+
+// The same in several passes, each with some columns of the even or of the odd chunks. The last
+// pass, which is an odd one, returns the sums.
+template <class F, int kRows, int kBatch>
+[[gnu::noinline]] Lanes pass_dots(typename F::Weights weight, int64_t odd,
+                                  const typename F::Value* x, int64_t columns, const char* ahead,
+                                  Pass pass, BlockSoFar& so_far) {
+  constexpr int kSums = kRows * kBatch;
+  Registers sums[kSums] = {};
+  Lanes totals[kLanes] = {};
+  if (!pass.first) {
+#pragma GCC unroll 16
+    for (int sum = 0; sum < kSums; ++sum) sums[sum] = so_far.of[odd][sum];
+  }
+  add_chunks<F, kRows, kBatch>(weight, odd, x, columns, ahead, sums);
+  if (!pass.last) {
+#pragma GCC unroll 16
+    for (int sum = 0; sum < kSums; ++sum) so_far.of[odd][sum] = sums[sum];
+    return totals[0];
+  }
+#pragma GCC unroll 16
+  for (int sum = 0; sum < kSums; ++sum) totals[sum] = lanes(so_far.of[0][sum] + sums[sum]);
+  return sums_of_all(totals);
 }
 
+// The bytes of values that stay in the nearest cache while rows pass through it.
+constexpr int64_t kKept = 3 << 13;
+
 // Multiply `rows` of the `left` rows of an instruction by all sequences, in blocks of `kRows`.
+//
+// All rows are multiplied by values that stay in the nearest cache: by those of some sequences and
+// of a leaf, or if these are too many, by those of its even chunks, and then by those of odd ones.
 template <class F, int kRows>
 TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t left,
                            const Operand<F>& x, float* out, int64_t out_stride, Scratch& scratch,
                            Lanes* terms, BlockSoFar* so_far) {
   using W = typename F::Weights;
-  const int64_t groups = (x.batch + kTogether - 1) / kTogether, size = rows / kRows * groups;
+  const int64_t groups = (x.batch + kTogether - 1) / kTogether;
+  const int64_t blocks = rows / kRows, size = blocks * groups;
   const int64_t least = x.columns / x.leaves, longer = x.columns % x.leaves;
-  const int64_t part = part_columns<F>(least, x.batch);
-  const int64_t stride = weight.stride(), within = rows_within(kFarAhead, stride);
-  const bool in_parts = part < x.columns;
-  const int64_t far = in_parts && within < kPanel ? kPanel : within;
+  const int64_t stride = weight.stride();
+  const int64_t together = x.batch < kTogether ? x.batch : kTogether;
+  const int64_t bytes = together * x.columns * int64_t{sizeof(typename F::Value)};
+  // Rows pass once, or several times, each time with some of their columns.
+  const bool once = x.leaves == 1 && bytes <= kKept;
+  const int64_t far = once ? rows_within(kFarAhead, stride) : rows;
   const auto ahead = [&](int64_t row, int64_t column) TPC_ALWAYS {
     return ahead_of(weight.address(row), stride, far, left - row, scratch.next_weights) +
            W::bytes(column);
@@ -419,22 +435,38 @@ TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t lef
   Lanes* leaf_terms = terms;
   for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf, leaf_terms += size) {
     const int64_t width = least + (leaf < longer);
-    for (int64_t start = 0; start < width || start == 0; start += part) {
-      const bool ends = start + part >= width;
-      int64_t place = 0;
-      for (int64_t row = 0; row < rows; row += kRows)
-        in_runs<kTogether>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
-          constexpr int kBatch = decltype(count)::value;
-          const auto* values =
-              static_cast<const typename F::Value*>(x.packed[b / kTogether * x.leaves + leaf]);
-          const int64_t column = first + start;
-          leaf_terms[place] = block_dots<F, kRows, kBatch>(
-              weight.from(row, column), values + kBatch * start, ends ? width - start : part,
-              ahead(row, column), ahead(row + 1, column), start ? so_far + place : nullptr,
-              ends ? nullptr : so_far + place);
-          ++place;
-        });
-    }
+    in_runs<kTogether>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
+      constexpr int kBatch = decltype(count)::value;
+      constexpr int64_t kValues = sizeof(typename F::Value) * kBatch, kPair = 2 * F::kChunk;
+      const int64_t group = b / kTogether;
+      Lanes* place = leaf_terms + group;
+      const auto* values =
+          static_cast<const typename F::Value*>(x.packed[group * x.leaves + leaf]);
+      const auto* odd_values = values + (width + kPair - 1) / kPair * F::kChunk * kBatch;
+      if (width * kValues <= kKept) {
+        for (int64_t row = 0; row < rows; row += kRows, place += groups)
+          *place = block_dots<F, kRows, kBatch>(weight.from(row, first), values, odd_values, width,
+                                                ahead(row, first), ahead(row + 1, first));
+        return;
+      }
+      // All passes of all groups together fetch as many of the next rows.
+      const int64_t parts = (width * kValues + 2 * kKept - 1) / (2 * kKept);
+      const int64_t part = (width + parts * kPair - 1) / (parts * kPair) * kPair;
+      for (int64_t start = 0; start < width; start += part) {
+        const int64_t columns = width - start < part ? width - start : part;
+        for (int odd = 0; odd < 2; ++odd) {
+          const Pass pass{start == 0, odd == 1 && start + part >= width};
+          const auto* some = (odd ? odd_values : values) + start / 2 * kBatch;
+          const int64_t earlier = group * 2 + odd;
+          for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t next = (earlier * blocks + block) * kRows / (2 * groups);
+            place[block * groups] = pass_dots<F, kRows, kBatch>(
+                weight.from(block * kRows, first + start), odd, some, columns,
+                ahead(next, first + start), pass, so_far[block]);
+          }
+        }
+      }
+    });
     first += width;
   }
   const int64_t stored = join_leaves(x, terms, size);
@@ -454,7 +486,7 @@ inline void blocks_dots(typename F::Weights weight, int64_t rows, const Operand<
                         int64_t out_stride, Scratch& scratch) {
   const int64_t groups = (x.batch + kTogether - 1) / kTogether;
   Lanes* terms = scratch.take<Lanes>(x.leaves * kPanel * groups);
-  auto* so_far = scratch.take<BlockSoFar>(kPanel / kBlock * groups);
+  auto* so_far = scratch.take<BlockSoFar>(kPanel / kBlock);
   for (int64_t row = 0; row < rows;) {
     const int64_t left = rows - row, held = left < kPanel ? left / kBlock * kBlock : kPanel;
     const auto block = weight.from(row, 0);

@@ -160,12 +160,15 @@ struct Leaf {
   int64_t group, left;  // the group of the first column, and its columns from there on
 };
 
-// Some rows, as they are multiplied, and the places that loads read later.
+// Some rows, as they are multiplied, and the places that loads read later. They stay in the nearest
+// cache.
+constexpr int kFloat8Rows = 8;
+
 struct Float8Rows {
   int64_t count, group;  // the columns of a group
-  const uint8_t* first[kPanel];
-  const char* ahead[kPanel];
-  const float* scales[kPanel];
+  const uint8_t* first[kFloat8Rows];
+  const char* ahead[kFloat8Rows];
+  const float* scales[kFloat8Rows];
 };
 
 // Multiply rows by `kBatch` sequences: `out[leaf][sequence][row]`. Compilers would take several
@@ -202,7 +205,7 @@ template <class F, int kBatch>
 #pragma GCC unroll 8
       for (int b = 0; b < kBatch; ++b) {
         for (Register& part : totals[b].each) part *= kFloat8;
-        sums.add(lanes(totals[b]), out + number * leaf_stride + b * kPanel + row);
+        sums.add(lanes(totals[b]), out + number * leaf_stride + b * kFloat8Rows + row);
       }
     }
 }
@@ -239,10 +242,11 @@ template <class F>
   Sums sums;
   const int64_t groups = weight.groups(), far = rows_ahead(weight.stride());
   const Leaf* leaves = leaves_of(weight, x.columns, x.leaves, scratch);
-  float* terms = scratch.take<float>(x.leaves * x.batch * kPanel);
-  float* held_scales = scratch.take<float>(groups * kPanel);
-  for (int64_t first = 0; first < rows; first += kPanel) {
-    Float8Rows panel{rows - first < kPanel ? rows - first : kPanel, weight.group(), {}, {}, {}};
+  float* terms = scratch.take<float>(x.leaves * x.batch * kFloat8Rows);
+  float* held_scales = scratch.take<float>(groups * kFloat8Rows);
+  for (int64_t first = 0; first < rows; first += kFloat8Rows) {
+    const int64_t left = rows - first;
+    Float8Rows panel{left < kFloat8Rows ? left : kFloat8Rows, weight.group(), {}, {}, {}};
     const float* scales = weight.scales(first, 0, panel.count * groups, held_scales);
     for (int64_t place = 0; place < panel.count; ++place) {
       const int64_t row = first + place;
@@ -255,14 +259,14 @@ template <class F>
     in_runs<kOfRow>(x.batch, [&](auto together, int64_t b) TPC_ALWAYS {
       scaled_dots<F, decltype(together)::value>(
           panel, leaves, x.leaves, x.values.first + b * x.values.stride, x.values.stride,
-          terms + b * kPanel, x.batch * kPanel, sums);
+          terms + b * kFloat8Rows, x.batch * kFloat8Rows, sums);
     });
     sums.flush();
-    const int64_t stored = join_leaves(x, terms, x.batch * kPanel);
+    const int64_t stored = join_leaves(x, terms, x.batch * kFloat8Rows);
     for (int64_t leaf = 0; leaf < stored; ++leaf)
       for (int64_t b = 0; b < x.batch; ++b)
         std::memcpy(out + first + leaf * x.apart + b * out_stride,
-                    terms + (leaf * x.batch + b) * kPanel,
+                    terms + (leaf * x.batch + b) * kFloat8Rows,
                     sizeof(float) * static_cast<size_t>(panel.count));
   }
 }

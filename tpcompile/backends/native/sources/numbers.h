@@ -103,6 +103,12 @@ TPC_INLINE Lanes lanes(Registers registers) {
   return values;
 }
 
+TPC_INLINE Registers operator+(Registers a, Registers b) {
+#pragma GCC unroll 4
+  for (int part = 0; part < kRegisters; ++part) a.each[part] += b.each[part];
+  return a;
+}
+
 // Return total + a * b, rounded once where the CPU can. Compilers fuse a product and a sum in some
 // places and not in others, so that fp32 results would depend on the kernel that made them.
 TPC_INLINE Register multiply_add(Register total, Register a, Register b) {
@@ -339,6 +345,10 @@ TPC_INLINE void halve(Lanes* values) {
 
 // Add the lanes of 16 vectors, each in the tree of `sum`; lane n is the sum of vector n.
 TPC_INLINE Lanes sums_of_all(Lanes* values) {
+  if constexpr (kRegisters > 1) {
+    const EightLanes halves[] = {sums(values), sums(values + 8)};
+    return load_bytes<Lanes>(halves);
+  }
   halve<8>(values), halve<4>(values), halve<2>(values), halve<1>(values);
   return values[0];
 }
