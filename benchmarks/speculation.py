@@ -172,21 +172,25 @@ def _measured(
 
 
 def _rows(model: Any, turns: int, progress: Console) -> Iterator[tuple[str, float, float]]:
-    """Measure steps of several rows of a sequence, and of as many sequences."""
-    times: dict[str, list[float]] = {}
+    """Measure steps of several rows of a sequence, and of as many sequences.
+
+    Ratios are medians of adjacent steps: relative to one row, and of rows relative to sequences.
+    """
+    times: dict[int, list[tuple[float, float, float]]] = {number: [] for number in _NUMBERS}
     for turn, number in track(
         list(product(range(turns + 1), _NUMBERS)), "steps of rows", console=progress
     ):
-        for kind, batch, length in (("rows", 1, number), ("sequences", number, 1)):
-            seconds = _step(model, batch, length)
-            if turn:  # the first one makes programs
-                times.setdefault(f"{number} {kind}", []).append(seconds)
-    alone = median(times["1 rows"])
-    for label, durations in times.items():
-        yield label, median(durations) * 1e3, median(durations) / alone
-    for number in _NUMBERS:
-        rows, sequences = (times[f"{number} {kind}"] for kind in ("rows", "sequences"))
-        yield f"{number} {_ROWS}", median(rows) * 1e3, median(map(truediv, rows, sequences))
+        rows, alone = _step(model, 1, number), _step(model, 1, 1)
+        measured = rows, alone, _step(model, number, 1)
+        if turn:  # the first one makes programs
+            times[number].append(measured)
+    for number, steps in times.items():
+        several, one, sequences = zip(*steps, strict=True)
+        for kind, seconds in (("rows", several), ("sequences", sequences)):
+            ratio = median(map(truediv, seconds, one))
+            yield f"{number} {kind}", median(seconds) * 1e3, ratio
+        ratio = median(map(truediv, several, sequences))
+        yield f"{number} {_ROWS}", median(several) * 1e3, ratio
 
 
 def _share(model: Any, name: str, few: str | None, turns: int) -> tuple[float, float]:
