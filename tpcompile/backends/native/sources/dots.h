@@ -384,7 +384,7 @@ struct Pass {
 };
 
 // The same in several passes, each with some columns of the even or of the odd chunks. The last
-// pass, which is an odd one, returns the sums.
+// pass returns the sums.
 template <class F, int kRows, int kBatch>
 [[gnu::noinline]] Lanes pass_dots(typename F::Weights weight, int64_t odd,
                                   const typename F::Value* x, int64_t columns, const char* ahead,
@@ -403,7 +403,7 @@ template <class F, int kRows, int kBatch>
     return totals[0];
   }
 #pragma GCC unroll 16
-  for (int sum = 0; sum < kSums; ++sum) totals[sum] = lanes(so_far.of[0][sum] + sums[sum]);
+  for (int sum = 0; sum < kSums; ++sum) totals[sum] = lanes(so_far.of[!odd][sum] + sums[sum]);
   return sums_of_all(totals);
 }
 
@@ -413,11 +413,12 @@ constexpr int64_t kKept = 3 << 13;
 // Multiply `rows` of the `left` rows of an instruction by all sequences, in blocks of `kRows`.
 //
 // All rows are multiplied by values that stay in the nearest cache: by those of some sequences and
-// of a leaf, or if these are too many, by those of its even chunks, and then by those of odd ones.
+// of a leaf, or if these are too many, by those of its even chunks, and then by those of odd ones,
+// or the other way round: the next rows begin with those that are there.
 template <class F, int kRows>
 TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t left,
                            const Operand<F>& x, float* out, int64_t out_stride, Scratch& scratch,
-                           Lanes* terms, BlockSoFar* so_far) {
+                           Lanes* terms, BlockSoFar* so_far, bool odd_first) {
   using W = typename F::Weights;
   const int64_t groups = (x.batch + kTogether - 1) / kTogether;
   const int64_t blocks = rows / kRows, size = blocks * groups;
@@ -454,10 +455,11 @@ TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t lef
       const int64_t part = (width + parts * kPair - 1) / (parts * kPair) * kPair;
       for (int64_t start = 0; start < width; start += part) {
         const int64_t columns = width - start < part ? width - start : part;
-        for (int odd = 0; odd < 2; ++odd) {
-          const Pass pass{start == 0, odd == 1 && start + part >= width};
+        for (int second = 0; second < 2; ++second) {
+          const bool odd = second != odd_first;
+          const Pass pass{start == 0, second && start + part >= width};
           const auto* some = (odd ? odd_values : values) + start / 2 * kBatch;
-          const int64_t earlier = group * 2 + odd;
+          const int64_t earlier = group * 2 + second;
           for (int64_t block = 0; block < blocks; ++block) {
             const int64_t next = (earlier * blocks + block) * kRows / (2 * groups);
             place[block * groups] = pass_dots<F, kRows, kBatch>(
@@ -487,14 +489,18 @@ inline void blocks_dots(typename F::Weights weight, int64_t rows, const Operand<
   const int64_t groups = (x.batch + kTogether - 1) / kTogether;
   Lanes* terms = scratch.take<Lanes>(x.leaves * kPanel * groups);
   auto* so_far = scratch.take<BlockSoFar>(kPanel / kBlock);
-  for (int64_t row = 0; row < rows;) {
+  bool odd_first = false;
+  for (int64_t row = 0; row < rows; odd_first = !odd_first) {
     const int64_t left = rows - row, held = left < kPanel ? left / kBlock * kBlock : kPanel;
-    const auto block = weight.from(row, 0);
+    const auto dots = [&](auto of_block, int64_t count) TPC_ALWAYS {
+      block_dots<F, decltype(of_block)::value>(weight.from(row, 0), count, left, x, out + row,
+                                               out_stride, scratch, terms, so_far, odd_first);
+      row += count;
+    };
     if (held > 0)
-      block_dots<F, kBlock>(block, held, left, x, out + row, out_stride, scratch, terms, so_far);
+      dots(std::integral_constant<int, kBlock>(), held);
     else
-      block_dots<F, 1>(block, 1, left, x, out + row, out_stride, scratch, terms, so_far);
-    row += held > 0 ? held : 1;
+      dots(std::integral_constant<int, 1>(), 1);
   }
 }
 
