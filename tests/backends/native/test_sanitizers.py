@@ -71,9 +71,19 @@ CASES = [
         for batch in (1, 5)
         for dtype in _DTYPES
     ),
+    *(
+        ("tiny-qwen3", None, dtype, *_THREADS[-1], batch, CacheKv.kv, 4007)
+        for batch in (4, 12)
+        for dtype in _DTYPES
+    ),
+    *(
+        ("tiny-qwen3", kind, torch.bfloat16, *_THREADS[-1], batch, CacheKv.kv, 512)
+        for kind in (*_FEW_BITS, *KINDS, *FLOATS8)
+        for batch in (1, 5)
+    ),
 ]
-"""Programs with weights of 32 and 16 bits, of few bits, of 4 bits with offsets, and with a cache in
-int8."""
+"""Programs with weights of 32 and 16 bits, of few bits, of 4 bits with offsets, with a cache in
+int8, and with rows of so many columns that kernels multiply some of them at a time."""
 
 
 def _compiler() -> str:
@@ -119,11 +129,14 @@ def _dumped(
     workers: int,
     batch: int,
     kv: str = CacheKv.kv,
+    wide: int = 0,
 ) -> str:
     """Write what a vector path computes here."""
     kind = str(dtype).removeprefix("torch.")
-    file = directory / f"{path}-{model}-{few_bits}-{kind}-{tp}-{workers}-{batch}-{kv}"
-    memory = memory_of(model, dtype, tp, batch, workers=workers, few_bits=few_bits, kv=kv)
+    file = directory / f"{path}-{model}-{few_bits}-{kind}-{tp}-{workers}-{batch}-{kv}-{wide}"
+    memory = memory_of(
+        model, dtype, tp, batch, workers=workers, wide=wide, few_bits=few_bits, kv=kv
+    )
     native = Native(memory, path)
     tables = torch.arange(4 * batch).view(batch, 4)
     native.place(torch.arange(batch) * 7 + 3, torch.ones(batch, dtype=torch.int64), tables)
