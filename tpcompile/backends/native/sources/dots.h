@@ -410,6 +410,37 @@ template <class F, int kRows, int kBatch>
 // The bytes of values that stay in the nearest cache while rows pass through it.
 constexpr int64_t kKept = 3 << 13;
 
+// The bytes of the values of some columns.
+template <class F>
+TPC_INLINE int64_t bytes_of_values(int64_t columns, int64_t sequences) {
+  return columns * sequences * int64_t{sizeof(typename F::Value)};
+}
+
+// Multiply blocks of rows, in passes whose values stay in the nearest cache: sums go to every
+// `groups`-th place. `ahead(second, block, column)` is what the first or second pass of a block
+// fetches from a column on.
+template <class F, int kRows, int kBatch, class Ahead>
+TPC_INLINE void passes_dots(typename F::Weights weight, int64_t blocks,
+                            const typename F::Value* x, const typename F::Value* x_odd,
+                            int64_t width, bool odd_first, Lanes* place, int64_t groups,
+                            BlockSoFar* so_far, const Ahead& ahead) {
+  constexpr int64_t kPair = 2 * F::kChunk;
+  const int64_t parts = (bytes_of_values<F>(width, kBatch) + 2 * kKept - 1) / (2 * kKept);
+  const int64_t part = (width + parts * kPair - 1) / (parts * kPair) * kPair;
+  for (int64_t start = 0; start < width; start += part) {
+    const int64_t columns = width - start < part ? width - start : part;
+    for (int second = 0; second < 2; ++second) {
+      const bool odd = second != odd_first;
+      const Pass pass{start == 0, second && start + part >= width};
+      const auto* some = (odd ? x_odd : x) + start / 2 * kBatch;
+      for (int64_t block = 0; block < blocks; ++block)
+        place[block * groups] =
+            pass_dots<F, kRows, kBatch>(weight.from(block * kRows, start), odd, some, columns,
+                                        ahead(second, block, start), pass, so_far[block]);
+    }
+  }
+}
+
 // Multiply `rows` of the `left` rows of an instruction by all sequences, in blocks of `kRows`.
 //
 // All rows are multiplied by values that stay in the nearest cache: by those of some sequences and
@@ -425,9 +456,8 @@ TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t lef
   const int64_t least = x.columns / x.leaves, longer = x.columns % x.leaves;
   const int64_t stride = weight.stride();
   const int64_t together = x.batch < kTogether ? x.batch : kTogether;
-  const int64_t bytes = together * x.columns * int64_t{sizeof(typename F::Value)};
   // Rows pass once, or several times, each time with some of their columns.
-  const bool once = x.leaves == 1 && bytes <= kKept;
+  const bool once = x.leaves == 1 && bytes_of_values<F>(x.columns, together) <= kKept;
   const int64_t far = once ? rows_within(kFarAhead, stride) : rows;
   const auto ahead = [&](int64_t row, int64_t column) TPC_ALWAYS {
     return ahead_of(weight.address(row), stride, far, left - row, scratch.next_weights) +
@@ -438,36 +468,25 @@ TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t lef
     const int64_t width = least + (leaf < longer);
     in_runs<kTogether>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
       constexpr int kBatch = decltype(count)::value;
-      constexpr int64_t kValues = sizeof(typename F::Value) * kBatch, kPair = 2 * F::kChunk;
+      constexpr int64_t kPair = 2 * F::kChunk;
       const int64_t group = b / kTogether;
       Lanes* place = leaf_terms + group;
       const auto* values =
           static_cast<const typename F::Value*>(x.packed[group * x.leaves + leaf]);
       const auto* odd_values = values + (width + kPair - 1) / kPair * F::kChunk * kBatch;
-      if (width * kValues <= kKept) {
+      if (bytes_of_values<F>(width, kBatch) <= kKept) {
         for (int64_t row = 0; row < rows; row += kRows, place += groups)
           *place = block_dots<F, kRows, kBatch>(weight.from(row, first), values, odd_values, width,
                                                 ahead(row, first), ahead(row + 1, first));
         return;
       }
       // All passes of all groups together fetch as many of the next rows.
-      const int64_t parts = (width * kValues + 2 * kKept - 1) / (2 * kKept);
-      const int64_t part = (width + parts * kPair - 1) / (parts * kPair) * kPair;
-      for (int64_t start = 0; start < width; start += part) {
-        const int64_t columns = width - start < part ? width - start : part;
-        for (int second = 0; second < 2; ++second) {
-          const bool odd = second != odd_first;
-          const Pass pass{start == 0, second && start + part >= width};
-          const auto* some = (odd ? odd_values : values) + start / 2 * kBatch;
-          const int64_t earlier = group * 2 + second;
-          for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t next = (earlier * blocks + block) * kRows / (2 * groups);
-            place[block * groups] = pass_dots<F, kRows, kBatch>(
-                weight.from(block * kRows, first + start), odd, some, columns,
-                ahead(next, first + start), pass, so_far[block]);
-          }
-        }
-      }
+      const auto next = [&](int64_t second, int64_t block, int64_t column) TPC_ALWAYS {
+        const int64_t earlier = (group * 2 + second) * blocks + block;
+        return ahead(earlier * kRows / (2 * groups), first + column);
+      };
+      passes_dots<F, kRows, kBatch>(weight.from(0, first), blocks, values, odd_values, width,
+                                    odd_first, place, groups, so_far, next);
     });
     first += width;
   }
@@ -489,18 +508,16 @@ inline void blocks_dots(typename F::Weights weight, int64_t rows, const Operand<
   const int64_t groups = (x.batch + kTogether - 1) / kTogether;
   Lanes* terms = scratch.take<Lanes>(x.leaves * kPanel * groups);
   auto* so_far = scratch.take<BlockSoFar>(kPanel / kBlock);
-  bool odd_first = false;
-  for (int64_t row = 0; row < rows; odd_first = !odd_first) {
+  for (int64_t row = 0; row < rows;) {
     const int64_t left = rows - row, held = left < kPanel ? left / kBlock * kBlock : kPanel;
-    const auto dots = [&](auto of_block, int64_t count) TPC_ALWAYS {
-      block_dots<F, decltype(of_block)::value>(weight.from(row, 0), count, left, x, out + row,
-                                               out_stride, scratch, terms, so_far, odd_first);
-      row += count;
-    };
+    const bool odd_first = row / kPanel % 2;
+    const auto block = weight.from(row, 0);
     if (held > 0)
-      dots(std::integral_constant<int, kBlock>(), held);
+      block_dots<F, kBlock>(block, held, left, x, out + row, out_stride, scratch, terms, so_far,
+                            odd_first);
     else
-      dots(std::integral_constant<int, 1>(), 1);
+      block_dots<F, 1>(block, 1, left, x, out + row, out_stride, scratch, terms, so_far, odd_first);
+    row += held > 0 ? held : 1;
   }
 }
 

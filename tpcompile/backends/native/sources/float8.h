@@ -160,10 +160,10 @@ struct Leaf {
   int64_t group, left;  // the group of the first column, and its columns from there on
 };
 
-// Some rows, as they are multiplied, and the places that loads read later. They stay in the nearest
-// cache.
+// The rows that stay in the nearest cache while some sequences after others are multiplied by them.
 constexpr int kFloat8Rows = 8;
 
+// Some rows, as they are multiplied, and the places that loads read later.
 struct Float8Rows {
   int64_t count, group;  // the columns of a group
   const uint8_t* first[kFloat8Rows];
