@@ -7,11 +7,14 @@
 
 namespace {
 
+// Whether several keys are multiplied at a time: there are registers for their sums.
+constexpr bool kInBlocks = kRegisters == 1;
+
 // The tokens whose values are mixed at a time, so that they stay in the nearest cache, and the most
 // heads. Sums are in registers, of which some paths have enough for all columns.
 #if defined(__AVX512F__)
 constexpr int64_t kMixed = std::numeric_limits<int64_t>::max();
-constexpr int kHeadsMixed = 2, kSumsMixed = 16;
+constexpr int kHeadsMixed = 4, kSumsMixed = 16;
 #else
 constexpr int64_t kMixed = 16;
 constexpr int kHeadsMixed = 4, kSumsMixed = 8;
@@ -131,6 +134,40 @@ struct Rows {
   }
 };
 
+// Some adjacent keys that are fetched while others are multiplied.
+template <int kKeys>
+struct KeysAhead {
+  const char* first;
+  int64_t stride;
+
+  TPC_INLINE void fetch(int64_t begin, int64_t bytes) const {
+#pragma GCC unroll 4
+    for (int key = 0; key < kKeys; ++key) RowAhead{first + key * stride}.fetch(begin, bytes);
+  }
+};
+
+// Multiply adjacent keys by `kVectors` queries in chunks, while there are enough for a block. Return
+// how many are done. `ahead(token)` is what is fetched meanwhile.
+template <class F, int kVectors, class C, class Ahead>
+TPC_INLINE int64_t block_scores(const C* key, int64_t key_stride, int64_t count,
+                                const typename F::Value* q, int64_t width, const Ahead& ahead,
+                                float* scores, int64_t stride) {
+  constexpr int kKeys = kVectors > 4 ? 2 : 4;
+  using Fetched = KeysAhead<kKeys / 2>;
+  const int64_t bytes = Plain<C>::bytes(key_stride);
+  const auto* q_odd = q + odd_chunks<F>(width, kVectors);
+  int64_t token = 0;
+  for (; token + kKeys <= count; token += kKeys, key += kKeys * key_stride) {
+    const char* next = ahead(token);
+    const Lanes sums = block_dots<F, kKeys, kVectors, Fetched>(
+        Plain<C>(key, bytes), q, q_odd, width, {next, bytes}, {next + kKeys / 2 * bytes, bytes});
+    for (int vector = 0; vector < kVectors; ++vector)
+      std::memcpy(scores + vector * stride + token,
+                  reinterpret_cast<const float*>(&sums) + vector * kKeys, sizeof(float) * kKeys);
+  }
+  return token;
+}
+
 // Attend the heads of some rows to a span in fp32. The results are as for `attend_in_integers`.
 template <class C, class F>
 inline void attend(Sequences<F> q, const Rows& rows, int64_t width, const Side<C>& keys,
@@ -144,18 +181,37 @@ inline void attend(Sequences<F> q, const Rows& rows, int64_t width, const Side<C
   const int64_t far = kRegisters > 1 ? rows_within(kNearAhead, Plain<C>::bytes(width))
                                      : rows_ahead(Plain<C>::bytes(keys.stride));
   const C* first_value = values.row(rows.first);
+  const void* const* packed =
+      kInBlocks ? packed_runs(q.first, q.stride, heads, width, 1, kTogether, scratch, in_chunks<F>)
+                : nullptr;
   rows.each([&](Span tokens, int64_t vector) TPC_ALWAYS {
-    const Sequences<F> own_q{q.first + vector * q.stride, q.stride};
     keys.each(tokens, [&](int64_t place, const C* key, int64_t tokens_here) {
       place += tokens.first - rows.first;
-      for (int64_t token = place; token < place + tokens_here; ++token, key += keys.stride) {
-        // The last keys prefetch the first values.
-        const C* ahead = token + far < count ? key + far * keys.stride
-                                             : first_value + (token + far - count) * keys.stride;
-        row_dots<kOfRow>(key, reinterpret_cast<const char*>(ahead), own_q, heads - vector, width,
-                         scores + vector * stride + token, stride, sums);
-        if constexpr (kIsScaled<C>) scales[token] = scale_of(key, width);
-      }
+      // The last keys fetch the first values.
+      const auto ahead = [&](int64_t token) TPC_ALWAYS {
+        const int64_t later = place + token + far;
+        const C* row = later < count ? key + (token + far) * keys.stride
+                                     : first_value + (later - count) * values.stride;
+        return reinterpret_cast<const char*>(row);
+      };
+      if constexpr (kIsScaled<C>)
+        for (int64_t token = 0; token < tokens_here; ++token)
+          scales[place + token] = scale_of(key + token * keys.stride, width);
+      in_runs<kTogether>(heads - vector, [&](auto vectors, int64_t run) TPC_ALWAYS {
+        constexpr int kVectors = decltype(vectors)::value;
+        const Sequences<F> some{q.first + (vector + run) * q.stride, q.stride};
+        float* out = scores + (vector + run) * stride + place;
+        int64_t token = 0;
+        if constexpr (kInBlocks)
+          if (vector == 0) {  // what is packed begins with the first one
+            const auto* chunks = static_cast<const typename F::Value*>(packed[run / kTogether]);
+            token = block_scores<F, kVectors>(key, keys.stride, tokens_here, chunks, width, ahead,
+                                              out, stride);
+          }
+        for (; token < tokens_here; ++token)
+          row_dots<kOfRow>(key + token * keys.stride, ahead(token), some, kVectors, width,
+                           out + token, stride, sums);
+      });
     });
   });
   sums.flush();

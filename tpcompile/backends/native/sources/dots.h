@@ -300,6 +300,12 @@ inline const void* in_chunks(const typename F::Value* x, int64_t stride, int64_t
   return packed;
 }
 
+// The place of the odd chunks of so many columns.
+template <class F>
+TPC_INLINE int64_t odd_chunks(int64_t columns, int64_t sequences) {
+  return (columns + 2 * F::kChunk - 1) / (2 * F::kChunk) * F::kChunk * sequences;
+}
+
 template <class F, class S>
 inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
                           const Plain<S>&, Scratch& scratch) {
@@ -323,19 +329,28 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
   return x;
 }
 
+// One row that is fetched while others are multiplied.
+struct RowAhead {
+  const char* row;
+
+  TPC_INLINE void fetch(int64_t first, int64_t bytes) const {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + first + line, 0, 2);
+  }
+};
+
 // Increase the sums of even or of odd chunks of `kRows` rows, times `kBatch` sequences in chunks:
-// `[kBatch][kRows]`. Each loaded vector serves all rows or all sequences. Meanwhile, prefetch as
-// many columns of a row from `ahead` on.
-template <class F, int kRows, int kBatch>
+// `[kBatch][kRows]`. Each loaded vector serves all rows or all sequences. Meanwhile, fetch as many
+// columns of what is `ahead`.
+template <class F, int kRows, int kBatch, class Ahead>
 TPC_INLINE void add_chunks(typename F::Weights weight, int64_t odd, const typename F::Value* x,
-                           int64_t columns, const char* ahead, Registers* sums) {
+                           int64_t columns, Ahead ahead, Registers* sums) {
   using W = typename F::Weights;
   constexpr int64_t kChunk = F::kChunk;
   const auto add = [&](const typename F::Loaded* rows) TPC_ALWAYS {
 #pragma GCC unroll 8
     for (int b = 0; b < kBatch; ++b) {
       const auto values = F::values(x + b * kChunk);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row)
         sums[b * kRows + row] = F::add(sums[b * kRows + row], rows[row], values);
     }
@@ -344,9 +359,8 @@ TPC_INLINE void add_chunks(typename F::Weights weight, int64_t odd, const typena
   typename F::Loaded rows[kRows];
   int64_t column = odd * kChunk;
   for (; column + kChunk <= columns; column += 2 * kChunk) {
-    for (int64_t line = 0; line < W::bytes(2 * kChunk); line += 64)
-      __builtin_prefetch(ahead + W::bytes(column - odd * kChunk) + line, 0, 2);
-#pragma GCC unroll 4
+    ahead.fetch(W::bytes(column - odd * kChunk), W::bytes(2 * kChunk));
+#pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) rows[row] = F::weights(weight.row(row), column);
     add(rows);
   }
@@ -359,10 +373,10 @@ TPC_INLINE void add_chunks(typename F::Weights weight, int64_t odd, const typena
 // Multiply `kRows` rows by `kBatch` sequences in chunks, the even ones at `x` and the odd ones at
 // `x_odd`. Return the sums, `[kBatch][kRows]`. There is one accumulator per sum at a time. The bits
 // are those of `row_dots`. A function of its own takes compilers half of the time.
-template <class F, int kRows, int kBatch>
+template <class F, int kRows, int kBatch, class Ahead>
 [[gnu::noinline]] Lanes block_dots(typename F::Weights weight, const typename F::Value* x,
-                                   const typename F::Value* x_odd, int64_t columns,
-                                   const char* ahead, const char* ahead_odd) {
+                                   const typename F::Value* x_odd, int64_t columns, Ahead ahead,
+                                   Ahead ahead_odd) {
   static_assert(kRows * kBatch <= kLanes);
   Registers even[kBatch * kRows] = {}, odd[kBatch * kRows] = {};
   add_chunks<F, kRows, kBatch>(weight, 0, x, columns, ahead, even);
@@ -387,7 +401,7 @@ struct Pass {
 // pass returns the sums.
 template <class F, int kRows, int kBatch>
 [[gnu::noinline]] Lanes pass_dots(typename F::Weights weight, int64_t odd,
-                                  const typename F::Value* x, int64_t columns, const char* ahead,
+                                  const typename F::Value* x, int64_t columns, RowAhead ahead,
                                   Pass pass, BlockSoFar& so_far) {
   constexpr int kSums = kRows * kBatch;
   Registers sums[kSums] = {};
@@ -460,20 +474,20 @@ TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t lef
   const bool once = x.leaves == 1 && bytes_of_values<F>(x.columns, together) <= kKept;
   const int64_t far = once ? rows_within(kFarAhead, stride) : rows;
   const auto ahead = [&](int64_t row, int64_t column) TPC_ALWAYS {
-    return ahead_of(weight.address(row), stride, far, left - row, scratch.next_weights) +
-           W::bytes(column);
+    const char* later =
+        ahead_of(weight.address(row), stride, far, left - row, scratch.next_weights);
+    return RowAhead{later + W::bytes(column)};
   };
   Lanes* leaf_terms = terms;
   for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf, leaf_terms += size) {
     const int64_t width = least + (leaf < longer);
     in_runs<kTogether>(x.batch, [&](auto count, int64_t b) TPC_ALWAYS {
       constexpr int kBatch = decltype(count)::value;
-      constexpr int64_t kPair = 2 * F::kChunk;
       const int64_t group = b / kTogether;
       Lanes* place = leaf_terms + group;
       const auto* values =
           static_cast<const typename F::Value*>(x.packed[group * x.leaves + leaf]);
-      const auto* odd_values = values + (width + kPair - 1) / kPair * F::kChunk * kBatch;
+      const auto* odd_values = values + odd_chunks<F>(width, kBatch);
       if (bytes_of_values<F>(width, kBatch) <= kKept) {
         for (int64_t row = 0; row < rows; row += kRows, place += groups)
           *place = block_dots<F, kRows, kBatch>(weight.from(row, first), values, odd_values, width,
