@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 
-import pytest
+import torch
 
-from tpcompile.huge_pages import zeros
+from tests.pages import asks_for_huge_pages
+from tpcompile.huge_pages import allocated, zeros
 
 SIZE = 8 << 20
-FLAG = "hg"
-"""How Linux marks memory that should be in huge pages."""
 
 
 def test_memory_is_zero_and_can_be_written() -> None:
@@ -33,17 +31,15 @@ def test_a_fork_has_a_copy() -> None:
 
 
 def test_the_system_is_asked_for_huge_pages() -> None:
-    maps = Path("/proc/self/smaps")
-    if not Path("/sys/kernel/mm/transparent_hugepage").exists() or not maps.exists():
-        pytest.skip("this system has no huge pages")
     memory = zeros(SIZE)
-    place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    flags = ""
-    for line in maps.read_text().splitlines():
-        first, _, values = line.partition(" ")
-        if "-" in first:
-            start, stop = (int(edge, 16) for edge in first.split("-"))
-            inside = start <= place < stop
-        elif first == "VmFlags:" and inside:
-            flags = values
-    assert FLAG in flags.split()
+    assert asks_for_huge_pages(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+
+
+def test_tensors_are_zero_and_in_huge_pages() -> None:
+    tensor = allocated((2, SIZE), torch.bfloat16, torch.device("cpu"))
+    assert tensor.shape == (2, SIZE) and not tensor.any()
+    assert asks_for_huge_pages(tensor.data_ptr())
+
+
+def test_an_empty_tensor_has_no_memory() -> None:
+    assert allocated((0, 3), torch.float32, torch.device("cpu")).shape == (0, 3)

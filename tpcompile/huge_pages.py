@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+
+import torch
 
 
 def zeros(size: int) -> mmap.mmap:
@@ -15,3 +18,16 @@ def zeros(size: int) -> mmap.mmap:
         except OSError:  # a kernel built without them
             return memory
     return memory
+
+
+def allocated(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocate memory that steps read; on the CPU it is zero, and in huge pages.
+
+    Pages are faulted in at once, so that steps do not wait for them, and allocation fails early.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size:
+        return torch.empty(shape, dtype=dtype, device=device)
+    memory = torch.frombuffer(zeros(size), dtype=torch.uint8)
+    memory[:: mmap.PAGESIZE] = 0
+    return memory.view(dtype).view(shape)

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig
 
 from tests.backends.reference.stepping import Case
+from tests.pages import asks_for_huge_pages
 from tpcompile.backends.measuring import RandomMemory, measure
 from tpcompile.presets import preset
 from tpcompile.scheduling import schedule
@@ -50,6 +51,14 @@ def test_programs_share_weights_and_fill_their_caches() -> None:
         if buffer.role == Role.WEIGHT:
             assert tensor.data_ptr() == weights[buffer.name].data_ptr()
             assert bool(torch.isfinite(tensor).all()) and tensor.std() > 0.01
+
+
+def test_weights_and_caches_are_in_pages_like_those_of_ranks() -> None:
+    """The rate of reading depends on them: small ones took a third longer."""
+    memory = RandomMemory().memory(Case("tiny-qwen3", lengths=(5,)).program)
+    for buffer, tensor in zip(memory.program.buffers, memory.tensors, strict=True):
+        if buffer.role in (Role.WEIGHT, Role.CACHE):
+            assert asks_for_huge_pages(tensor.data_ptr()), buffer.name
 
 
 def test_components_of_quantized_weights() -> None:

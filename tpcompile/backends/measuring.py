@@ -11,6 +11,7 @@ from tpcompile.backends.devices import FASTEST
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.rotation import CPU, Rotation
+from tpcompile.huge_pages import allocated
 from tpcompile.ir.kv import is_rounded, stored_rows
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
@@ -26,6 +27,7 @@ class RandomMemory:
     One pattern fills all tensors, and tensors of integers get its bytes: the times of kernels do
     not depend on the values. In 8-bit floating point they do: kernels are faster for numbers with a
     leading one. So the pattern is stretched to its range, as that of a block is in a checkpoint.
+    The pages are as those of ranks, because the rate of reading depends on them.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -66,7 +68,7 @@ class RandomMemory:
 
     def _weight(self, key: tuple[int, str, tuple[int, ...]], dtype: torch.dtype) -> torch.Tensor:
         if key not in self._weights:
-            self._weights[key] = self._fill(torch.empty(key[2], dtype=dtype, device=self.device))
+            self._weights[key] = self._fill(allocated(key[2], dtype, self.device))
         return self._weights[key]
 
     def _fill(self, tensor: torch.Tensor, pattern: torch.Tensor | None = None) -> torch.Tensor:

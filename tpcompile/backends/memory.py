@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,7 @@ from tpcompile.backends.step_checks import (
     sequence_rows_of,
 )
 from tpcompile.errors import UsageError
+from tpcompile.huge_pages import allocated
 from tpcompile.ir.format import Format
 from tpcompile.ir.kv import nan_element
 from tpcompile.vm.program import Buffer, Program, Role
@@ -122,11 +124,13 @@ class StepMemory:
             return torch.empty(0, dtype=buffer.dtype)
         extents = buffer.extents
         strides = buffer.strides(extents)
+        if buffer.role in STORED_DIMS:
+            numbers = allocated((math.prod(extents),), buffer.dtype, self.device)
+            tensor = numbers.as_strided(extents, strides).zero_()
+            return tensor.fill_(nan_element(tensor)) if self._poisons else tensor
         tensor = torch.empty_strided(
             extents, strides, dtype=buffer.dtype, device=self.device
         ).zero_()
-        if buffer.role in STORED_DIMS and self._poisons:
-            return tensor.fill_(nan_element(tensor))
         return tensor if buffer.role.kind in ("state", "input") else self._poison(tensor)
 
     @property

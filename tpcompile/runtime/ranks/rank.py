@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +13,7 @@ from tpcompile.backends.executor import TORCH, Executor, OnTokens
 from tpcompile.backends.share import RankShare
 from tpcompile.backends.torch_tp import Storage, emit_sources, load_rank, plain, storages_of
 from tpcompile.comm import Group
-from tpcompile.huge_pages import zeros
+from tpcompile.huge_pages import allocated
 from tpcompile.ir.info import info_of
 from tpcompile.ir.kv import row_in_memory
 from tpcompile.ir.meta import OUTPUTS, parameter_of, parameters, value_type
@@ -70,7 +68,7 @@ class CacheShape:
     def allocate(self, blocks: int, device: torch.device) -> torch.Tensor:
         """Allocate a cache of `blocks` blocks."""
         shape = (self.layers, 2, self.heads, blocks * self.block, self.row)
-        return _allocated(shape, self.dtype, device).transpose(2, 3)
+        return allocated(shape, self.dtype, device).transpose(2, 3)
 
 
 @dataclass(frozen=True)
@@ -85,20 +83,7 @@ class StatesShape:
 
     def allocate(self, count: int, device: torch.device) -> torch.Tensor:
         """Allocate a number of states of each layer."""
-        return _allocated((self.layers, count, *self.shape), self.dtype, device)
-
-
-def _allocated(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate memory for the states of sequences; on the CPU it is zero, and in huge pages.
-
-    Pages are faulted in at once, so that steps do not wait for them, and allocation fails early.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or not size:
-        return torch.empty(shape, dtype=dtype, device=device)
-    memory = torch.frombuffer(zeros(size), dtype=torch.uint8)
-    memory[:: mmap.PAGESIZE] = 0
-    return memory.view(dtype).view(shape)
+        return allocated((self.layers, count, *self.shape), self.dtype, device)
 
 
 @paused_collector()
