@@ -210,7 +210,8 @@ inline void attend(Sequences<F> q, const Rows& rows, int64_t width, const Side<C
           }
         for (; token < tokens_here; ++token)
           row_dots<kOfRow>(key + token * keys.stride, ahead(token), some, kVectors, width,
-                           out + token, stride, sums);
+                           [&](int64_t b, Registers total)
+                               TPC_ALWAYS { sums.add(total, out + b * stride + token); });
       });
     });
   });

@@ -20,13 +20,13 @@ namespace {
 // The number of bytes between a load and the prefetch that precedes it. Rows are contiguous, so
 // the prefetch runs across the ends of rows. Loads of weights for one or two sequences are so fast
 // that the prefetchers of the CPU follow them; a far prefetch would begin another stream.
-constexpr int64_t kAhead = 4096, kNearAhead = 1 << 11, kFarAhead = 1 << 14;
+constexpr int64_t kAhead = 4096, kNearAhead = 3 << 9, kFarAhead = 1 << 14;
 
 // Sums of lanes that are still to be added, eight at a time. A flush writes all of them.
 class Sums {
  public:
-  TPC_INLINE void add(Lanes total, float* out) {
-    totals_[count_] = total;
+  TPC_INLINE void add(Registers total, float* out) {
+    totals_[count_] = lanes(total);
     outs_[count_] = out;
     if (++count_ < 8) return;
     const EightLanes results = sums(totals_);
@@ -73,6 +73,7 @@ TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
       __builtin_prefetch(ahead + W::bytes(column) + line, 0, 2);
     const auto some =
         left == kChunk ? F::weights(row, column) : F::some_weights(row, column, left);
+#pragma GCC unroll 8
     for (int b = 0; b < kBatch; ++b) {
       const auto* sequence = x + b * stride + column;
       const auto values = left == kChunk ? F::values(sequence) : F::some_values(sequence, left);
@@ -106,11 +107,11 @@ TPC_INLINE void add_every_second(typename F::Weights::Row row, int64_t column,
 // sums of even and of odd chunks fit in registers together.
 constexpr int kOfRow = kRegisters > 1 ? 4 : 8, kOfChunks = kRegisters > 1 ? 2 : 8;
 
-// Multiply one row by `kBatch` sequences.
-template <class F, int kBatch>
+// Multiply one row by `kBatch` sequences. Call `use(b, total)` with lanes whose sum is the product.
+template <class F, int kBatch, class Use>
 TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead,
-                         const typename F::Value* x, int64_t stride, int64_t columns, float* out,
-                         int64_t out_stride, Sums& sums) {
+                         const typename F::Value* x, int64_t stride, int64_t columns,
+                         const Use& use) {
   Registers even[kBatch], odd[kBatch];
 #pragma GCC unroll 8
   for (int b = 0; b < kBatch; ++b)  // compilers would call a slow function for an empty array
@@ -125,7 +126,8 @@ TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead,
   } else {
     add_products<F, kBatch>(row, ahead, x, stride, columns, even, odd);
   }
-  for (int b = 0; b < kBatch; ++b) sums.add(lanes(even[b]) + lanes(odd[b]), out + b * out_stride);
+#pragma GCC unroll 8
+  for (int b = 0; b < kBatch; ++b) use(b, even[b] + odd[b]);
 }
 
 // Call `run` with a constant that equals `count`, from 1 to `kMost`; for 0, do nothing.
@@ -144,12 +146,13 @@ TPC_INLINE void in_runs(int64_t batch, const Run& run) {
 }
 
 // Multiply one row by all sequences, `kMost` at a time. The row stays in the nearest cache.
-template <int kMost, class F>
-inline void row_dots(typename F::Weights::Row row, const char* ahead, Sequences<F> x,
-                     int64_t batch, int64_t columns, float* out, int64_t out_stride, Sums& sums) {
-  in_runs<kMost>(batch, [&](auto count, int64_t b) {
-    row_dots<F, decltype(count)::value>(row, ahead, x.first + b * x.stride, x.stride, columns,
-                                        out + b * out_stride, out_stride, sums);
+template <int kMost, class F, class Use>
+TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead, Sequences<F> x,
+                         int64_t batch, int64_t columns, const Use& use) {
+  in_runs<kMost>(batch, [&](auto count, int64_t first) TPC_ALWAYS {
+    row_dots<F, decltype(count)::value>(
+        row, ahead, x.first + first * x.stride, x.stride, columns,
+        [&](int64_t b, Registers total) TPC_ALWAYS { use(first + b, total); });
   });
 }
 
@@ -535,6 +538,47 @@ inline void blocks_dots(typename F::Weights weight, int64_t rows, const Operand<
   }
 }
 
+// Multiply rows by `kBatch` sequences, one row after the other: a CPU's prefetchers follow them.
+template <class F, int kBatch, class S>
+inline void rows_dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, float* out,
+                      int64_t out_stride, Scratch& scratch) {
+  static_assert(kLanes % kBatch == 0);
+  const int64_t least = x.columns / x.leaves, longer = x.columns % x.leaves;
+  const int64_t stride = weight.stride(), far = rows_within(kNearAhead, stride);
+  const int64_t back = stride > kNearAhead ? stride - kNearAhead : 0;
+  // The terms of a row, and the rows whose terms are added together.
+  const int64_t size = x.leaves * kBatch, together = size < kLanes ? kLanes / size : 1;
+  float* terms = scratch.take<float>(size + kLanes);
+  for (int64_t begin = 0; begin < rows; begin += together) {
+    const int64_t end = rows - begin < together ? rows : begin + together;
+    Lanes totals[kLanes] = {};
+    float* next = terms;
+    int held = 0;
+    for (int64_t row = begin; row < end; ++row) {
+      const char* ahead =
+          ahead_of(weight.address(row), stride, far, rows - row, scratch.next_weights);
+      if (row + 1 < rows) ahead -= back;
+      for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
+        const int64_t width = least + (leaf < longer);
+        Registers even[kBatch] = {}, odd[kBatch] = {};
+        add_products<F, kBatch>(weight.from(row, first).row(0), ahead + F::Weights::bytes(first),
+                                x.values.first + first, x.values.stride, width, even, odd);
+        for (int b = 0; b < kBatch; ++b) totals[held++] = lanes(even[b] + odd[b]);
+        if (held == kLanes) store(next, sums_of_all(totals)), next += kLanes, held = 0;
+        first += width;
+      }
+    }
+    if (held > 0) store(next, sums_of_all(totals));  // the others are not used
+    float* own = terms;
+    for (int64_t row = begin; row < end; ++row, own += size) {
+      const int64_t stored = join_leaves(x, own, kBatch);
+      for (int64_t leaf = 0; leaf < stored; ++leaf)
+        for (int64_t b = 0; b < kBatch; ++b)
+          out[row + leaf * x.apart + b * out_stride] = own[leaf * kBatch + b];
+    }
+  }
+}
+
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
 template <class F, class S>
 inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, float* out,
@@ -546,34 +590,9 @@ inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, floa
     if (x.batch >= kFewest) return panel_dots(weight, rows, x, out, out_stride, scratch);
 #endif
   if (x.batch >= kFewestPacked) return blocks_dots<F>(weight, rows, x, out, out_stride, scratch);
-  Sums sums;
-  float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves * x.batch);
-  const int64_t least = x.columns / x.leaves, longer = x.columns % x.leaves;
-  const int64_t stride = weight.stride(), far = rows_within(kNearAhead, stride);
-  const int64_t back = stride > kNearAhead ? stride - kNearAhead : 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    const char* ahead = ahead_of(weight.address(row), stride, far, rows - row, scratch.next_weights);
-    if (row + 1 < rows) ahead -= back;
-    if (x.leaves == 1) {
-      row_dots<kFewestPacked - 1>(weight.row(row), ahead, x.values, x.batch, x.columns, out + row,
-                                  out_stride, sums);
-      continue;
-    }
-    int64_t first = 0;
-    for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
-      const int64_t width = least + (leaf < longer);
-      row_dots<kFewestPacked - 1>(weight.from(row, first).row(0), ahead + F::Weights::bytes(first),
-                                  Sequences<F>{x.values.first + first, x.values.stride}, x.batch,
-                                  width, terms + leaf * x.batch, 1, sums);
-      first += width;
-    }
-    sums.flush();
-    const int64_t stored = join_leaves(x, terms, x.batch);
-    for (int64_t leaf = 0; leaf < stored; ++leaf)
-      for (int64_t b = 0; b < x.batch; ++b)
-        out[row + leaf * x.apart + b * out_stride] = terms[leaf * x.batch + b];
-  }
-  sums.flush();
+  with_count<kFewestPacked - 1>(x.batch, [&](auto batch) {
+    rows_dots<F, decltype(batch)::value>(weight, rows, x, out, out_stride, scratch);
+  });
 }
 
 // Go on with row `row` of a weight after the next products. Scales of few bits are apart.

@@ -205,7 +205,7 @@ template <class F, int kBatch>
 #pragma GCC unroll 8
       for (int b = 0; b < kBatch; ++b) {
         for (Register& part : totals[b].each) part *= kFloat8;
-        sums.add(lanes(totals[b]), out + number * leaf_stride + b * kFloat8Rows + row);
+        sums.add(totals[b], out + number * leaf_stride + b * kFloat8Rows + row);
       }
     }
 }

@@ -302,16 +302,16 @@ template <class A>
                                     int64_t left, const LaidValues<A>& x, int64_t b, float* out,
                                     Scratch& scratch) {
   Sums sums;
-  Register total[kRegisters] = {};
+  Registers total{};
   const auto end = [&](int64_t row) TPC_ALWAYS {
-    sums.add(load_bytes<Lanes>(total), out + row);
-    for (Register& part : total) part = Register{};
+    sums.add(total, out + row);
+    total = Registers{};
   };
   const RowsAhead ahead(weight, left, scratch);
   const int64_t steady = steady_dots<A>(
       weight, form, rows, x, b, ahead, scratch,
       [&](auto part, int64_t, int64_t, Register products, Register scales) TPC_ALWAYS {
-        total[part] = multiply_add(total[part], products, scales);
+        total.each[part] = multiply_add(total.each[part], products, scales);
       },
       end);
   const Laid<A>& values = x.laid->values[b];
@@ -320,7 +320,7 @@ template <class A>
              weight.fetch_scales(row + ahead.far);
              run_dots(weight, row, *x.laid, values, block_sums,
                       [&](auto part, int64_t, Register products, Register scales) TPC_ALWAYS {
-                        total[part] = multiply_add(total[part], products, scales);
+                        total.each[part] = multiply_add(total.each[part], products, scales);
                       });
              end(row);
            });
@@ -472,8 +472,7 @@ template <class A>
       form(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
       run_dots(weight, row, *run, run->values[b], run->sums, take);
     }
-    for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
-      sums.add(load_bytes<Lanes>(totals + leaf), terms + leaf);
+    for (int64_t leaf = 0; leaf < x.leaves; ++leaf) sums.add(totals[leaf], terms + leaf);
     sums.flush();
     const int64_t stored = join_leaves(x, terms, 1);
     for (int64_t leaf = 0; leaf < stored; ++leaf) out[leaf * x.apart + row] = terms[leaf];
