@@ -178,7 +178,7 @@ inline void attend(Sequences<F> q, const Rows& rows, int64_t width, const Side<C
   float* scores = scratch.take<float>(heads * stride);
   float* scales = kIsScaled<C> ? scratch.take<float>(stride) : nullptr;
   Sums sums;
-  const int64_t far = kRegisters > 1 ? rows_within(kNearAhead, Plain<C>::bytes(width))
+  const int64_t far = kRegisters > 1 ? rows_within(kAheadOfFew, Plain<C>::bytes(width))
                                      : rows_ahead(Plain<C>::bytes(keys.stride));
   const C* first_value = values.row(rows.first);
   const void* const* packed =

@@ -18,15 +18,16 @@
 namespace {
 
 // The number of bytes between a load and the prefetch that precedes it. Rows are contiguous, so
-// the prefetch runs across the ends of rows. Loads of weights for one or two sequences are so fast
-// that the prefetchers of the CPU follow them; a far prefetch would begin another stream.
-constexpr int64_t kAhead = 4096, kNearAhead = 3 << 9, kFarAhead = 1 << 14;
+// the prefetch runs across the ends of rows. With AVX-512, loads of weights for one or two sequences
+// are so fast that the prefetchers of the CPU follow them; a far prefetch would begin another stream.
+constexpr int64_t kAhead = 4096, kFarAhead = 1 << 14;
+constexpr int64_t kAheadOfFew = kRegisters > 1 ? 1 << 13 : 3 << 9;
 
 // Sums of lanes that are still to be added, eight at a time. A flush writes all of them.
 class Sums {
  public:
   TPC_INLINE void add(Registers total, float* out) {
-    totals_[count_] = lanes(total);
+    store_registers(totals_ + count_, total);
     outs_[count_] = out;
     if (++count_ < 8) return;
     const EightLanes results = sums(totals_);
@@ -544,8 +545,8 @@ inline void rows_dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x,
                       int64_t out_stride, Scratch& scratch) {
   static_assert(kLanes % kBatch == 0);
   const int64_t least = x.columns / x.leaves, longer = x.columns % x.leaves;
-  const int64_t stride = weight.stride(), far = rows_within(kNearAhead, stride);
-  const int64_t back = stride > kNearAhead ? stride - kNearAhead : 0;
+  const int64_t stride = weight.stride(), far = rows_within(kAheadOfFew, stride);
+  const int64_t back = stride > kAheadOfFew ? stride - kAheadOfFew : 0;
   // The terms of a row, and the rows whose terms are added together.
   const int64_t size = x.leaves * kBatch, together = size < kLanes ? kLanes / size : 1;
   float* terms = scratch.take<float>(size + kLanes);
@@ -563,7 +564,8 @@ inline void rows_dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x,
         Registers even[kBatch] = {}, odd[kBatch] = {};
         add_products<F, kBatch>(weight.from(row, first).row(0), ahead + F::Weights::bytes(first),
                                 x.values.first + first, x.values.stride, width, even, odd);
-        for (int b = 0; b < kBatch; ++b) totals[held++] = lanes(even[b] + odd[b]);
+#pragma GCC unroll 2
+        for (int b = 0; b < kBatch; ++b, ++held) store_registers(totals + held, even[b] + odd[b]);
         if (held == kLanes) store(next, sums_of_all(totals)), next += kLanes, held = 0;
         first += width;
       }

@@ -103,6 +103,13 @@ TPC_INLINE Lanes lanes(Registers registers) {
   return values;
 }
 
+// Compilers would copy them as a whole through other registers.
+TPC_INLINE void store_registers(void* out, Registers registers) {
+#pragma GCC unroll 4
+  for (int part = 0; part < kRegisters; ++part)
+    std::memcpy(static_cast<Register*>(out) + part, registers.each + part, sizeof(Register));
+}
+
 TPC_INLINE Registers operator+(Registers a, Registers b) {
 #pragma GCC unroll 4
   for (int part = 0; part < kRegisters; ++part) a.each[part] += b.each[part];
