@@ -174,7 +174,10 @@ class Side(Closing):
 
     def _call(self, request: str, *arguments: Any) -> Any:
         assert self._connection is not None, "call ready() first"
-        self._connection.send((request, *arguments))
+        try:
+            self._connection.send((request, *arguments))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._ended() from error
         return self._answer()
 
     def _answer(self) -> Any:

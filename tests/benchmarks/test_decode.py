@@ -196,10 +196,13 @@ def test_a_side_that_cannot_start_is_missing(
     assert not group._measured.ok
 
 
-def test_a_side_that_dies_is_an_error(tiny: RandomCheckpoint) -> None:
+@pytest.mark.parametrize("already", [False, True])
+def test_a_side_that_dies_is_an_error(tiny: RandomCheckpoint, already: bool) -> None:
     with Side(SideSpec("side", "eager", 1, 1), tiny.directory) as side:
         assert side.ready() == [side.pid]
         side._process.kill()
+        if already:  # otherwise it may die before or after the request is sent
+            side._process.wait()
         with pytest.raises(SideError, match="side was killed, probably because memory ran out"):
             side.ask("prefill", [[1]], 2)
 
