@@ -374,17 +374,57 @@ TPC_INLINE void add_chunks(typename F::Weights weight, int64_t odd, const typena
   add(rows);
 }
 
+// The sums that registers hold beside rows and values.
+constexpr int kSumsHeld = kRegisters > 1 ? 8 : 16;
+
+// Increase the sums of even and of odd chunks together, in the order of memory, while both are
+// left. Return how many columns are done.
+template <class F, int kRows, int kBatch, class Ahead>
+TPC_INLINE int64_t add_pairs(typename F::Weights weight, const typename F::Value* x,
+                             const typename F::Value* x_odd, int64_t columns, Ahead ahead,
+                             Ahead ahead_odd, Registers* even, Registers* odd) {
+  using W = typename F::Weights;
+  constexpr int64_t kChunk = F::kChunk;
+  int64_t column = 0;
+  for (; column + 2 * kChunk <= columns; column += 2 * kChunk) {
+    ahead.fetch(W::bytes(column), W::bytes(2 * kChunk));
+    ahead_odd.fetch(W::bytes(column), W::bytes(2 * kChunk));
+    typename F::Loaded first[kRows], second[kRows];
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) {
+      first[row] = F::weights(weight.row(row), column);
+      second[row] = F::weights(weight.row(row), column + kChunk);
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b < kBatch; ++b, x += kChunk, x_odd += kChunk) {
+      const auto values = F::values(x), odd_values = F::values(x_odd);
+#pragma GCC unroll 4
+      for (int row = 0; row < kRows; ++row) {
+        Registers &of_even = even[b * kRows + row], &of_odd = odd[b * kRows + row];
+        of_even = F::add(of_even, first[row], values);
+        of_odd = F::add(of_odd, second[row], odd_values);
+      }
+    }
+  }
+  return column;
+}
+
 // Multiply `kRows` rows by `kBatch` sequences in chunks, the even ones at `x` and the odd ones at
-// `x_odd`. Return the sums, `[kBatch][kRows]`. There is one accumulator per sum at a time. The bits
-// are those of `row_dots`. A function of its own takes compilers half of the time.
+// `x_odd`. Return the sums, `[kBatch][kRows]`. Even chunks come first, unless registers hold the sums
+// of both. The bits are those of `row_dots`. A function of its own takes compilers half of the time.
 template <class F, int kRows, int kBatch, class Ahead>
 [[gnu::noinline]] Lanes block_dots(typename F::Weights weight, const typename F::Value* x,
                                    const typename F::Value* x_odd, int64_t columns, Ahead ahead,
                                    Ahead ahead_odd) {
   static_assert(kRows * kBatch <= kLanes);
   Registers even[kBatch * kRows] = {}, odd[kBatch * kRows] = {};
-  add_chunks<F, kRows, kBatch>(weight, 0, x, columns, ahead, even);
-  add_chunks<F, kRows, kBatch>(weight, 1, x_odd, columns, ahead_odd, odd);
+  int64_t done = 0;
+  if constexpr (2 * kRows * kBatch * kRegisters <= kSumsHeld)
+    done = add_pairs<F, kRows, kBatch>(weight, x, x_odd, columns, ahead, ahead_odd, even, odd);
+  const auto rest = weight.from(0, done);
+  x += done / 2 * kBatch, x_odd += done / 2 * kBatch;
+  add_chunks<F, kRows, kBatch>(rest, 0, x, columns - done, ahead, even);
+  add_chunks<F, kRows, kBatch>(rest, 1, x_odd, columns - done, ahead_odd, odd);
   Lanes totals[kLanes] = {};
 #pragma GCC unroll 16
   for (int sum = 0; sum < kBatch * kRows; ++sum) totals[sum] = lanes(even[sum] + odd[sum]);
