@@ -126,8 +126,8 @@ class StepMemory:
         strides = buffer.strides(extents)
         if buffer.role in STORED_DIMS:
             numbers = allocated((math.prod(extents),), buffer.dtype, self.device)
-            tensor = numbers.as_strided(extents, strides).zero_()
-            return tensor.fill_(nan_element(tensor)) if self._poisons else tensor
+            tensor = numbers.as_strided(extents, strides)
+            return tensor.fill_(nan_element(tensor) if self._poisons else 0)
         tensor = torch.empty_strided(
             extents, strides, dtype=buffer.dtype, device=self.device
         ).zero_()

@@ -182,7 +182,7 @@ inline void attend(Sequences<F> q, const Rows& rows, int64_t width, const Side<C
                                      : rows_ahead(Plain<C>::bytes(keys.stride));
   const C* first_value = values.row(rows.first);
   const void* const* packed =
-      kInBlocks ? packed_runs(q.first, q.stride, heads, width, 1, kTogether, scratch, in_chunks<F>)
+      kInBlocks ? packed_runs(q.first, q.stride, heads, width, 1, kOfRow, scratch, in_chunks<F>)
                 : nullptr;
   rows.each([&](Span tokens, int64_t vector) TPC_ALWAYS {
     keys.each(tokens, [&](int64_t place, const C* key, int64_t tokens_here) {
@@ -197,21 +197,21 @@ inline void attend(Sequences<F> q, const Rows& rows, int64_t width, const Side<C
       if constexpr (kIsScaled<C>)
         for (int64_t token = 0; token < tokens_here; ++token)
           scales[place + token] = scale_of(key + token * keys.stride, width);
-      in_runs<kTogether>(heads - vector, [&](auto vectors, int64_t run) TPC_ALWAYS {
+      in_runs<kOfRow>(heads - vector, [&](auto vectors, int64_t run) TPC_ALWAYS {
         constexpr int kVectors = decltype(vectors)::value;
-        const Sequences<F> some{q.first + (vector + run) * q.stride, q.stride};
+        const auto* some = q.first + (vector + run) * q.stride;
         float* out = scores + (vector + run) * stride + place;
         int64_t token = 0;
         if constexpr (kInBlocks)
           if (vector == 0) {  // what is packed begins with the first one
-            const auto* chunks = static_cast<const typename F::Value*>(packed[run / kTogether]);
+            const auto* chunks = static_cast<const typename F::Value*>(packed[run / kOfRow]);
             token = block_scores<F, kVectors>(key, keys.stride, tokens_here, chunks, width, ahead,
                                               out, stride);
           }
         for (; token < tokens_here; ++token)
-          row_dots<kOfRow>(key + token * keys.stride, ahead(token), some, kVectors, width,
-                           [&](int64_t b, Registers total)
-                               TPC_ALWAYS { sums.add(total, out + b * stride + token); });
+          row_dots<F, kVectors>(key + token * keys.stride, ahead(token), some, q.stride, width,
+                                [&](int64_t b, Registers total)
+                                    TPC_ALWAYS { sums.add(total, out + b * stride + token); });
       });
     });
   });

@@ -18,8 +18,9 @@
 namespace {
 
 // The number of bytes between a load and the prefetch that precedes it. Rows are contiguous, so
-// the prefetch runs across the ends of rows. With AVX-512, loads of weights for one or two sequences
-// are so fast that the prefetchers of the CPU follow them; a far prefetch would begin another stream.
+// the prefetch runs across the ends of rows. With AVX-512, loads of weights for few sequences, one
+// or two, are so fast that the prefetchers of the CPU follow them; a far prefetch would begin
+// another stream. Other paths are slower, and need a far one.
 constexpr int64_t kAhead = 4096, kFarAhead = 1 << 14;
 constexpr int64_t kAheadOfFew = kRegisters > 1 ? 1 << 13 : 3 << 9;
 
@@ -46,6 +47,15 @@ class Sums {
   int count_ = 0;
 };
 
+// One row that is fetched while others are multiplied.
+struct RowAhead {
+  const char* row;
+
+  TPC_INLINE void fetch(int64_t first, int64_t bytes) const {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + first + line, 0, 2);
+  }
+};
+
 // Increase the sums of even and odd chunks by the products of a row with `kBatch` sequences.
 // `ahead` is the address of later loads, which is fetched into the second-level cache.
 template <class F, int kBatch>
@@ -56,9 +66,7 @@ TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
   constexpr int64_t kChunk = F::kChunk;
   int64_t column = 0;
   for (; column + 2 * kChunk <= columns; column += 2 * kChunk) {
-    const char* next = ahead + W::bytes(column);
-    for (int64_t line = 0; line < W::bytes(2 * kChunk); line += 64)
-      __builtin_prefetch(next + line, 0, 2);
+    RowAhead{ahead}.fetch(W::bytes(column), W::bytes(2 * kChunk));
     const auto first = F::weights(row, column), second = F::weights(row, column + kChunk);
 #pragma GCC unroll 8
     for (int b = 0; b < kBatch; ++b) {
@@ -70,8 +78,7 @@ TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
   for (; column < columns; column += kChunk) {
     const int64_t left = columns - column < kChunk ? columns - column : kChunk;
     const bool is_odd = column / kChunk % 2;
-    for (int64_t line = 0; line < W::bytes(kChunk); line += 64)
-      __builtin_prefetch(ahead + W::bytes(column) + line, 0, 2);
+    RowAhead{ahead}.fetch(W::bytes(column), W::bytes(kChunk));
     const auto some =
         left == kChunk ? F::weights(row, column) : F::some_weights(row, column, left);
 #pragma GCC unroll 8
@@ -120,8 +127,7 @@ TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead,
     for (int part = 0; part < kRegisters; ++part)
       even[b].each[part] = odd[b].each[part] = Register{};
   if constexpr (kBatch > kOfChunks) {
-    for (int64_t line = 0; line < F::Weights::bytes(columns); line += 64)
-      __builtin_prefetch(ahead + line, 0, 2);
+    RowAhead{ahead}.fetch(0, F::Weights::bytes(columns));
     add_every_second<F, kBatch>(row, 0, x, stride, columns, even);
     add_every_second<F, kBatch>(row, F::kChunk, x, stride, columns, odd);
   } else {
@@ -144,17 +150,6 @@ TPC_INLINE void in_runs(int64_t batch, const Run& run) {
   int64_t first = 0;
   for (; batch - first >= kMost; first += kMost) run(std::integral_constant<int, kMost>(), first);
   with_count<kMost - 1>(batch - first, [&](auto count) TPC_ALWAYS { run(count, first); });
-}
-
-// Multiply one row by all sequences, `kMost` at a time. The row stays in the nearest cache.
-template <int kMost, class F, class Use>
-TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead, Sequences<F> x,
-                         int64_t batch, int64_t columns, const Use& use) {
-  in_runs<kMost>(batch, [&](auto count, int64_t first) TPC_ALWAYS {
-    row_dots<F, decltype(count)::value>(
-        row, ahead, x.first + first * x.stride, x.stride, columns,
-        [&](int64_t b, Registers total) TPC_ALWAYS { use(first + b, total); });
-  });
 }
 
 // The number of rows in about so many bytes, if they are `stride` bytes apart.
@@ -332,15 +327,6 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
   if (batch >= kFewestPacked) x.packed = packed(kTogether, in_chunks<F>);
   return x;
 }
-
-// One row that is fetched while others are multiplied.
-struct RowAhead {
-  const char* row;
-
-  TPC_INLINE void fetch(int64_t first, int64_t bytes) const {
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + first + line, 0, 2);
-  }
-};
 
 // Increase the sums of even or of odd chunks of `kRows` rows, times `kBatch` sequences in chunks:
 // `[kBatch][kRows]`. Each loaded vector serves all rows or all sequences. Meanwhile, fetch as many

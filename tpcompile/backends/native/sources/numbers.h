@@ -103,7 +103,7 @@ TPC_INLINE Lanes lanes(Registers registers) {
   return values;
 }
 
-// Compilers would copy them as a whole through other registers.
+// Store one register after the other: GCC copies all of them at once through scalar registers.
 TPC_INLINE void store_registers(void* out, Registers registers) {
 #pragma GCC unroll 4
   for (int part = 0; part < kRegisters; ++part)
