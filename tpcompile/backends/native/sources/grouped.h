@@ -136,6 +136,16 @@ class Grouped {
     return rows_ - last < rows ? (rows_ > last ? rows_ - last : 0) : rows;
   }
 
+  // Whether all rows have the superblocks of k-quants, with all blocks of a run and its loads.
+  template <class Run>
+  bool has_alike_supers(const Run& run) const {
+    const int64_t start = offset(run.start), high_start = high_ ? high_offset(run.start) : 0;
+    const int64_t high_bytes = high_ ? run.loads * kLoad * (bits_ - 4) / 4 : 0;
+    return run.whole && super_blocks() == (has_minima() ? 8 : 16) && start >= 0 &&
+           start + run.loads * kLoad <= stride_ && high_start >= 0 &&
+           high_start + high_bytes <= high_stride_;
+  }
+
   // The number of scales of a row, and that of the one of a block.
   int64_t groups() const { return groups_; }
   int64_t group_of(int64_t block) const { return block - first_group_; }

@@ -145,14 +145,12 @@ TPC_INLINE WordRegister load_high(const char* source) {
 template <class A, int kBits>
 class Parts {
  public:
-  TPC_INLINE Parts(const char* source, const char* high) : first_(load_shorts(source)) {
-    keep(first_);
+  TPC_INLINE Parts(const char* source, const char* high) : first_(kept(load_shorts(source))) {
     if constexpr (kHigh<kBits> != 0) {
       constexpr uint16_t kOnes = ((1 << kHigh<kBits>) - 1) << 4, kPlaces = kOnes | kOnes << 8;
       const auto low = (WordRegister)first_, upper = load_high<kBits>(high);
-      first_ = (ShortRegister)((low & 0x0f0f) | (upper & kPlaces));
-      second_ = (ShortRegister)((low >> 4 & 0x0f0f) | (upper >> kHigh<kBits> & kPlaces));
-      keep(first_), keep(second_);
+      first_ = kept((ShortRegister)((low & 0x0f0f) | (upper & kPlaces)));
+      second_ = kept((ShortRegister)((low >> 4 & 0x0f0f) | (upper >> kHigh<kBits> & kPlaces)));
     }
   }
 

@@ -7,6 +7,7 @@ struct Blocks {
   static constexpr int kSums = kLanes / kBlocks;  // registers of lanes, which are added to one
   // The fewest of them that are loaded: those of a quarter of 16 blocks.
   static constexpr int kFewest = kSums * kRegisters > 4 ? kSums * kRegisters / 4 : 1;
+  static constexpr int64_t kEach = kLoads * sizeof(Register);  // bytes of a register of lanes
   // Whether so many registers of products are added in lanes of 16 bits.
   static constexpr bool in_shorts(int registers) {
     return registers <= A::template kMostInShorts<kBits>;
@@ -14,6 +15,13 @@ struct Blocks {
 
   const char *from, *high, *ahead;
   const typename A::Value* x;
+
+  // The values for the bytes from a place of a run on.
+  static TPC_INLINE const typename A::Value* values(const typename A::Value* x, int64_t place) {
+    constexpr int64_t kOfRegister =
+        std::is_same_v<A, Wide> ? kRegister : kOfPart<A, kBits> / kRegisters;
+    return x + place / kLoad * kColumns<kBits> + place % kLoad / kEach * kOfRegister;
+  }
 
   // The sums of a register of a load, or of two; in lanes of 16 bits where they may be.
   TPC_INLINE Found lanes_of(int number) const {
@@ -42,6 +50,7 @@ struct Blocks {
   }
 
   // Add adjacent lanes of `kOf` registers until one is left. Only the first `kUsed` have loads.
+  // AVX-512 adds lanes within quarters first, which is faster; `sums` moves them to their places.
   template <int kOf, int kUsed>
   TPC_INLINE Found tree(int number) const {
     if constexpr (kUsed <= 0) {
@@ -49,7 +58,16 @@ struct Blocks {
     } else if constexpr (kOf == 1) {
       if constexpr (in_shorts(1)) return A::widened(lanes_of(number));
       else return lanes_of(number);
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+    } else if constexpr (kOf == 4) {
+      const Found a = tree<1, kUsed>(number), b = tree<1, kUsed - 1>(number + 1);
+      const Found first = pairs_in_quarters(a, b);
+      const Found c = tree<1, kUsed - 2>(number + 2), d = tree<1, kUsed - 3>(number + 3);
+      return fours_in_quarters(first, pairs_in_quarters(c, d));
+    } else if constexpr (kOf >= 8) {
+      const Found first = tree<kOf / 2, kUsed>(number);
+      return quarters_added(first, tree<kOf / 2, kUsed - kOf / 2>(number + kOf / 2));
+#elif defined(__AVX2__)
     } else if constexpr (kOf == 4) {
       return in_order(fours<1, kUsed>(number));
     } else if constexpr (kOf == 8 || kOf == 16) {
@@ -102,17 +120,20 @@ struct Blocks {
   }
 #endif
 
-  // The sums of blocks, of which the first `used` registers of lanes have loads.
+  // The sums of blocks, of which the first `used` registers of lanes, or all, have loads.
   template <int kUsed = kSums>
   TPC_INLINE Found sums([[maybe_unused]] int64_t used) const {
     if constexpr (!std::is_same_v<A, Wide>) {
       if constexpr (kUsed > kFewest)
         if (used <= kUsed - kFewest) return sums<kUsed - kFewest>(used);
+#if defined(__AVX512F__)
+      if constexpr (kSums >= 4) return in_order<kBlocks>(tree<kSums, kUsed>(0));
+#endif
       return tree<kSums, kUsed>(0);
     } else {  // in memory: less code
       Found held[kSums] = {};
 #pragma GCC unroll 1
-      for (int number = 0; number < used; ++number) held[number] = lanes_of(number);
+      for (int number = 0; number < used && number < kSums; ++number) held[number] = lanes_of(number);
 #pragma GCC unroll 1
       for (int left = kSums / 2; left > 0; left /= 2)
 #pragma GCC unroll 1
@@ -128,19 +149,29 @@ TPC_INLINE int64_t rows_far_ahead(const Grouped& weight) {
   return (kFarAhead + weight.stride() - 1) / weight.stride();
 }
 
-// The rows after some, for prefetches: those `far` rows later, of which this weight has `left`.
+// What is read after rows of a weight, for prefetches: rows `far` rows later, of which this weight
+// has `left`, and then those of the next weight. The best distances were 6 KB for 8 bits, and 8 KB
+// for others.
 struct RowsAhead {
   int64_t stride, far, left;
-  const char* next;  // the weights that are read then, or null
+  const char *next, *next_scales;  // null if there is no next weight
 
   TPC_INLINE RowsAhead(const Grouped& weight, int64_t left, const Scratch& scratch)
       : stride(weight.stride()),
-        far(rows_far_ahead(weight)),
+        far(((weight.bits() == 8 ? 6 << 10 : 8 << 10) + stride - 1) / stride),
         left(left),
-        next(scratch.next_weights) {}
+        next(scratch.next_weights),
+        next_scales(scratch.next_scales) {}
 
   TPC_INLINE const char* of(const char* bytes, int64_t row) const {
     return ahead_of(bytes, stride, far, left - row, next);
+  }
+
+  TPC_INLINE void fetch_scales(const uint16_t* scales, int64_t groups, int64_t row) const {
+    const int64_t bytes = groups * int64_t{sizeof *scales};
+    const char* ahead =
+        ahead_of(reinterpret_cast<const char*>(scales), bytes, far, left - row, next_scales);
+    for (int64_t line = 0; line < bytes; line += kLoad) __builtin_prefetch(ahead + line);
   }
 };
 
@@ -164,8 +195,7 @@ template <class A, int kBits, int kLoads, int kBlocks>
                                 int64_t readable, const RowsAhead& after) {
   using Form = Blocks<A, kBits, kLoads, kBlocks>;
   constexpr int kSums = Form::kSums, kFewest = Form::kFewest;
-  constexpr int64_t kEach = kLoads * sizeof(Register), kBytes = kSums * kEach;
-  constexpr int64_t kValues = std::is_same_v<A, Wide> ? kRegister : kOfPart<A, kBits> / kRegisters;
+  constexpr int64_t kEach = Form::kEach, kBytes = kSums * kEach;
   const int64_t start = weight.offset(run.start);
   const int64_t high_start = kHigh<kBits> ? weight.high_offset(run.start) : 0;
   const int64_t count = run.loads / kLoads * kRegisters;  // registers of lanes
@@ -183,9 +213,8 @@ template <class A, int kBits, int kLoads, int kBlocks>
     const char* ahead = after.of(bytes, row) + start;
     const auto blocks = [&](int64_t first) TPC_ALWAYS {
       const int64_t place = first * kEach;
-      const auto* values = x + place / kLoad * kColumns<kBits> + place % kLoad / kEach * kValues;
       return Form{bytes + start + place, high + high_start + place * kHigh<kBits> / 4,
-                  ahead + place, values};
+                  ahead + place, Form::values(x, place)};
     };
     int64_t first = 0;
     for (; first + kSums <= plain; first += kSums) *out++ = blocks(first).sums(kSums);
@@ -204,17 +233,41 @@ template <class A, int kBits, int kLoads, int kBlocks>
   }
 }
 
-// The function above for a weight.
+#include "grouped_steady.h"
+
+// The functions above for a weight.
 template <class A>
-using RowForm = decltype(&row_sums<A, 8, 1, 1>);
+struct RowForm {
+  decltype(&row_sums<A, 8, 1, 1>) sums;
+  decltype(&add_alike<A, 8, 1, 1, SteadyScales>) add_alike;  // null if no rows are alike
+};
 
 template <class A>
 inline RowForm<A> row_form(const Grouped& weight) {
-  RowForm<A> form;
+  RowForm<A> form{};
   by_form(weight, [&](auto bits, auto loads, auto blocks) TPC_ALWAYS {
-    form = row_sums<A, decltype(bits)::value, decltype(loads)::value, decltype(blocks)::value>;
+    constexpr int kBits = decltype(bits)::value, kLoads = decltype(loads)::value;
+    constexpr int kBlocks = decltype(blocks)::value;
+    form.sums = row_sums<A, kBits, kLoads, kBlocks>;
+    if constexpr (kHigh<kBits> == 0)
+      if (!weight.has_supers()) form.add_alike = add_alike<A, kBits, kLoads, kBlocks, SteadyScales>;
+    constexpr bool kSupers = kRegisters == 1 && !std::is_same_v<A, Wide>;  // others are not faster
+    if constexpr (kSupers && kBits == 6)
+      form.add_alike = add_alike<A, kBits, kLoads, kBlocks, SuperScales<16, false>>;
+    if constexpr (kSupers && kBits < 6 && kBlocks == 4)
+      if (weight.has_minima() && weight.has_supers())
+        form.add_alike = add_alike<A, kBits, kLoads, kBlocks, SuperScales<8, true>>;
   });
   return form;
+}
+
+// How many of the first rows are alike; the others need `run_dots`.
+template <class A>
+inline int64_t rows_alike(const Grouped& weight, const RowForm<A>& form, int64_t rows,
+                          const LaidValues<A>& x) {
+  if (x.runs > 1 || !form.add_alike) return 0;
+  return weight.has_supers() ? weight.has_alike_supers(*x.laid) ? rows : 0
+                             : weight.steady_rows(rows, *x.laid);
 }
 
 // Call `run` with the number of each register of 16 lanes, as a constant.
@@ -225,19 +278,6 @@ TPC_INLINE void each_register(const Run& run) {
   if constexpr (kRegisters > 2) {
     run(std::integral_constant<int, 2>());
     run(std::integral_constant<int, 3>());
-  }
-}
-
-// Call `use` with each row, from the first one on, and the sums of its blocks.
-template <class A, class Use>
-TPC_INLINE void each_row(const Grouped& weight, RowForm<A> form, int64_t first, int64_t rows,
-                         const LaidRun<A>& run, const Laid<A>& x, int64_t readable,
-                         const RowsAhead& ahead, const Use& use) {
-  for (int64_t row = first; row < rows; row += run.together) {
-    const int64_t count = rows - row < run.together ? rows - row : run.together;
-    form(weight, row, count, run, x.values, readable, ahead);
-    for (int64_t index = 0; index < count; ++index)
-      use(row + index, run.sums + index * run.rounds * kRegisters);
   }
 }
 
@@ -294,36 +334,35 @@ TPC_INLINE void run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& r
     });
 }
 
-#include "grouped_steady.h"
-
 // Multiply rows by sequence `b`. The rows of the instruction from the first one on are `left`.
 template <class A>
 [[gnu::noinline]] void grouped_rows(const Grouped& weight, RowForm<A> form, int64_t rows,
                                     int64_t left, const LaidValues<A>& x, int64_t b, float* out,
                                     Scratch& scratch) {
-  Sums sums;
-  Registers total{};
-  const auto end = [&](int64_t row) TPC_ALWAYS {
-    sums.add(total, out + row);
-    total = Registers{};
-  };
+  const LaidRun<A>& run = *x.laid;
+  const Laid<A>& values = run.values[b];
   const RowsAhead ahead(weight, left, scratch);
-  const int64_t steady = steady_dots<A>(
-      weight, form, rows, x, b, ahead, scratch,
-      [&](auto part, int64_t, int64_t, Register products, Register scales) TPC_ALWAYS {
-        total.each[part] = multiply_add(total.each[part], products, scales);
-      },
-      end);
-  const Laid<A>& values = x.laid->values[b];
-  each_row(weight, form, steady, rows, *x.laid, values, weight.stride(), ahead,
-           [&](int64_t row, const typename A::Sums* block_sums) TPC_ALWAYS {
-             weight.fetch_scales(row + ahead.far);
-             run_dots(weight, row, *x.laid, values, block_sums,
-                      [&](auto part, int64_t, Register products, Register scales) TPC_ALWAYS {
-                        total.each[part] = multiply_add(total.each[part], products, scales);
-                      });
-             end(row);
-           });
+  const int64_t alike = rows_alike(weight, form, rows, x);
+  for (int64_t row = 0; row < alike; row += kLanes) {
+    const int64_t count = alike - row < kLanes ? alike - row : kLanes;
+    Lanes products[kLanes] = {};
+    form.add_alike(weight, row, count, run, values, ahead, kLanes, &products[0][0]);
+    store_some(out + row, sums_of_all(products), count);
+  }
+  Sums sums;
+  for (int64_t first = alike; first < rows; first += run.together) {
+    const int64_t count = rows - first < run.together ? rows - first : run.together;
+    form.sums(weight, first, count, run, values.values, weight.stride(), ahead);
+    for (int64_t row = first; row < first + count; ++row) {
+      Registers total{};
+      weight.fetch_scales(row + ahead.far);
+      run_dots(weight, row, run, values, run.sums + (row - first) * run.rounds * kRegisters,
+               [&](auto part, int64_t, Register products, Register scales) TPC_ALWAYS {
+                 total.each[part] = multiply_add(total.each[part], products, scales);
+               });
+      sums.add(total, out + row);
+    }
+  }
   sums.flush();
 }
 
@@ -364,14 +403,9 @@ template <class A>
                                           int64_t b, float* products, const Scratch& scratch) {
   const RowsAhead ahead(weight, left, scratch);
   const int64_t blocks = x.blocks();
-  int64_t row = steady_dots<A>(
-      weight, form, rows, x, b, ahead, scratch,
-      [&](auto, int64_t row, int64_t block, Register terms, Register by) TPC_ALWAYS {
-        float* place = products + row * blocks + block;
-        terms = multiply_add(load_register(place), terms, by);
-        std::memcpy(place, &terms, sizeof terms);
-      },
-      [](int64_t) {});
+  int64_t row = rows_alike(weight, form, rows, x);
+  if (row > 0)
+    form.add_alike(weight, 0, row, *x.laid, x.laid->values[b], ahead, blocks, products);
   products += row * blocks;
   for (; row < rows; ++row) {
     weight.fetch_scales(row + ahead.far);
@@ -382,7 +416,7 @@ template <class A>
         terms = multiply_add(load_register(place), terms, by);
         std::memcpy(place, &terms, sizeof terms);
       };
-      form(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
+      form.sums(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
       run_dots(weight, row, *run, run->values[b], run->sums, take);
     }
   }
@@ -445,36 +479,53 @@ template <class A>
 }
 #endif
 
+// Add the products of the blocks of a row to the totals of several leaves.
+template <class A>
+inline void add_to_leaves(const Grouped& weight, const RowForm<A>& form, int64_t row,
+                          const LaidValues<A>& x, int64_t b, const RowsAhead& ahead,
+                          Registers* totals) {
+  weight.fetch_scales(row + ahead.far);
+  for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; totals += run++->leaves) {
+    const auto take = [&](auto part, int64_t round, Register products, Register scales) TPC_ALWAYS {
+      for (const Share* share = run->shares[round]; share != run->shares[round + 1]; ++share) {
+        Register& total = totals[share->leaf].each[part];
+        const auto own_products = (IntRegister)products & share->lanes.each[part];
+        total = multiply_add(total, (Register)own_products, scales);
+      }
+    };
+    form.sums(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
+    run_dots(weight, row, *run, run->values[b], run->sums, take);
+  }
+}
+
+// The rows whose totals of leaves are held.
+constexpr int64_t kRowsOfLeaves = 8;
+
 // The same for several leaves. Their totals are in memory; in one function with the above,
 // compilers would also hold the total of a single leaf there.
 template <class A>
 [[gnu::noinline]] void grouped_leaves(const Grouped& weight, RowForm<A> form, int64_t rows,
                                       int64_t left, const LaidValues<A>& x, int64_t b, float* out,
                                       Scratch& scratch) {
-  Sums sums;
-  float* terms = scratch.take<float>(x.leaves);
-  auto* totals = scratch.take<Registers>(x.leaves);
   const RowsAhead ahead(weight, left, scratch);
-  for (int64_t row = 0; row < rows; ++row) {
-    weight.fetch_scales(row + ahead.far);
-    for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
-      for (Register& part : totals[leaf].each) part = Register{};
-    Registers* run_totals = totals;
-    for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; run_totals += run++->leaves) {
-      const auto take = [&](auto part, int64_t round, Register products,
-                            Register scales) TPC_ALWAYS {
-        for (const Share* share = run->shares[round]; share != run->shares[round + 1]; ++share) {
-          Register& total = run_totals[share->leaf].each[part];
-          const auto own_products = (IntRegister)products & share->lanes.each[part];
-          total = multiply_add(total, (Register)own_products, scales);
-        }
-      };
-      form(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
-      run_dots(weight, row, *run, run->values[b], run->sums, take);
+  const int64_t alike = rows_alike(weight, form, rows, x);
+  const auto eights = [&](int64_t count) { return (count * x.leaves + 7) / 8; };
+  auto* totals = scratch.take<Lanes>(8 * eights(kRowsOfLeaves));
+  auto* results = scratch.take<EightLanes>(eights(kRowsOfLeaves));
+  for (int64_t first = 0, count; first < rows; first += count) {
+    count = first >= alike ? 1 : alike - first < kRowsOfLeaves ? alike - first : kRowsOfLeaves;
+    std::memset(totals, 0, 8 * sizeof *totals * static_cast<size_t>(eights(count)));
+    if (first < alike)
+      form.add_alike(weight, first, count, *x.laid, x.laid->values[b], ahead, x.leaves * kLanes,
+                     reinterpret_cast<float*>(totals));
+    else
+      add_to_leaves(weight, form, first, x, b, ahead, reinterpret_cast<Registers*>(totals));
+    for (int64_t place = 0; place < eights(count); ++place)
+      results[place] = sums(totals + 8 * place);
+    for (int64_t row = 0; row < count; ++row) {
+      float* terms = reinterpret_cast<float*>(results) + row * x.leaves;
+      const int64_t stored = join_leaves(x, terms, 1);
+      for (int64_t leaf = 0; leaf < stored; ++leaf) out[leaf * x.apart + first + row] = terms[leaf];
     }
-    for (int64_t leaf = 0; leaf < x.leaves; ++leaf) sums.add(totals[leaf], terms + leaf);
-    sums.flush();
-    const int64_t stored = join_leaves(x, terms, 1);
-    for (int64_t leaf = 0; leaf < stored; ++leaf) out[leaf * x.apart + row] = terms[leaf];
   }
 }

@@ -247,7 +247,7 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
       for (int index = 0; index < kRows; ++index) {
         const int64_t number = row + index < count ? row + index : count - 1;
         rows.bytes[index] = weight.address(number) + start;
-        rows.scales[index] = of_blocks.first(weight, number);
+        rows.scales[index] = of_blocks.of_row(number);
         rows.ahead[index] =
             ahead_of(rows.bytes[index], stride, far, left - number, scratch.next_weights);
         if (turn > 0) continue;
@@ -262,7 +262,7 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
       const int64_t place = turn * kBatch * kRegister;
 #pragma GCC unroll 4
       for (int index = 0; index < kRows; ++index) {
-        const Register scales = of_blocks.load(rows.scales[index], turn * kRegister, false);
+        const Register scales = of_blocks.load(rows.scales[index], turn * kRegister);
 #pragma GCC unroll 8
         for (int b = 0; b < kBatch; ++b) {
           const int64_t block = place + b * kRegister;

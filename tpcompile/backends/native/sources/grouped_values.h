@@ -162,10 +162,14 @@ constexpr bool in_panels(int64_t batch) {
   return !std::is_same_v<A, Wide> && batch >= kFewestInPanels;
 }
 
-#if defined(__AVX2__)
-constexpr bool kAddsSideBySide = true;
+// The most blocks of leaves that are added side by side: they have a lane each. If a leaf has all
+// lanes of a register, its blocks are added without moving them.
+#if defined(__AVX512F__)
+constexpr int64_t kMostSideBySide = kLanes - 1;
+#elif defined(__AVX2__)
+constexpr int64_t kMostSideBySide = kLanes;
 #else
-constexpr bool kAddsSideBySide = false;
+constexpr int64_t kMostSideBySide = 0;
 #endif
 
 struct ValuesTogether;  // see grouped_together.h
@@ -185,7 +189,7 @@ struct LaidValues {
   int64_t blocks() const { return rounds * kLanes; }
 
   // Whether leaves are added for several rows at a time: no leaf has two blocks in a lane.
-  bool side_by_side() const { return kAddsSideBySide && leaves > 1 && most_blocks <= kLanes; }
+  bool side_by_side() const { return leaves > 1 && most_blocks <= kMostSideBySide; }
 };
 
 template <class T>
@@ -231,7 +235,7 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
   };
   const int64_t widest = (columns + leaves - 1) / leaves;
   const bool apart =
-      kAddsSideBySide && leaves > 1 && widest <= kLanes * block && !in_panels<A>(batch);
+      leaves > 1 && widest <= kMostSideBySide * block && !in_panels<A>(batch);
   const int64_t grain = apart ? block : unit;
   auto* runs = scratch.take<LaidRun<A>>(leaves);
   int64_t count = 0, rounds = 0, most_blocks = 0;

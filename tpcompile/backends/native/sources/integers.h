@@ -26,6 +26,12 @@ TPC_INLINE void keep([[maybe_unused]] V& value) {
 #endif
 }
 
+template <class V>
+TPC_INLINE V kept(V value) {
+  keep(value);
+  return value;
+}
+
 TPC_INLINE IntRegisters load_ints(const int32_t* source) {
   IntRegisters integers;
   for (int part = 0; part < kRegisters; ++part)
@@ -70,6 +76,11 @@ TPC_INLINE V first_lanes(V values, int64_t count) {
 }
 
 TPC_INLINE IntRegister everywhere(int32_t value) { return IntRegister{} + value; }
+
+// The lanes of `a` where a mask is -1, and those of `b` where it is 0.
+TPC_INLINE Register either(IntRegister mask, Register a, Register b) {
+  return (Register)((mask & (IntRegister)a) | (~mask & (IntRegister)b));
+}
 
 // The first lanes of one register, and the last ones of another.
 template <class V>
@@ -180,7 +191,40 @@ TPC_INLINE IntRegister pairs_added(IntRegister a, IntRegister b) {
 #endif
 }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+typedef int64_t PairRegister __attribute__((vector_size(4 * kRegister)));
+
+// Add the halves of each quarter of two registers: the sums have two lanes of `a` and `b` by turns.
+TPC_INLINE IntRegister pairs_in_quarters(IntRegister a, IntRegister b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
+         __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+
+// Add the halves of each quarter of two such sums: each quarter has a sum of each register.
+TPC_INLINE IntRegister fours_in_quarters(IntRegister a, IntRegister b) {
+  const auto x = (PairRegister)a, y = (PairRegister)b;
+  return (IntRegister)__builtin_shufflevector(x, y, 0, 8, 2, 10, 4, 12, 6, 14) +
+         (IntRegister)__builtin_shufflevector(x, y, 1, 9, 3, 11, 5, 13, 7, 15);
+}
+
+// Add adjacent quarters: those of `a`, then those of `b`.
+TPC_INLINE IntRegister quarters_added(IntRegister a, IntRegister b) {
+  const auto x = (PairRegister)a, y = (PairRegister)b;
+  return (IntRegister)__builtin_shufflevector(x, y, 0, 1, 4, 5, 8, 9, 12, 13) +
+         (IntRegister)__builtin_shufflevector(x, y, 2, 3, 6, 7, 10, 11, 14, 15);
+}
+
+// Order sums of fours of registers with `kBlocks` blocks each. Quarters have one block of each
+// register; return all blocks of the first register, then those of the second.
+template <int kBlocks>
+TPC_INLINE IntRegister in_order(IntRegister v) {
+  if constexpr (kBlocks == 2)
+    return __builtin_shufflevector(v, v, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  else if constexpr (kBlocks == 4)
+    return __builtin_shufflevector(v, v, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  else return v;
+}
+#elif defined(__AVX2__)
 // Each lane of the upper half after its like.
 TPC_INLINE IntRegister in_order(IntRegister values) {
   return (IntRegister)_mm256_permutevar8x32_epi32((__m256i)values,
