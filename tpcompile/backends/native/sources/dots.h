@@ -21,7 +21,7 @@ namespace {
 // the prefetch runs across the ends of rows. With AVX-512, loads of weights for few sequences, one
 // or two, are so fast that the prefetchers of the CPU follow them; a far prefetch would begin
 // another stream. Other paths are slower, and need a far one.
-constexpr int64_t kAhead = 4096, kFarAhead = 1 << 14;
+constexpr int64_t kAhead = 4096, kFarAhead = 1 << 15;
 constexpr int64_t kAheadOfFew = kRegisters > 1 ? 1 << 13 : 3 << 9;
 
 // Sums of lanes that are still to be added, eight at a time. A flush writes all of them.
