@@ -185,22 +185,21 @@ TPC_INLINE const char* inside(const char* row, int64_t bytes, int64_t offset, in
   return held;
 }
 
-// Store the sums of the blocks of a run of some rows, `[row][block]`. `readable` bytes may be read
-// from the start of a row on. Sums of lanes have `kLoads` loads and `kBlocks` blocks. Callers are
-// not templates over these forms: each would be instantiated for all, which takes minutes to
-// compile.
+// Store the sums of the blocks of a run of some rows, `[row][block]`. Sums of lanes have `kLoads`
+// loads and `kBlocks` blocks. Callers are not templates over these forms: each would be instantiated
+// for all, which takes minutes to compile.
 template <class A, int kBits, int kLoads, int kBlocks>
 [[gnu::noinline]] void row_sums(const Grouped& weight, int64_t row, int64_t rows,
                                 const LaidRun<A>& run, const typename A::Value* x,
-                                int64_t readable, const RowsAhead& after) {
+                                const RowsAhead& after) {
   using Form = Blocks<A, kBits, kLoads, kBlocks>;
   constexpr int kSums = Form::kSums, kFewest = Form::kFewest;
   constexpr int64_t kEach = Form::kEach, kBytes = kSums * kEach;
-  const int64_t start = weight.offset(run.start);
+  const int64_t start = weight.offset(run.start), row_bytes = weight.stride();
   const int64_t high_start = kHigh<kBits> ? weight.high_offset(run.start) : 0;
   const int64_t count = run.loads / kLoads * kRegisters;  // registers of lanes
   // Those before the first one that needs bytes of other rows, or has no loads.
-  int64_t plain = start < 0 || high_start < 0 ? 0 : (readable - start) / kEach;
+  int64_t plain = start < 0 || high_start < 0 ? 0 : (row_bytes - start) / kEach;
   plain = plain < count ? plain : count;
   if constexpr (kHigh<kBits> != 0) {
     const int64_t whole = (weight.high_stride() - high_start) * 4 / kHigh<kBits> / kEach;
@@ -222,7 +221,7 @@ template <class A, int kBits, int kLoads, int kBlocks>
       const int64_t left = (count - first + kFewest - 1) / kFewest * kFewest;
       const int64_t used = left < kSums ? left : kSums, place = first * kEach;
       Form some = blocks(first);
-      some.from = inside<kBytes>(bytes, readable, start + place, used * kEach, held);
+      some.from = inside<kBytes>(bytes, row_bytes, start + place, used * kEach, held);
       if constexpr (kHigh<kBits> != 0)
         some.high = inside<kBytes * kHigh<kBits> / 4>(high, weight.high_stride(),
                                                       high_start + place * kHigh<kBits> / 4,
@@ -352,7 +351,7 @@ template <class A>
   Sums sums;
   for (int64_t first = alike; first < rows; first += run.together) {
     const int64_t count = rows - first < run.together ? rows - first : run.together;
-    form.sums(weight, first, count, run, values.values, weight.stride(), ahead);
+    form.sums(weight, first, count, run, values.values, ahead);
     for (int64_t row = first; row < first + count; ++row) {
       Registers total{};
       weight.fetch_scales(row + ahead.far);
@@ -416,7 +415,7 @@ template <class A>
         terms = multiply_add(load_register(place), terms, by);
         std::memcpy(place, &terms, sizeof terms);
       };
-      form.sums(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
+      form.sums(weight, row, 1, *run, run->values[b].values, ahead);
       run_dots(weight, row, *run, run->values[b], run->sums, take);
     }
   }
@@ -493,7 +492,7 @@ inline void add_to_leaves(const Grouped& weight, const RowForm<A>& form, int64_t
         total = multiply_add(total, (Register)own_products, scales);
       }
     };
-    form.sums(weight, row, 1, *run, run->values[b].values, weight.stride(), ahead);
+    form.sums(weight, row, 1, *run, run->values[b].values, ahead);
     run_dots(weight, row, *run, run->values[b], run->sums, take);
   }
 }
