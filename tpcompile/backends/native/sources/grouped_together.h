@@ -26,21 +26,30 @@ struct Transposed {
   static constexpr int kWords = kLanes * kLoads / kBlocks;
   static constexpr int kTaken = kWords < 8 ? kWords : 8;
   static constexpr int kSpread = kWords / kTaken;
+  // Whether words of the next rows are transposed between products, which keep other ports busy.
+  // This is slower with several passes, and AVX2 has too few registers.
+  static constexpr bool kAhead = kRegisters == 1 && kSpread == 1;
 };
 
-// Give each lane as many adjacent words as there are registers: word n becomes part of register n.
+// Give each lane as many words of one block as there are registers. AVX-512 moves words within
+// quarters first, which ports that do not multiply can do; `blocks_in_order` moves the lanes.
 template <int kCount>
 TPC_INLINE void transpose_words(IntRegister* words) {
 #if defined(__AVX512F__)
-  IntRegister held[kCount];
-#pragma GCC unroll 3
-  for (int done = 1; done < kCount; done *= 2) {
-#pragma GCC unroll 8
-    for (int index = 0; index < kCount; ++index) held[index] = words[index];
+  static_assert(kCount == 4 || kCount == 8);
+#pragma GCC unroll 2
+  for (int first = 0; first < kCount; first += 4) {
+    IntRegister* four = words + first;
+    const auto a = low_by_turns(four[0], four[1]), b = high_by_turns(four[0], four[1]);
+    const auto c = low_by_turns(four[2], four[3]), d = high_by_turns(four[2], four[3]);
+    four[0] = low_halves(a, c), four[1] = high_halves(a, c);
+    four[2] = low_halves(b, d), four[3] = high_halves(b, d);
+  }
+  if constexpr (kCount == 8) {
 #pragma GCC unroll 4
-    for (int pair = 0; pair < kCount / 2; ++pair) {
-      const IntRegisters a{held[2 * pair]}, b{held[2 * pair + 1]};
-      words[pair] = evens(a, b).each[0], words[pair + kCount / 2] = odds(a, b).each[0];
+    for (int pair = 0; pair < 4; ++pair) {
+      const IntRegister first = words[pair], second = words[pair + 4];
+      words[pair] = even_quarters(first, second), words[pair + 4] = odd_quarters(first, second);
     }
   }
 #else
@@ -71,6 +80,25 @@ TPC_INLINE void transpose_words(IntRegister* words) {
       words[2 * pair + 1] = (IntRegister)_mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2));
     }
   }
+#endif
+}
+
+// Add the lanes of a block that are apart after the first passes: those of `a`, then those of `b`.
+TPC_INLINE IntRegister lanes_added(IntRegister a, IntRegister b) {
+#if defined(__AVX512F__)
+  return quarters_added(a, b);
+#else
+  return pairs_added(a, b);
+#endif
+}
+
+// Order sums of blocks, which have a lane each.
+template <int kBlocks>
+TPC_INLINE IntRegister blocks_in_order(IntRegister sums) {
+#if defined(__AVX512F__)
+  return in_order<kBlocks>(sums);
+#else
+  return sums;
 #endif
 }
 
@@ -137,41 +165,74 @@ TPC_INLINE void store_words(const char* source, int64_t left, IntRegister* out) 
   std::memcpy(out, words, sizeof words);
 }
 
-// Some rows: where they are, and what is fetched meanwhile, the next rows into the nearest cache.
-template <int kRows>
-struct RowsTogether {
-  const char *bytes[kRows], *ahead[kRows], *next;
-  const uint16_t* scales[kRows];
+// The next registers of some rows that are transposed together: where they are in rows, and how many
+// are left from there on.
+struct Taken {
+  const char* const* rows;
+  int64_t offset, left;
+
+  TPC_INLINE Taken after(int64_t registers) const {
+    return {rows, offset + registers * kWide, left - registers};
+  }
+};
+
+// Words of some rows, transposed, and those of the next ones if they are transposed ahead.
+template <class Form, int kRows>
+class Words {
+ public:
+  TPC_INLINE const IntRegister* of_row(int row) const { return words_[present_][row]; }
+
+  TPC_INLINE void store(const Taken& taken, int row) {
+    store_words<Form::kTaken>(taken.rows[row] + taken.offset, taken.left, words_[next_][row]);
+  }
+
+  TPC_INLINE void store_all(const Taken& taken) {
+    for (int row = 0; row < kRows; ++row) store(taken, row);
+    take_next();
+  }
+
+  // Go on to the words that were stored last.
+  TPC_INLINE void take_next() { present_ = next_, next_ = Form::kAhead ? 1 - next_ : 0; }
+
+ private:
+  alignas(kLoad) IntRegister words_[Form::kAhead ? 2 : 1][kRows][Form::kTaken];
+  int present_ = 0, next_ = 0;
+};
+
+// What is fetched while rows are multiplied: the next ones into the nearest cache, and later ones.
+struct Fetched {
+  const char *next, *later;
+  int64_t stride;
 };
 
 // Multiply `kRows` rows by the values of `kBatch` sequences, for the blocks of a turn. Sums of
-// blocks are `[sequence][row]`. From byte `offset` of the rows on, `left` registers are left.
+// blocks are `[sequence][row]`. Words that are transposed ahead become those of the next rows.
 template <class A, int kBits, int kLoads, int kBlocks, int kRows, int kBatch>
-TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, int64_t offset,
-                              int64_t left, const char* values, IntRegister* sums) {
+TPC_INLINE void sums_together(Words<Transposed<kLoads, kBlocks>, kRows>& words, Taken now,
+                              const Taken& next, const Fetched& fetched, const char* values,
+                              IntRegister* sums) {
   using Form = Transposed<kLoads, kBlocks>;
   constexpr int kTaken = Form::kTaken, kSpread = Form::kSpread, kSums = kBatch * kRows;
   constexpr int kParts = ::kParts<A, kBits>;
   constexpr int kHalves = kSpread > 1 ? kSpread / 2 : 1;
   IntRegister halves[kHalves][kSums];  // sums of two passes each
-  alignas(kLoad) IntRegister words[kRows][kTaken];
+  int64_t offset = 0;
   const auto multiply = [&](IntRegister* totals) TPC_ALWAYS {
-#pragma GCC unroll 1
-    for (int row = 0; row < kRows; ++row)
-      store_words<kTaken>(rows.bytes[row] + offset, left, words[row]);
-    const char* next = rows.next + offset;
-    const int64_t begin = offset;
-    offset += kTaken * kWide, left -= kTaken;
+    int stored = 0;
+    if constexpr (!Form::kAhead) words.store_all(now);
 #pragma GCC unroll 1
     for (int word = 0; word < kTaken; ++word, values += kParts * kBatch * kWide) {
+      if constexpr (Form::kAhead)
+        for (; stored * kTaken < (word + 1) * kRows; ++stored) words.store(next, stored);
       ShortRegister loaded[kRows];
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row) {
         if (word % kRegisters == 0) {
-          __builtin_prefetch(next + row * stride + word * kWide);
-          fetch_line(rows.ahead[row] + begin + word * kWide);
+          const int64_t place = row * fetched.stride + offset + word * kWide;
+          __builtin_prefetch(fetched.next + place);
+          fetch_line(fetched.later + place);
         }
-        loaded[row] = load_shorts(&words[row][word]), keep(loaded[row]);
+        loaded[row] = load_shorts(words.of_row(row) + word), keep(loaded[row]);
       }
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {
@@ -192,32 +253,35 @@ TPC_INLINE void sums_together(const RowsTogether<kRows>& rows, int64_t stride, i
         }
       }
     }
+    if constexpr (Form::kAhead) words.take_next();
+    offset += kTaken * kWide;
   };
   if constexpr (kSpread == 1) {
     IntRegister totals[kSums] = {};
     multiply(totals);
 #pragma GCC unroll 16
-    for (int sum = 0; sum < kSums; ++sum) sums[sum] = totals[sum];
+    for (int sum = 0; sum < kSums; ++sum) sums[sum] = blocks_in_order<kBlocks>(totals[sum]);
   } else {
-    const int64_t needed = (left + kTaken - 1) / kTaken;
+    const int64_t needed = (now.left + kTaken - 1) / kTaken;
     const int64_t passes = needed < kSpread ? needed : kSpread;
 #pragma GCC unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       IntRegister totals[kSums] = {};
       multiply(totals);
+      now = now.after(kTaken);
       IntRegister* half = halves[pass / 2];
       if (pass % 2 == 0) {
 #pragma GCC unroll 16
         for (int sum = 0; sum < kSums; ++sum) half[sum] = totals[sum];
       } else {
 #pragma GCC unroll 16
-        for (int sum = 0; sum < kSums; ++sum) half[sum] = pairs_added(half[sum], totals[sum]);
+        for (int sum = 0; sum < kSums; ++sum) half[sum] = lanes_added(half[sum], totals[sum]);
       }
     }
     const IntRegister none{};
     IntRegister* last = halves[passes / 2];
     if (passes % 2)
-      for (int sum = 0; sum < kSums; ++sum) last[sum] = pairs_added(last[sum], none);
+      for (int sum = 0; sum < kSums; ++sum) last[sum] = lanes_added(last[sum], none);
 #pragma GCC unroll 16
     for (int sum = 0; sum < kSums; ++sum) {
       if constexpr (kSpread == 2) sums[sum] = halves[0][sum];
@@ -233,50 +297,61 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
                                          const LaidRun<A>& run, bool single,
                                          const ValuesTogether& x, float* products,
                                          const Scratch& scratch) {
+  using Form = Transposed<kLoads, kBlocks>;
   constexpr int kRows = (kBatch > 4 ? 2 : 4) / kRegisters;
-  constexpr int kEach = Transposed<kLoads, kBlocks>::kWords;  // the registers of a turn
+  constexpr int kEach = Form::kWords;  // the registers of a turn
+  static const float kNothing[kRegister] = {};
   const int64_t stride = weight.stride(), groups = weight.groups(), far = rows_far_ahead(weight);
   const SteadyScales of_blocks(weight, run.block);
   const int64_t width = single ? kLanes : run.rounds * kLanes;
-  const int64_t start = weight.offset(run.start);
-  for (int64_t turn = 0, left_here; (left_here = run.loads * kRegisters - turn * kEach) > 0; ++turn)
+  const char* rows[kRegister + kRows];
+  const uint16_t* scales[kRegister + kRows];
+  for (int64_t row = 0; row < count + kRows - 1; ++row) {
+    const int64_t number = row < count ? row : count - 1;
+    rows[row] = weight.address(number) + weight.offset(run.start);
+    scales[row] = of_blocks.of_row(number);
+    const char* ahead = ahead_of(reinterpret_cast<const char*>(scales[row]), 2 * groups, far,
+                                 left - number, scratch.next_scales);
+    for (int64_t line = 0; line < 2 * groups; line += kLoad) __builtin_prefetch(ahead + line);
+  }
+  Taken now{rows, 0, run.loads * kRegisters};
+  Words<Form, kRows> words;
+  if constexpr (Form::kAhead) words.store_all(now);
+  for (int64_t turn = 0; now.left > 0; ++turn) {
+    // What products are added to.
+    const bool added = single && turn >= kRegisters;
+    float* const out = products + (single ? turn % kRegisters : turn) * kRegister;
+    const float* const before = added ? out : kNothing;
+    const int64_t width_before = added ? width : 0, place = turn * kBatch * kRegister;
+    const float* const factors = x.factors + place;
+    const int32_t* const raised = x.raised + place;
     for (int64_t row = 0; row < count; row += kRows) {
-      RowsTogether<kRows> rows;
-      rows.next = weight.address(row + kRows) + start;
-#pragma GCC unroll 4
-      for (int index = 0; index < kRows; ++index) {
-        const int64_t number = row + index < count ? row + index : count - 1;
-        rows.bytes[index] = weight.address(number) + start;
-        rows.scales[index] = of_blocks.of_row(number);
-        rows.ahead[index] =
-            ahead_of(rows.bytes[index], stride, far, left - number, scratch.next_weights);
-        if (turn > 0) continue;
-        const char* ahead = ahead_of(reinterpret_cast<const char*>(rows.scales[index]), 2 * groups,
-                                     far, left - number, scratch.next_scales);
-        for (int64_t line = 0; line < 2 * groups; line += kLoad) __builtin_prefetch(ahead + line);
-      }
+      Taken next{now.rows + kRows, now.offset, now.left};
+      if (row + kRows >= count) next = Taken{rows, now.offset, now.left}.after(kEach);
+      const char* first = now.rows[0] + now.offset;
+      const Fetched fetched{first + 2 * kRows * stride,
+                            ahead_of(first, stride, far, left - row, scratch.next_weights), stride};
       IntRegister sums[kBatch * kRows];
       sums_together<A, kBits, kLoads, kBlocks, kRows, kBatch>(
-          rows, stride, turn * kEach * kWide, left_here,
+          words, now, next, fetched,
           x.values + turn * kEach * kParts<A, kBits> * kBatch * kWide, sums);
-      const int64_t place = turn * kBatch * kRegister;
+      now = next;
 #pragma GCC unroll 4
       for (int index = 0; index < kRows; ++index) {
-        const Register scales = of_blocks.load(rows.scales[index], turn * kRegister);
+        const Register by = of_blocks.load(scales[row + index], turn * kRegister);
 #pragma GCC unroll 8
         for (int b = 0; b < kBatch; ++b) {
-          const int64_t block = place + b * kRegister;
-          const auto raised = load_bytes<IntRegister>(x.raised + block);
-          const Register values =
-              A::numbers(sums[b * kRows + index] - raised) * load_register(x.factors + block);
-          float* out = products + (b * kRegister + row + index) * width +
-                       (single ? turn % kRegisters : turn) * kRegister;
-          const Register before = single && turn >= kRegisters ? load_register(out) : Register{};
-          const Register product = multiply_add(before, values, scales);
-          std::memcpy(out, &product, sizeof product);
+          const int64_t number = b * kRegister + row + index;
+          const auto offset = load_bytes<IntRegister>(raised + b * kRegister);
+          const Register values = A::numbers(sums[b * kRows + index] - offset) *
+                                  load_register(factors + b * kRegister);
+          const Register product =
+              multiply_add(load_register(before + number * width_before), values, by);
+          std::memcpy(out + number * width, &product, sizeof product);
         }
       }
     }
+  }
 }
 
 // Add the lanes of a vector for each lane of a register.

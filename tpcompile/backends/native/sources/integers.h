@@ -194,24 +194,47 @@ TPC_INLINE IntRegister pairs_added(IntRegister a, IntRegister b) {
 #if defined(__AVX512F__)
 typedef int64_t PairRegister __attribute__((vector_size(4 * kRegister)));
 
+// Lanes of the lower or upper half of each quarter, of `a` and `b` by turns.
+TPC_INLINE IntRegister low_by_turns(IntRegister a, IntRegister b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+}
+TPC_INLINE IntRegister high_by_turns(IntRegister a, IntRegister b) {
+  return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+
+// The lower or upper halves of each quarter, of `a` and then of `b`.
+TPC_INLINE IntRegister low_halves(IntRegister a, IntRegister b) {
+  const auto x = (PairRegister)a, y = (PairRegister)b;
+  return (IntRegister)__builtin_shufflevector(x, y, 0, 8, 2, 10, 4, 12, 6, 14);
+}
+TPC_INLINE IntRegister high_halves(IntRegister a, IntRegister b) {
+  const auto x = (PairRegister)a, y = (PairRegister)b;
+  return (IntRegister)__builtin_shufflevector(x, y, 1, 9, 3, 11, 5, 13, 7, 15);
+}
+
+// Every second quarter of `a`, then of `b`.
+TPC_INLINE IntRegister even_quarters(IntRegister a, IntRegister b) {
+  const auto x = (PairRegister)a, y = (PairRegister)b;
+  return (IntRegister)__builtin_shufflevector(x, y, 0, 1, 4, 5, 8, 9, 12, 13);
+}
+TPC_INLINE IntRegister odd_quarters(IntRegister a, IntRegister b) {
+  const auto x = (PairRegister)a, y = (PairRegister)b;
+  return (IntRegister)__builtin_shufflevector(x, y, 2, 3, 6, 7, 10, 11, 14, 15);
+}
+
 // Add the halves of each quarter of two registers: the sums have two lanes of `a` and `b` by turns.
 TPC_INLINE IntRegister pairs_in_quarters(IntRegister a, IntRegister b) {
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
-         __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  return low_by_turns(a, b) + high_by_turns(a, b);
 }
 
 // Add the halves of each quarter of two such sums: each quarter has a sum of each register.
 TPC_INLINE IntRegister fours_in_quarters(IntRegister a, IntRegister b) {
-  const auto x = (PairRegister)a, y = (PairRegister)b;
-  return (IntRegister)__builtin_shufflevector(x, y, 0, 8, 2, 10, 4, 12, 6, 14) +
-         (IntRegister)__builtin_shufflevector(x, y, 1, 9, 3, 11, 5, 13, 7, 15);
+  return low_halves(a, b) + high_halves(a, b);
 }
 
 // Add adjacent quarters: those of `a`, then those of `b`.
 TPC_INLINE IntRegister quarters_added(IntRegister a, IntRegister b) {
-  const auto x = (PairRegister)a, y = (PairRegister)b;
-  return (IntRegister)__builtin_shufflevector(x, y, 0, 1, 4, 5, 8, 9, 12, 13) +
-         (IntRegister)__builtin_shufflevector(x, y, 2, 3, 6, 7, 10, 11, 14, 15);
+  return even_quarters(a, b) + odd_quarters(a, b);
 }
 
 // Order sums of fours of registers with `kBlocks` blocks each. Quarters have one block of each
