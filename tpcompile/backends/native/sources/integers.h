@@ -202,24 +202,26 @@ TPC_INLINE IntRegister high_by_turns(IntRegister a, IntRegister b) {
   return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
 }
 
-// The lower or upper halves of each quarter, of `a` and then of `b`.
+// Adjacent lanes of `a` and `b`, by the numbers of pairs.
+template <int... kPairs>
+TPC_INLINE IntRegister pairs_of(IntRegister a, IntRegister b) {
+  return (IntRegister)__builtin_shufflevector((PairRegister)a, (PairRegister)b, kPairs...);
+}
+
+// The lower or upper halves of each quarter, of `a` and `b` by turns.
 TPC_INLINE IntRegister low_halves(IntRegister a, IntRegister b) {
-  const auto x = (PairRegister)a, y = (PairRegister)b;
-  return (IntRegister)__builtin_shufflevector(x, y, 0, 8, 2, 10, 4, 12, 6, 14);
+  return pairs_of<0, 8, 2, 10, 4, 12, 6, 14>(a, b);
 }
 TPC_INLINE IntRegister high_halves(IntRegister a, IntRegister b) {
-  const auto x = (PairRegister)a, y = (PairRegister)b;
-  return (IntRegister)__builtin_shufflevector(x, y, 1, 9, 3, 11, 5, 13, 7, 15);
+  return pairs_of<1, 9, 3, 11, 5, 13, 7, 15>(a, b);
 }
 
 // Every second quarter of `a`, then of `b`.
 TPC_INLINE IntRegister even_quarters(IntRegister a, IntRegister b) {
-  const auto x = (PairRegister)a, y = (PairRegister)b;
-  return (IntRegister)__builtin_shufflevector(x, y, 0, 1, 4, 5, 8, 9, 12, 13);
+  return pairs_of<0, 1, 4, 5, 8, 9, 12, 13>(a, b);
 }
 TPC_INLINE IntRegister odd_quarters(IntRegister a, IntRegister b) {
-  const auto x = (PairRegister)a, y = (PairRegister)b;
-  return (IntRegister)__builtin_shufflevector(x, y, 2, 3, 6, 7, 10, 11, 14, 15);
+  return pairs_of<2, 3, 6, 7, 10, 11, 14, 15>(a, b);
 }
 
 // Add the halves of each quarter of two registers: the sums have two lanes of `a` and `b` by turns.
