@@ -299,7 +299,8 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
                                          const Scratch& scratch) {
   using Form = Transposed<kLoads, kBlocks>;
   constexpr int kRows = (kBatch > 4 ? 2 : 4) / kRegisters;
-  constexpr int kEach = Form::kWords;  // the registers of a turn
+  constexpr int kEach = Form::kWords;                    // the registers of a turn
+  constexpr int kNear = (Form::kAhead ? 2 : 1) * kRows;  // rows from these to the next to fetch
   static const float kNothing[kRegister] = {};
   const int64_t stride = weight.stride(), groups = weight.groups(), far = rows_far_ahead(weight);
   const SteadyScales of_blocks(weight, run.block);
@@ -329,7 +330,7 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
       Taken next{now.rows + kRows, now.offset, now.left};
       if (row + kRows >= count) next = Taken{rows, now.offset, now.left}.after(kEach);
       const char* first = now.rows[0] + now.offset;
-      const Fetched fetched{first + 2 * kRows * stride,
+      const Fetched fetched{first + kNear * stride,
                             ahead_of(first, stride, far, left - row, scratch.next_weights), stride};
       IntRegister sums[kBatch * kRows];
       sums_together<A, kBits, kLoads, kBlocks, kRows, kBatch>(
