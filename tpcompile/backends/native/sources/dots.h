@@ -328,6 +328,16 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
   return x;
 }
 
+// Fetch columns of the block of rows after the next one a second time. A CPU drops prefetches while
+// it waits for many lines, and products with AVX-512 are fast enough for that.
+template <int kRows, class S>
+TPC_INLINE void fetch_again(const Plain<S>& rows, int64_t first, int64_t bytes) {
+  if constexpr (kRegisters > 1) return;
+#pragma GCC unroll 2
+  for (int row = 0; row < kRows; ++row)
+    RowAhead{rows.address(2 * kRows + row)}.fetch(first, bytes);
+}
+
 // Increase the sums of even or of odd chunks of `kRows` rows, times `kBatch` sequences in chunks:
 // `[kBatch][kRows]`. Each loaded vector serves all rows or all sequences. Meanwhile, fetch as many
 // columns of what is `ahead`.
@@ -350,6 +360,7 @@ TPC_INLINE void add_chunks(typename F::Weights weight, int64_t odd, const typena
   int64_t column = odd * kChunk;
   for (; column + kChunk <= columns; column += 2 * kChunk) {
     ahead.fetch(W::bytes(column - odd * kChunk), W::bytes(2 * kChunk));
+    fetch_again<kRows>(weight, W::bytes(column), W::bytes(kChunk));
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) rows[row] = F::weights(weight.row(row), column);
     add(rows);
@@ -375,6 +386,7 @@ TPC_INLINE int64_t add_pairs(typename F::Weights weight, const typename F::Value
   for (; column + 2 * kChunk <= columns; column += 2 * kChunk) {
     ahead.fetch(W::bytes(column), W::bytes(2 * kChunk));
     ahead_odd.fetch(W::bytes(column), W::bytes(2 * kChunk));
+    fetch_again<kRows>(weight, W::bytes(column), W::bytes(2 * kChunk));
     typename F::Loaded first[kRows], second[kRows];
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) {
