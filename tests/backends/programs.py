@@ -31,13 +31,14 @@ from tpcompile.vm.targets import target_of
 
 ODD = {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 1001}
 """Widths that fill neither vectors nor tiles."""
-LONG = {
-    "hidden_size": 1063,
-    "intermediate_size": 2100,
-    "vocab_size": 301,
-    "num_hidden_layers": 1,
-}
-"""The same, of more columns than a block of rows holds at a time. One layer has all of them."""
+LONG = 1063
+"""The same, of more columns than a block of rows holds at a time."""
+
+
+def _hidden(columns: int) -> dict[str, int]:
+    """Return widths of a residual of so many columns. One layer has all linears."""
+    widths = {"hidden_size": columns, "intermediate_size": 2100}
+    return {**widths, "vocab_size": 301, "num_hidden_layers": 1}
 
 
 def _wide(columns: int) -> dict[str, int]:
@@ -69,9 +70,10 @@ def _kinds(config: Any, kind: str) -> dict[str, str]:
 
 @lru_cache
 def _captured(
-    model: str, dtype: torch.dtype, odd: bool, long: bool, wide: int, weights: str | None
+    model: str, dtype: torch.dtype, odd: bool, hidden: int, wide: int, weights: str | None
 ) -> Captured:
-    widths = {**(ODD if odd else {}), **(LONG if long else {}), **(_wide(wide) if wide else {})}
+    widths = ODD if odd else {}
+    widths = widths | (_hidden(hidden) if hidden else {}) | (_wide(wide) if wide else {})
     values = OWN[model] if model in OWN else preset(model)
     stored = None if weights is None else weights.removesuffix(ROUNDS)
     config = AutoConfig.for_model(**{**values, **widths})
@@ -102,14 +104,14 @@ def _graph(
     dtype: torch.dtype,
     tp: int,
     odd: bool,
-    long: bool,
+    hidden: int,
     wide: int,
     weights: str | None,
     kv: str,
     experts: str,
 ) -> tuple[fx.GraphModule, dict[str, Any]]:
     """Return the decode graph, and the weights of each rank."""
-    captured = _captured(model, dtype, odd, long, wide, weights)
+    captured = _captured(model, dtype, odd, hidden, wide, weights)
     passes = [
         replace(current, experts=experts) if isinstance(current, PlanSharding) else current
         for current in decode_pipeline(tp, 2, 4, kv=kv)
@@ -135,7 +137,7 @@ def memory_of(
     *,
     workers: int = 2,
     odd: bool = False,
-    long: bool = False,
+    hidden: int = 0,
     wide: int = 0,
     few_bits: str | None = None,
     kv: str = CacheKv.kv,
@@ -149,11 +151,11 @@ def memory_of(
     With `few_bits`, such as `int4:64` or `int4:64:a8`, linears have random weights of few bits. A
     kind of GGUF files is also that of the embedding. Others are of 8-bit floating point.
     """
-    kind = (model, dtype, tp, odd, long, wide, few_bits, kv, experts)
+    kind = (model, dtype, tp, odd, hidden, wide, few_bits, kv, experts)
     weights = _graph(*kind)[1]
     program = _program(kind, batch, workers, longest, steps)
     rotation = rotation_of(
-        program, _captured(model, dtype, odd, long, wide, few_bits).rotary.fresh()
+        program, _captured(model, dtype, odd, hidden, wide, few_bits).rotary.fresh()
     )
     return StepMemory(
         program, lambda rank, name: weights[name][rank].to(device), rotation, device=device

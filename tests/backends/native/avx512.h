@@ -129,9 +129,6 @@ EMULATED Vector permuted(Vector a, Vector places, Vector b) {
 EMULATED __m512i emulated_permutex2var_epi32(__m512i a, __m512i places, __m512i b) {
   return (__m512i)permuted<Ints, 16>((Ints)a, (Ints)places, (Ints)b);
 }
-EMULATED __m512 emulated_permutex2var_ps(__m512 a, __m512i places, __m512 b) {
-  return (__m512)permuted<Ints, 16>((Ints)a, (Ints)places, (Ints)b);
-}
 EMULATED __m512i emulated_permutex2var_epi16(__m512i a, __m512i places, __m512i b) {
   return (__m512i)permuted<Shorts, 32>((Shorts)a, (Shorts)places, (Shorts)b);
 }

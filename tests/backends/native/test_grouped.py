@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.programs import FLOATS8, KINDS, ROUNDS, memory_of
+from tests.backends.programs import FLOATS8, KINDS, LONG, ROUNDS, memory_of
 from tests.models import relative_error
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native
@@ -222,13 +222,21 @@ def test_steps_are_the_reference_s(few_bits: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "few_bits",
-    ["int8:row", "int4:32", *KINDS, *FLOATS8, "int8:64:a8", "int4:row:a8", "Q5_K:a8", "Q6_K:a8"],
+    ("few_bits", "hidden"),
+    [
+        *product(("int8:row", "int4:32", *KINDS, *FLOATS8), (LONG,)),
+        *product(("int8:64:a8", "int4:row:a8", "Q5_K:a8", "Q6_K:a8"), (LONG,)),
+        *product(("int4:32", "int8:64", "int4:64:a8", "int4:128"), (1152,)),
+    ],
 )
-def test_bits_do_not_depend_on_batch_workers_and_ranks(few_bits: str, path: str) -> None:
+def test_bits_do_not_depend_on_batch_workers_and_ranks(
+    few_bits: str, hidden: int, path: str
+) -> None:
+    """1152 columns fill loads, and registers of blocks several times, the last time in part."""
+
     def steps(tp: int = 1, batch: int = 1, **options: Any) -> torch.Tensor:
         memory = memory_of(
-            "tiny-qwen3", torch.bfloat16, tp, batch, long=True, few_bits=few_bits, **options
+            "tiny-qwen3", torch.bfloat16, tp, batch, hidden=hidden, few_bits=few_bits, **options
         )
         return _steps(memory, path)[:, 0]
 

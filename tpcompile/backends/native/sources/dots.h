@@ -8,9 +8,6 @@
 #include "float8_numbers.h"
 #include "forms.h"
 #include "rounding.h"
-#if defined(__AVX2__)
-#include "transpose.h"
-#endif
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define TPC_PANELS
 #endif

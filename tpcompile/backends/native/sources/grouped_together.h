@@ -38,13 +38,7 @@ TPC_INLINE void transpose_words(IntRegister* words) {
 #if defined(__AVX512F__)
   static_assert(kCount == 4 || kCount == 8);
 #pragma GCC unroll 2
-  for (int first = 0; first < kCount; first += 4) {
-    IntRegister* four = words + first;
-    const auto a = low_by_turns(four[0], four[1]), b = high_by_turns(four[0], four[1]);
-    const auto c = low_by_turns(four[2], four[3]), d = high_by_turns(four[2], four[3]);
-    four[0] = low_halves(a, c), four[1] = high_halves(a, c);
-    four[2] = low_halves(b, d), four[3] = high_halves(b, d);
-  }
+  for (int first = 0; first < kCount; first += 4) transpose_quarters(words + first);
   if constexpr (kCount == 8) {
 #pragma GCC unroll 4
     for (int pair = 0; pair < 4; ++pair) {

@@ -1,7 +1,7 @@
 // Integers in registers of the path: 16 lanes of int32, and 32 of int16, which multiply in pairs.
 #pragma once
 
-#include "numbers.h"
+#include "shuffles.h"
 
 namespace {
 
@@ -192,38 +192,6 @@ TPC_INLINE IntRegister pairs_added(IntRegister a, IntRegister b) {
 }
 
 #if defined(__AVX512F__)
-typedef int64_t PairRegister __attribute__((vector_size(4 * kRegister)));
-
-// Lanes of the lower or upper half of each quarter, of `a` and `b` by turns.
-TPC_INLINE IntRegister low_by_turns(IntRegister a, IntRegister b) {
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-}
-TPC_INLINE IntRegister high_by_turns(IntRegister a, IntRegister b) {
-  return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-}
-
-// Adjacent lanes of `a` and `b`, by the numbers of pairs.
-template <int... kPairs>
-TPC_INLINE IntRegister pairs_of(IntRegister a, IntRegister b) {
-  return (IntRegister)__builtin_shufflevector((PairRegister)a, (PairRegister)b, kPairs...);
-}
-
-// The lower or upper halves of each quarter, of `a` and `b` by turns.
-TPC_INLINE IntRegister low_halves(IntRegister a, IntRegister b) {
-  return pairs_of<0, 8, 2, 10, 4, 12, 6, 14>(a, b);
-}
-TPC_INLINE IntRegister high_halves(IntRegister a, IntRegister b) {
-  return pairs_of<1, 9, 3, 11, 5, 13, 7, 15>(a, b);
-}
-
-// Every second quarter of `a`, then of `b`.
-TPC_INLINE IntRegister even_quarters(IntRegister a, IntRegister b) {
-  return pairs_of<0, 1, 4, 5, 8, 9, 12, 13>(a, b);
-}
-TPC_INLINE IntRegister odd_quarters(IntRegister a, IntRegister b) {
-  return pairs_of<2, 3, 6, 7, 10, 11, 14, 15>(a, b);
-}
-
 // Add the halves of each quarter of two registers: the sums have two lanes of `a` and `b` by turns.
 TPC_INLINE IntRegister pairs_in_quarters(IntRegister a, IntRegister b) {
   return low_by_turns(a, b) + high_by_turns(a, b);

@@ -301,65 +301,6 @@ TPC_INLINE float number(const bf16* source) {
   return load_bytes<float>(&bits);
 }
 
-// Add the lanes in a fixed tree: the second half to the first until one is left.
-TPC_INLINE float sum(Lanes values) {
-  EightLanes eight[2];
-  std::memcpy(eight, &values, sizeof values);
-  eight[0] += eight[1];
-  FourLanes four[2];
-  std::memcpy(four, eight, sizeof four);
-  four[0] += four[1];
-  return (four[0][0] + four[0][2]) + (four[0][1] + four[0][3]);
-}
-
-// Add the lanes of eight vectors, each in the tree of `sum`.
-TPC_INLINE EightLanes sums(const Lanes* values) {
-  EightLanes eight[8];
-  for (int vector = 0; vector < 8; ++vector) {
-    EightLanes halves[2];
-    std::memcpy(halves, values + vector, sizeof halves);
-    eight[vector] = halves[0] + halves[1];
-  }
-  EightLanes four[4], pairs[2];
-  for (int pair = 0; pair < 4; ++pair) {
-    const EightLanes a = eight[2 * pair], b = eight[2 * pair + 1];
-    four[pair] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
-                 __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
-  }
-  for (int pair = 0; pair < 2; ++pair) {
-    const EightLanes a = four[2 * pair], b = four[2 * pair + 1];
-    pairs[pair] = __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13) +
-                  __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
-  }
-  return __builtin_shufflevector(pairs[0], pairs[1], 0, 2, 4, 6, 8, 10, 12, 14) +
-         __builtin_shufflevector(pairs[0], pairs[1], 1, 3, 5, 7, 9, 11, 13, 15);
-}
-
-// Add the lanes of any two vectors that differ in `kBit`: those of `a` in the lanes without the
-// bit. The first operand has each lane in its place, which is cheaper than to move it.
-template <int kBit, int... kLane>
-TPC_INLINE Lanes halves_added(Lanes a, Lanes b, std::integer_sequence<int, kLane...>) {
-  return __builtin_shufflevector(a, b, (kLane & kBit ? kLanes + kLane : kLane)...) +
-         __builtin_shufflevector(a, b, (kLane & kBit ? kLanes + kLane - kBit : kLane + kBit)...);
-}
-
-template <int kBit>
-TPC_INLINE void halve(Lanes* values) {
-  for (int vector = 0; vector < kBit; ++vector)
-    values[vector] = halves_added<kBit>(values[vector], values[vector + kBit],
-                                        std::make_integer_sequence<int, kLanes>());
-}
-
-// Add the lanes of 16 vectors, each in the tree of `sum`; lane n is the sum of vector n.
-TPC_INLINE Lanes sums_of_all(Lanes* values) {
-  if constexpr (kRegisters > 1) {
-    const EightLanes halves[] = {sums(values), sums(values + 8)};
-    return load_bytes<Lanes>(halves);
-  }
-  halve<8>(values), halve<4>(values), halve<2>(values), halve<1>(values);
-  return values[0];
-}
-
 TPC_INLINE float largest(Lanes values) {
   float most = values[0];
   for (int lane = 1; lane < kLanes; ++lane) most = values[lane] > most ? values[lane] : most;

@@ -1,7 +1,7 @@
 // Operations on many tokens, with AVX2 and FMA. Products take values in bf16 as fp32.
 #include "interface.h"
 #include "numbers.h"
-#include "transpose.h"
+#include "shuffles.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "interface.h"
 #include "numbers.h"
-#include "transpose.h"
+#include "shuffles.h"
 
 namespace {
 
