@@ -188,10 +188,12 @@ TPC_INLINE void fold_sums(Term* terms, int64_t count, int64_t size) {
   fold(count, join, move);
 }
 
-// The rows of a block, and the rows that are multiplied by values in the nearest cache before other
-// values come there. These rows, and as many that are fetched meanwhile, are in the second-level
-// cache, which is smaller in CPUs without AVX-512.
-constexpr int kBlock = 2, kPanel = kRegisters > 1 ? 8 : 32;
+// The most rows of a block, and the most that are multiplied by values in the nearest cache before
+// other values come there: as many as have so many bytes, but at least some blocks. These rows, and
+// those that are fetched meanwhile, should be in the second-level cache, which is smaller in CPUs
+// without AVX-512.
+constexpr int kBlock = 2, kMostHeld = kRegisters > 1 ? 8 : 32;
+constexpr int64_t kBytesHeld = 1 << 18, kFewestBlocks = 8;
 
 // Values of all sequences that rows of weights are multiplied by. A product is a sum over `leaves`
 // even runs of columns, added in a fixed tree.
@@ -263,9 +265,24 @@ inline const void* const* packed_runs(const T* x, int64_t stride, int64_t batch,
 #include "float8.h"
 #include "grouped.h"
 
-// The minimum number of sequences whose values are packed, and the maximum number that are
-// multiplied at a time.
-constexpr int kFewestPacked = 3;
+// The bytes of values that stay in the nearest cache while blocks of rows pass through it, and while
+// single rows do, as measured. AVX-512 reads rows faster.
+constexpr int64_t kKept = 3 << 13, kKeptByRows = kRegisters > 1 ? 5 << 12 : 3 << 12;
+
+// The bytes of the values of some columns.
+template <class F>
+TPC_INLINE int64_t bytes_of_values(int64_t columns, int64_t sequences) {
+  return columns * sequences * int64_t{sizeof(typename F::Value)};
+}
+
+// Whether values of sequences are packed. Those of one or two stay where they are, unless rows would
+// displace them from the nearest cache.
+template <class F>
+TPC_INLINE bool packs(int64_t columns, int64_t sequences) {
+  return sequences > 2 || bytes_of_values<F>(columns, sequences) > kKeptByRows;
+}
+
+// The maximum number of sequences that are multiplied at a time.
 #if defined(TPC_PANELS)
 constexpr int kTogether = kFewest - 1;
 #else
@@ -321,7 +338,7 @@ inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, i
       return x;
     }
 #endif
-  if (batch >= kFewestPacked) x.packed = packed(kTogether, in_chunks<F>);
+  if (packs<F>(columns, batch)) x.packed = packed(kTogether, in_chunks<F>);
   return x;
 }
 
@@ -460,15 +477,6 @@ template <class F, int kRows, int kBatch>
   return sums_of_all(totals);
 }
 
-// The bytes of values that stay in the nearest cache while rows pass through it.
-constexpr int64_t kKept = 3 << 13;
-
-// The bytes of the values of some columns.
-template <class F>
-TPC_INLINE int64_t bytes_of_values(int64_t columns, int64_t sequences) {
-  return columns * sequences * int64_t{sizeof(typename F::Value)};
-}
-
 // Multiply blocks of rows, in passes whose values stay in the nearest cache: sums go to every
 // `groups`-th place. `ahead(second, block, column)` is what the first or second pass of a block
 // fetches from a column on.
@@ -554,20 +562,23 @@ TPC_INLINE void block_dots(typename F::Weights weight, int64_t rows, int64_t lef
     }
 }
 
-// The same for any number of rows.
-template <class F>
+// The same for any number of rows, in blocks of `kRows` where so many are left.
+template <class F, int kRows>
 inline void blocks_dots(typename F::Weights weight, int64_t rows, const Operand<F>& x, float* out,
                         int64_t out_stride, Scratch& scratch) {
   const int64_t groups = (x.batch + kTogether - 1) / kTogether;
-  Lanes* terms = scratch.take<Lanes>(x.leaves * kPanel * groups);
-  auto* so_far = scratch.take<BlockSoFar>(kPanel / kBlock);
+  Lanes* terms = scratch.take<Lanes>(x.leaves * (kMostHeld / kRows) * groups);
+  auto* so_far = scratch.take<BlockSoFar>(kMostHeld / kRows);
+  const int64_t fitting = rows_within(kBytesHeld, weight.stride()) / kRows;
+  const int64_t blocks = fitting > kFewestBlocks ? fitting : kFewestBlocks;
+  const int64_t most = blocks * kRows < kMostHeld ? blocks * kRows : kMostHeld;
   for (int64_t row = 0; row < rows;) {
-    const int64_t left = rows - row, held = left < kPanel ? left / kBlock * kBlock : kPanel;
-    const bool odd_first = row / kPanel % 2;
+    const int64_t left = rows - row, held = left < most ? left / kRows * kRows : most;
+    const bool odd_first = row / most % 2;
     const auto block = weight.from(row, 0);
     if (held > 0)
-      block_dots<F, kBlock>(block, held, left, x, out + row, out_stride, scratch, terms, so_far,
-                            odd_first);
+      block_dots<F, kRows>(block, held, left, x, out + row, out_stride, scratch, terms, so_far,
+                           odd_first);
     else
       block_dots<F, 1>(block, 1, left, x, out + row, out_stride, scratch, terms, so_far, odd_first);
     row += held > 0 ? held : 1;
@@ -626,8 +637,11 @@ inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, floa
   if constexpr (kHasPanels<F>)
     if (x.batch >= kFewest) return panel_dots(weight, rows, x, out, out_stride, scratch);
 #endif
-  if (x.batch >= kFewestPacked) return blocks_dots<F>(weight, rows, x, out, out_stride, scratch);
-  with_count<kFewestPacked - 1>(x.batch, [&](auto batch) {
+  if (x.packed) {  // memory is read faster in its order, so by rows that wait for it
+    const auto run = x.batch > 2 ? blocks_dots<F, kBlock> : blocks_dots<F, 1>;
+    return run(weight, rows, x, out, out_stride, scratch);
+  }
+  with_count<2>(x.batch, [&](auto batch) {
     rows_dots<F, decltype(batch)::value>(weight, rows, x, out, out_stride, scratch);
   });
 }
