@@ -63,7 +63,7 @@ struct Blocks {
       const Found a = tree<1, kUsed>(number), b = tree<1, kUsed - 1>(number + 1);
       const Found first = pairs_in_quarters(a, b);
       const Found c = tree<1, kUsed - 2>(number + 2), d = tree<1, kUsed - 3>(number + 3);
-      return fours_in_quarters(first, pairs_in_quarters(c, d));
+      return halves_in_quarters(first, pairs_in_quarters(c, d));
     } else if constexpr (kOf >= 8) {
       const Found first = tree<kOf / 2, kUsed>(number);
       return quarters_added(first, tree<kOf / 2, kUsed - kOf / 2>(number + kOf / 2));

@@ -192,21 +192,6 @@ TPC_INLINE IntRegister pairs_added(IntRegister a, IntRegister b) {
 }
 
 #if defined(__AVX512F__)
-// Add the halves of each quarter of two registers: the sums have two lanes of `a` and `b` by turns.
-TPC_INLINE IntRegister pairs_in_quarters(IntRegister a, IntRegister b) {
-  return low_by_turns(a, b) + high_by_turns(a, b);
-}
-
-// Add the halves of each quarter of two such sums: each quarter has a sum of each register.
-TPC_INLINE IntRegister fours_in_quarters(IntRegister a, IntRegister b) {
-  return low_halves(a, b) + high_halves(a, b);
-}
-
-// Add adjacent quarters: those of `a`, then those of `b`.
-TPC_INLINE IntRegister quarters_added(IntRegister a, IntRegister b) {
-  return even_quarters(a, b) + odd_quarters(a, b);
-}
-
 // Order sums of fours of registers with `kBlocks` blocks each. Quarters have one block of each
 // register; return all blocks of the first register, then those of the second.
 template <int kBlocks>

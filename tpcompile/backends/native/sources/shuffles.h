@@ -56,6 +56,24 @@ TPC_INLINE V odd_quarters(V a, V b) {
   return pairs_of<2, 3, 6, 7, 10, 11, 14, 15>(a, b);
 }
 
+// Add the halves of each quarter of two registers: the sums have two lanes of `a` and `b` by turns.
+template <class V>
+TPC_INLINE V pairs_in_quarters(V a, V b) {
+  return low_by_turns(a, b) + high_by_turns(a, b);
+}
+
+// The same, but each quarter has the two lanes of `a` and then those of `b`.
+template <class V>
+TPC_INLINE V halves_in_quarters(V a, V b) {
+  return low_halves(a, b) + high_halves(a, b);
+}
+
+// Add adjacent quarters: those of `a`, then those of `b`.
+template <class V>
+TPC_INLINE V quarters_added(V a, V b) {
+  return even_quarters(a, b) + odd_quarters(a, b);
+}
+
 // Transpose the lanes of each quarter of four registers.
 template <class V>
 TPC_INLINE void transpose_quarters(V* four) {
@@ -113,10 +131,10 @@ TPC_INLINE Lanes sums_of_all(const Lanes* values) {
       halves[upper] = pairs_of<0, 1, 2, 3, 8, 9, 10, 11>(a, b) +
                       pairs_of<4, 5, 6, 7, 12, 13, 14, 15>(a, b);
     }
-    quarters[n] = even_quarters(halves[0], halves[1]) + odd_quarters(halves[0], halves[1]);
+    quarters[n] = quarters_added(halves[0], halves[1]);
   }
-  const Lanes first = low_halves(quarters[0], quarters[1]) + high_halves(quarters[0], quarters[1]);
-  const Lanes second = low_halves(quarters[2], quarters[3]) + high_halves(quarters[2], quarters[3]);
+  const Lanes first = halves_in_quarters(quarters[0], quarters[1]);
+  const Lanes second = halves_in_quarters(quarters[2], quarters[3]);
   return even_lanes(first, second) + odd_lanes(first, second);
 #else
   const EightLanes halves[] = {sums(values), sums(values + 8)};
